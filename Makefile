@@ -1,0 +1,74 @@
+# All set-up happens here: Python 3.11 to 3.13 and make are enough, no compiler, no headers.
+#
+#   PYTHON=python3.12       makes .venv with this interpreter, not with the first that fits
+#   TORCH=torch==2.13.0     the torch to install where .venv has none in range
+#   ARGS='--rounds 5'       further arguments of the command behind a target
+
+PYTHON ?=
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.barnraise-installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Some systems ship Python without venv or ensurepip; such an interpreter does not fit either.
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# Whether the environment holds a torch in the range that pyproject.toml admits.
+HAS_TORCH := import sys; from importlib.metadata import version; \
+	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
+
+.PHONY: help install demo test test-slow lint clean
+
+help:
+	@echo "make demo       train a small model with four real nodes on this machine"
+	@echo "make test       the quick tests"
+	@echo "make test-slow  the tests that start real processes, build or install"
+	@echo "make lint       formatting, lint, types"
+	@echo "make install    only make the environment in .venv"
+	@echo "make clean      remove the environment and all caches"
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/barnraise demo --peers 4 $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes with its own dependencies, because they differ by platform. All else comes from the
+# lock without them: libp2p names a fastecdsa that needs a compiler, the lock one that does not.
+# Only the last line makes the stamp, so an interrupted installation is taken up again.
+$(STAMP): pyproject.toml requirements.lock
+	@set -e; \
+	if $(BIN)/python -c 'import pip; $(FITS)' 2>/dev/null; then exit 0; fi; \
+	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+		if "$$python" -c '$(FITS)' 2>/dev/null; then \
+			echo "making .venv with $$("$$python" --version)"; \
+			exec "$$python" -m venv --clear .venv; \
+		fi; \
+	done; \
+	echo "Barnraise needs Python 3.11, 3.12 or 3.13 with venv (tried:" \
+		"$(or $(PYTHON),python3 python3.13 python3.12 python3.11))." >&2; \
+	echo "Name one with: make PYTHON=/path/to/python3" >&2; \
+	exit 1
+	@$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || { \
+		echo "installing $(TORCH): up to some gigabytes where it brings CUDA"; \
+		$(BIN)/python -m pip install "$(TORCH)"; }
+	@echo "installing the pinned packages of requirements.lock"
+	@$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $(STAMP)

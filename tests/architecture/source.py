@@ -1,0 +1,52 @@
+"""What the rules of the house look at: modules as syntax trees."""
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("protocol", "dht", "training", "node", "sim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One source file; `name` is dotted, and that of the package for an `__init__.py`."""
+
+    name: str
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("__init__.py")
+
+
+# A rule returns one line for each violation, with file and line number. It is a plain function, so
+# that the tests can hand it the real tree as well as a few lines that break it.
+Rule = Callable[[Sequence[Module]], list[str]]
+
+
+def module_from_source(path: str, text: str) -> Module:
+    """The module that a file at `path`, relative to the root, would be."""
+    parts = Path(path).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return Module(name=name, path=path, text=text, tree=ast.parse(text, path))
+
+
+def read_modules(root: Path, folders: Sequence[str]) -> list[Module]:
+    """Every Python file below the folders; a folder that does not exist has none."""
+    files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
+    return [
+        module_from_source(file.relative_to(root).as_posix(), file.read_text("utf-8"))
+        for file in files
+    ]
+
+
+def within(name: str, prefixes: Sequence[str]) -> bool:
+    """Whether a dotted name is one of the prefixes or lies below one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
