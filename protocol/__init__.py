@@ -1,0 +1,1 @@
+"""The wire and the facts: identities, the grid, messages, limits, the manifest. No I/O."""

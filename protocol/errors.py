@@ -1,0 +1,113 @@
+"""Every error of Barnraise, drawn as one tree.
+
+    BarnraiseError
+    ├── ConfigError            the user can mend it: a file, an argument, a key
+    │   ├── ManifestError      run.toml or a manifest: unknown key, wrong type, bad value
+    │   ├── ManifestMismatch   a peer trains another run; names the first differing field
+    │   └── CorpusError        the text that the manifest pins is not on this machine
+    ├── PeerError              that peer did it: a strike of the named kind
+    │   ├── DecodeError        bytes that are no well-formed message
+    │   ├── LimitError         more than a bound of `protocol.limits` allows
+    │   ├── SignatureError     the signature does not fit the writer
+    │   ├── ProofError         bytes that do not hash to what was committed
+    │   └── RefusedError       the peer refused us, and says why
+    ├── NetworkError           try again, or another path
+    │   ├── UnreachableError   no address of the peer answered
+    │   └── StreamClosedError  the stream ended before the message did
+    └── StateError             our own state is not what the swarm sealed: resync
+        ├── CheckpointError    a checkpoint is torn, foreign or of another run
+        └── TrainerError       the trainer process died or broke the channel's rules
+
+Bugs are not here: they are asserts, and they propagate.
+"""
+
+from typing import Literal
+
+Strike = Literal["decode", "limit", "signature", "proof", "refused", "protocol"]
+
+
+class BarnraiseError(Exception):
+    """Root of all errors that Barnraise raises on purpose."""
+
+
+class ConfigError(BarnraiseError):
+    """The user can mend it; the message says what to change."""
+
+
+class ManifestError(ConfigError):
+    """A manifest or run.toml has an unknown key, a wrong type or a value out of range."""
+
+
+class ManifestMismatch(ConfigError):
+    """A peer's manifest differs from ours.
+
+    `field` is the dotted name of the first field that differs.
+    """
+
+    def __init__(self, field: str, ours: object, theirs: object) -> None:
+        super().__init__(f"manifest differs at {field}: ours {ours!r:.80}, theirs {theirs!r:.80}")
+        self.field = field
+
+
+class CorpusError(ConfigError):
+    """The text that the manifest pins is not on this machine."""
+
+
+class PeerError(BarnraiseError):
+    """A peer sent what it must not send. `strike` says which kind."""
+
+    strike: Strike = "protocol"
+
+
+class DecodeError(PeerError):
+    """Bytes that are no well-formed message."""
+
+    strike: Strike = "decode"
+
+
+class LimitError(PeerError):
+    """More bytes, items or depth than `protocol.limits` allows."""
+
+    strike: Strike = "limit"
+
+
+class SignatureError(PeerError):
+    """A signature that does not fit its writer and bytes."""
+
+    strike: Strike = "signature"
+
+
+class ProofError(PeerError):
+    """Bytes that do not hash to what their writer committed to."""
+
+    strike: Strike = "proof"
+
+
+class RefusedError(PeerError):
+    """The peer refused us; the message is its reason, escaped and cut."""
+
+    strike: Strike = "refused"
+
+
+class NetworkError(BarnraiseError):
+    """The network failed; the same call may work later or on another path."""
+
+
+class UnreachableError(NetworkError):
+    """No address of the peer answered; the message lists what was tried."""
+
+
+class StreamClosedError(NetworkError):
+    """The stream ended, or the peer vanished, before the message was complete."""
+
+
+class StateError(BarnraiseError):
+    """Our state is not what the swarm sealed; a resync mends it."""
+
+
+class CheckpointError(StateError):
+    """A checkpoint file is torn, foreign or of another run."""
+
+
+class TrainerError(StateError):
+    """The trainer process died or broke the rules of the channel."""

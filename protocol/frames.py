@@ -1,0 +1,164 @@
+"""The unsigned frames between two linked peers, and the headers of bulk streams.
+
+A control frame is one type byte and the canonical bytes of one of the dataclasses below. The
+stream proves who sent it, so these need no signature; nothing in them is passed on.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from protocol import limits
+from protocol.errors import DecodeError
+from protocol.messages import Peer, Round, SealCertificate, SignedMessage
+from protocol.wire import Digest, Range, Size, decode, encode
+
+MessageId = Annotated[bytes, Size(8, 8)]
+"""The first eight bytes of a message digest: enough to ask for it, never to believe it."""
+
+CellIndex = Annotated[int, Range(0, 2**31)]
+"""A cell of a fragment, or of a state, which has more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First frame of both sides: wire version, run, and where we listen."""
+
+    wire: int
+    run: Digest
+    addresses: Annotated[
+        tuple[Annotated[str, Size(0, limits.ADDRESS_BYTES_MAX)], ...],
+        Size(0, limits.ADDRESSES_PER_PEER_MAX),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why the hello was refused; `manifest` lets the other side name the first differing field."""
+
+    reason: Annotated[str, Size(0, 256)]
+    manifest: Annotated[bytes, Size(0, limits.CONTROL_FRAME_BYTES_MAX - 1 * limits.KIB)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Sign of life; `held` names the messages of the current round, so that gaps are filled.
+
+    `round` is the round under way, `head` the digest of the last final seal, `links` the peers
+    that the sender is linked to (so that nobody forwards what the origin has sent there itself).
+    """
+
+    round: Round
+    head: Digest
+    held: Annotated[tuple[MessageId, ...], Size(0, limits.MESSAGES_PER_ROUND_MAX)]
+    links: Annotated[tuple[Peer, ...], Size(0, 256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Signed messages, as they are: as many as the bytes of a frame allow."""
+
+    messages: Annotated[tuple[SignedMessage, ...], Size(1, 256)]
+
+
+class Bulk(IntEnum):
+    """What a bulk stream carries."""
+
+    PART = 1
+    RESULT = 2
+    STATE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """Please push these cells.
+
+    `subject` is a COMMIT digest for parts, a LIST digest for results, a seal digest for state,
+    whose cells are those of the anchor and of each outer slot in turn.
+    """
+
+    bulk: Bulk
+    subject: Digest
+    cells: Annotated[tuple[CellIndex, ...], Size(1, limits.WANT_CELLS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantChain:
+    """Please send the final seals from this round on."""
+
+    first: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Final seals in ascending, unbroken order."""
+
+    seals: Annotated[tuple[SealCertificate, ...], Size(1, limits.CHAIN_SEALS_PER_FRAME_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusAsk:
+    """A peer that slept asks where the others are (R3); `nonce` pairs question and answer."""
+
+    nonce: Annotated[int, Range(0, 2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusAnswer:
+    """Where the answering peer is. Its signed messages of the round came before, as Messages."""
+
+    nonce: Annotated[int, Range(0, 2**62)]
+    round: Round
+    head: Digest
+
+
+Frame = Hello | Refusal | Heartbeat | Messages | Want | WantChain | Chain | StatusAsk | StatusAnswer
+
+_TYPES: dict[int, type[Frame]] = {
+    1: Hello,
+    2: Refusal,
+    3: Heartbeat,
+    4: Messages,
+    5: Want,
+    6: WantChain,
+    7: Chain,
+    8: StatusAsk,
+    9: StatusAnswer,
+}
+_NUMBERS = {kind: number for number, kind in _TYPES.items()}
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """One type byte, then the canonical bytes."""
+    data = bytes([_NUMBERS[type(frame)]]) + encode(frame)
+    assert len(data) <= limits.CONTROL_FRAME_BYTES_MAX, f"a frame of {len(data)} bytes"
+    return data
+
+
+def decode_frame(data: bytes) -> Frame:
+    """Inverse of `encode_frame`. Raises DecodeError."""
+    kind = _TYPES.get(data[0]) if data else None
+    if kind is None:
+        raise DecodeError(f"no frame of type {data[:1].hex() or 'nothing'}")
+    return decode(kind, data[1:], max_bytes=limits.CONTROL_FRAME_BYTES_MAX - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkHeader:
+    """First frame of a bulk stream: what follows, and how many items."""
+
+    bulk: Bulk
+    subject: Digest
+    items: Annotated[int, Range(1, limits.WANT_CELLS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkItem:
+    """Before each item's bytes: its place, its length, and the proof of its root.
+
+    The proof leads to COMMIT.root, AGG.root or the seal's root.
+    """
+
+    index: CellIndex
+    length: Annotated[int, Range(0, limits.CHUNK_BYTES)]
+    proof: Annotated[tuple[Digest, ...], Size(0, 32)]

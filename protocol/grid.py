@@ -1,0 +1,165 @@
+"""The fixed layout of a model, and Merkle trees over it.
+
+shard > fragment > cell > chunk > leaf. The layout is a function of the manifest alone, never of
+who is present, so a commitment stays valid whatever happens to the reducers.
+
+    leaf        BLAKE3(00 | bytes)                        16 KiB of one payload
+    node        BLAKE3(01 | left | right)                 an odd node goes up unchanged
+    cell root   BLAKE3(02 | length as u64 | tree of leaves)
+    root        tree of cell roots of one fragment; a seal's root is the tree of fragment roots
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from blake3 import blake3
+
+from protocol import limits
+from protocol.errors import ProofError
+from protocol.wire import OneOf, Range, Size
+
+EMPTY_ROOT = blake3(b"barnraise/empty/1").digest()
+"""Root of a tree with no leaves: of an absent residual, of an empty aggregate."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and dtype of one parameter."""
+
+    name: Annotated[str, Size(1, 256)]
+    shape: Annotated[tuple[Annotated[int, Range(1, 2**31)], ...], Size(0, 8)]
+    dtype: Annotated[str, OneOf(("float32",))] = "float32"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """What a node holds, what its replica group synchronises: tensors, cut into fragments.
+
+    `tensors` are sorted by name. `fragments` lists, per fragment, indices into `tensors` in
+    ascending order; together they name every tensor once.
+    """
+
+    name: Annotated[str, Size(1, 64)]
+    tensors: Annotated[tuple[TensorSpec, ...], Size(1, limits.TENSORS_MAX)]
+    fragments: Annotated[
+        tuple[Annotated[tuple[int, ...], Size(1, limits.TENSORS_MAX)], ...],
+        Size(1, limits.FRAGMENTS_MAX),
+    ]
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if names != sorted(set(names)):
+            raise ValueError("tensors must be sorted by name, each once")
+        indices = sorted(index for fragment in self.fragments for index in fragment)
+        if indices != list(range(len(names))):
+            raise ValueError("fragments must name every tensor exactly once")
+        if any(list(fragment) != sorted(fragment) for fragment in self.fragments):
+            raise ValueError("a fragment lists its tensors in ascending order")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Cells of every fragment of one shard.
+
+    A fragment is the flat concatenation of its tensors, float32, in the order of the schema.
+    """
+
+    shard: ShardSpec
+    cell_elements: int
+
+    @cached_property
+    def fragment_numels(self) -> tuple[int, ...]:
+        """Elements per fragment."""
+        return tuple(
+            sum(self.shard.tensors[index].numel for index in fragment)
+            for fragment in self.shard.fragments
+        )
+
+    def num_cells(self, fragment: int) -> int:
+        """Cells of `fragment`; the last may be shorter than the others."""
+        return -(-self.fragment_numels[fragment] // self.cell_elements)
+
+    def cell_range(self, fragment: int, cell: int) -> tuple[int, int]:
+        """First element of a cell and the one behind its last, within the fragment."""
+        start = cell * self.cell_elements
+        return start, min(start + self.cell_elements, self.fragment_numels[fragment])
+
+    def cell_numel(self, fragment: int, cell: int) -> int:
+        """Elements of one cell."""
+        start, stop = self.cell_range(fragment, cell)
+        return stop - start
+
+
+def _parents(level: Sequence[bytes]) -> list[bytes]:
+    parents = [
+        blake3(b"\x01" + level[index] + level[index + 1]).digest()
+        for index in range(0, len(level) - 1, 2)
+    ]
+    if len(level) % 2:
+        parents.append(level[-1])
+    return parents
+
+
+def merkle_root(nodes: Sequence[bytes]) -> bytes:
+    """Root over `nodes` (32-byte digests, in order); EMPTY_ROOT if there are none."""
+    if not nodes:
+        return EMPTY_ROOT
+    level = list(nodes)
+    while len(level) > 1:
+        level = _parents(level)
+    return level[0]
+
+
+def merkle_proof(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """The siblings on the way from `nodes[index]` to the root, lowest first."""
+    proof = []
+    level = list(nodes)
+    while len(level) > 1:
+        sibling = index ^ 1
+        if sibling < len(level):
+            proof.append(level[sibling])
+        level = _parents(level)
+        index //= 2
+    return tuple(proof)
+
+
+def check_merkle_proof(
+    root: bytes, node: bytes, proof: Sequence[bytes], *, index: int, count: int
+) -> None:
+    """Raise ProofError unless `node` is number `index` of the `count` nodes under `root`."""
+    if not 0 <= index < count:
+        raise ProofError(f"index {index} of a tree with {count} nodes")
+    position, remaining = 0, count
+    while remaining > 1:
+        if index ^ 1 < remaining:
+            if position == len(proof):
+                raise ProofError("Merkle proof is too short")
+            sibling = proof[position]
+            position += 1
+            pair = sibling + node if index % 2 else node + sibling
+            node = blake3(b"\x01" + pair).digest()
+        index //= 2
+        remaining = (remaining + 1) // 2
+    if position != len(proof) or node != root:
+        raise ProofError("Merkle proof does not lead to the committed root")
+
+
+def cell_root(payload: bytes | memoryview) -> bytes:
+    """Root of one cell's bytes: leaves of 16 KiB, sealed with the length."""
+    view = memoryview(payload).cast("B")
+    leaves = [
+        blake3(b"\x00").update(view[start : start + limits.LEAF_BYTES]).digest()
+        for start in range(0, len(view), limits.LEAF_BYTES)
+    ]
+    return blake3(b"\x02" + struct.pack(">Q", len(view)) + merkle_root(leaves)).digest()

@@ -1,0 +1,110 @@
+"""Every bound of the wire and of memory, with the arithmetic that gives it.
+
+What arrives is measured against these before a byte of it is allocated or believed.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+LEAF_BYTES = 16 * KIB
+"""One BLAKE3 leaf of a Merkle tree: evidence of one wrong leaf stays small."""
+
+CHUNK_BYTES = 1 * MIB
+"""One chunk: 64 leaves. The best write size measured for a stream; a cell of 2^18 float32 is one.
+"""
+
+CELL_ELEMENTS_MIN = 1 << 10
+CELL_ELEMENTS_MAX = 1 << 18
+"""A cell never exceeds a chunk, so that what is verified on arrival is one bounded buffer."""
+
+CELLS_MAX = 4096
+"""Cells per fragment: 2^30 elements. The norms of a COMMIT, 9 bytes each, are 36 KiB; with all its
+lists of 64 peers it is 47 KiB."""
+
+CONTROL_FRAME_BYTES_MAX = 64 * KIB
+"""One frame of a control stream. Every message and frame fits at its worst, which is tested; only
+`Messages` is packed by its sender, by bytes."""
+
+MESSAGE_BODY_BYTES_MAX = CONTROL_FRAME_BYTES_MAX - 1 * KIB
+"""A body, so that it fits a frame with slot, sender, signature and the lists around: 221 bytes."""
+
+NESTED_MESSAGE_BYTES_MAX = 512
+"""A signed message inside another is a VOTE (at most 223 bytes) or a SEAL (at most 323)."""
+
+HAVE_RUNS_MAX = 3072
+"""Runs of cells in one HAVE: 17 bytes each, 51 KiB. Whoever holds more runs says less."""
+
+WANT_CELLS_MAX = 12_288
+"""Cells of one Want or bulk stream: the state of 4096 cells with two outer slots; 5 bytes each, 60
+KiB. Who wants more asks again."""
+
+NESTING_MAX = 8
+"""Arrays within arrays. Types nest 7 deep (Chain, manifest); the decoder never goes deeper."""
+
+LIST_ITEMS_MAX = 4096
+STRING_BYTES_MAX = 1 * KIB
+
+BULK_HEADER_BYTES_MAX = 64
+"""Kind, subject, number of items: 39 bytes."""
+
+BULK_ITEM_HEADER_BYTES_MAX = 2 * KIB
+"""Index, length and a Merkle proof of at most 32 nodes of 34 bytes; 14 for 12 288 state cells."""
+
+MANIFEST_BYTES_MAX = 256 * KIB
+TENSORS_MAX = 16_384
+"""About what a manifest can hold: a tensor takes 16 bytes or more (a name of two, dtype, index)."""
+
+SHARDS_MAX = 4096
+FRAGMENTS_MAX = 1024
+
+SEATS_MAX = 64
+"""Seats of one replica group; a LIST, a certificate and a roster have at most as many items."""
+
+SEAL_WINDOW = 4
+"""Non-empty rounds in which a voter must have proved a correct SEAL (R1)."""
+
+ATTEMPTS_MAX = 1 << 16
+ROUNDS_MAX = 1 << 22
+TOKENS_PER_ROUND_MAX = 1 << 34
+STEPS_PER_ROUND_MAX = 1 << 31
+"""Of one contribution. A seal sums them: 64 seats x 2^22 rounds x 2^34 tokens are 2^62, 2^22 rounds
+of 2^31 steps are 2^53, so no claim of a peer can make a seal that nobody can encode."""
+
+LEASE_INTERVALS_MAX = 256
+"""Unused lease intervals that a seal carries; beyond it the shortest are forgotten."""
+
+MESSAGES_PER_ROUND_MAX = 4096
+"""Signed messages that are kept for one round: 64 seats x 8 kinds x 8 attempts."""
+
+CHAIN_SEALS_PER_FRAME_MAX = 1
+"""A seal of 64 seats with its certificate takes 33 KiB: two fit no control frame."""
+
+ADDRESSES_PER_PEER_MAX = 16
+ADDRESS_BYTES_MAX = 256
+
+CHANNEL_FRAME_BYTES_MAX = 1 * MIB
+"""One control frame between network process and trainer: 4096 cells of lengths and norms."""
+
+DHT_FRAME_BYTES_MAX = 64 * KIB
+DHT_RECORD_BYTES_MAX = 4 * KIB
+DHT_WRITERS_PER_KEY_MAX = 256
+DHT_KEYS_MAX = 65_536
+DHT_RECORD_LIFETIME_S_MAX = 24 * 3600.0
+DHT_CONTACTS_PER_REPLY_MAX = 16
+DHT_ADDRESSES_PER_CONTACT_MAX = 8
+DHT_VALUE_BYTES_MAX = DHT_RECORD_BYTES_MAX - 192
+"""A record's other fields take at most 165 bytes: two ids of 34, a signature of 66, two numbers."""
+
+DHT_REPLY_RECORDS_BYTES_MAX = 28 * KIB
+"""What the 34 KiB of 16 contacts with 8 addresses each, and our own 2 KiB, leave of a frame."""
+
+DHT_PAGES_MAX = 48
+"""Replies in which a node lists one key: 256 records of 4 KiB, over 24 KiB filled in each, are 43.
+"""
+
+DHT_STORE_BYTES_MAX = 32 * MIB
+DHT_KEYS_PER_WRITER_MAX = 2048
+DHT_CLOCK_SKEW_S = 60.0
+DHT_PINGS_MAX = 64
+DHT_STREAMS_PER_PEER_MAX = 8
+DHT_STREAMS_MAX = 512

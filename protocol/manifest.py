@@ -1,0 +1,245 @@
+"""RunManifest: everything that must be equal on all peers, in one canonical signed form.
+
+The digest of a manifest names the run. A manifest is data: models are built-in names with
+settings, never code.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from blake3 import blake3
+
+from protocol import limits
+from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
+from protocol.grid import Layout, ShardSpec
+from protocol.identity import PeerId, Signer
+from protocol.wire import (
+    Digest,
+    OneOf,
+    Range,
+    Scalar,
+    Signature,
+    Size,
+    decode,
+    encode,
+)
+
+WIRE_VERSION = 1
+ARITHMETIC_VERSION = 1
+_DOMAIN = b"barnraise/manifest/1"
+
+Name = Annotated[str, Size(1, 64)]
+Positive = Annotated[int, Range(1, 2**53)]
+Trust = Literal["friends", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a model, by name."""
+
+    name: Name
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A built-in model. `settings` are sorted by name; `seed` makes the genesis weights."""
+
+    name: Name
+    settings: Annotated[tuple[Setting, ...], Size(0, 64)]
+    seed: int
+
+    def __post_init__(self) -> None:
+        names = [setting.name for setting in self.settings]
+        if names != sorted(set(names)):
+            raise ValueError("model settings must be sorted by name, each once")
+
+    def setting(self, name: str) -> Scalar:
+        """The value of one setting. Raises ManifestError naming a missing one."""
+        for setting in self.settings:
+            if setting.name == name:
+                return setting.value
+        raise ManifestError(f"model {self.name} needs the setting {name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusSpec:
+    """A text pinned by content. `digest` is the Merkle root over the blocks' digests.
+
+    Every `held_out_every`-th block is kept out of training, for validation. `permutation_seed`
+    keys the order in which samples are leased.
+    """
+
+    name: Name
+    digest: Digest
+    num_blocks: Positive
+    block_bytes: Annotated[int, Range(1024, limits.CHUNK_BYTES)]
+    held_out_every: Annotated[int, Range(2, 1000)]
+    permutation_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerSpec:
+    """The inner loop: AdamW with warm-up and cosine over the run's global inner steps.
+
+    `batch` is sequences per inner step and peer; `inner_steps` is H. `drift_max` bounds the local
+    steps taken against one anchor, in units of H (R6).
+    """
+
+    inner_steps: Annotated[int, Range(1, 100_000)]
+    batch: Annotated[int, Range(1, 65_536)]
+    learning_rate: Annotated[float, Range(0.0, 10.0)]
+    learning_rate_floor: Annotated[float, Range(0.0, 1.0)]
+    warmup_steps: Annotated[int, Range(0, 10**9)]
+    beta1: Annotated[float, Range(0.0, 1.0)]
+    beta2: Annotated[float, Range(0.0, 1.0)]
+    weight_decay: Annotated[float, Range(0.0, 10.0)]
+    clip_norm: Annotated[float, Range(0.0, 1e6)]
+    drift_max: Annotated[int, Range(1, 16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterSpec:
+    """The method: which preset, codec, aggregator and outer optimizer, and their numbers.
+
+    `feedback` is the error-feedback factor beta (0 switches it off). `overlap` is L of R1.
+    """
+
+    preset: Name
+    codec: Name
+    feedback: Annotated[float, Range(0.0, 1.0)]
+    aggregator: Name
+    optimizer: Name
+    learning_rate: Annotated[float, Range(0.0, 10.0)]
+    momentum: Annotated[float, Range(0.0, 1.0)]
+    overlap: Annotated[int, Range(1, 2)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingSpec:
+    """Floor and cap of the learned deadlines, and the beat of liveness; all in seconds.
+
+    A higher floor waits longer for the slow before a round goes on without them; a lower heartbeat
+    finds the dead sooner and costs a control frame per peer and beat.
+    """
+
+    deadline_floor_s: Annotated[float, Range(0.001, 3600.0)]
+    deadline_cap_s: Annotated[float, Range(0.001, 86_400.0)]
+    heartbeat_s: Annotated[float, Range(0.01, 60.0)]
+    suspect_s: Annotated[float, Range(0.05, 600.0)]
+
+    def __post_init__(self) -> None:
+        if self.deadline_cap_s < self.deadline_floor_s:
+            raise ValueError("deadline_cap_s is below deadline_floor_s")
+        if self.suspect_s < 2 * self.heartbeat_s:
+            raise ValueError("suspect_s must be at least two heartbeats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunManifest:
+    """One run. Everything in here is law for every peer; local taste is `NodeConfig`."""
+
+    wire: Annotated[int, Range(WIRE_VERSION, WIRE_VERSION)]
+    arithmetic: Annotated[int, Range(ARITHMETIC_VERSION, ARITHMETIC_VERSION)]
+    title: Annotated[str, Size(1, 128)]
+    founder: Annotated[PeerId, Size(32, 32)]
+    created_unix_s: int
+    trust: Annotated[str, OneOf(("friends", "open"))]
+    survive: Annotated[str, OneOf(("any", "quorum"))]
+    rounds: Annotated[int, Range(1, limits.ROUNDS_MAX)]
+    model: ModelSpec
+    shards: Annotated[tuple[ShardSpec, ...], Size(1, limits.SHARDS_MAX)]
+    cell_elements: Annotated[int, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)]
+    corpus: CorpusSpec
+    inner: InnerSpec
+    outer: OuterSpec
+    timing: TimingSpec
+
+    def __post_init__(self) -> None:
+        if self.cell_elements.bit_count() != 1 or self.cell_elements < 0:
+            raise ValueError("cell_elements must be a power of two, so that codec blocks fit")
+        for shard in self.shards:
+            layout = Layout(shard, self.cell_elements)
+            if any(layout.num_cells(f) > limits.CELLS_MAX for f in range(len(shard.fragments))):
+                raise ValueError(f"shard {shard.name}: over {limits.CELLS_MAX} cells a fragment")
+
+    def layout(self, shard: int) -> Layout:
+        """The grid of shard number `shard`."""
+        return Layout(self.shards[shard], self.cell_elements)
+
+    @property
+    def total_inner_steps(self) -> int:
+        """Global inner steps of the whole run: the length of the learning-rate schedule."""
+        return self.rounds * self.inner.inner_steps
+
+    @property
+    def digest(self) -> bytes:
+        """The 32 bytes that name the run."""
+        return blake3(_DOMAIN + encode(self)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels: canonical bytes and the founder's signature over them."""
+
+    manifest: RunManifest
+    signature: Signature
+
+
+def sign_manifest(manifest: RunManifest, signer: Signer) -> SignedManifest:
+    """The founder's signed manifest.
+
+    Raises ManifestError if `signer` is not the founder, and for a manifest that no peer would take.
+    """
+    if signer.peer_id != manifest.founder:
+        raise ManifestError("only the founder's key signs a manifest")
+    try:
+        data = encode(manifest)
+    except DecodeError as error:
+        raise ManifestError(str(error)) from error
+    signed = SignedManifest(manifest, signer.sign(_DOMAIN + data))
+    size = len(encode(signed))
+    if size > limits.MANIFEST_BYTES_MAX:
+        raise ManifestError(f"the manifest takes {size} bytes of {limits.MANIFEST_BYTES_MAX}")
+    return signed
+
+
+def open_manifest(data: bytes, signer: Signer) -> RunManifest:
+    """The manifest in `data`, its signature checked.
+
+    Raises DecodeError for malformed bytes and SignatureError where the founder did not sign them.
+    """
+    signed = decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
+    manifest = signed.manifest
+    if not signer.verify(manifest.founder, _DOMAIN + encode(manifest), signed.signature):
+        raise SignatureError("the manifest is not signed by the founder that it names")
+    return manifest
+
+
+def first_difference(ours: RunManifest, theirs: RunManifest) -> ManifestMismatch | None:
+    """The first field, in the order of declaration, in which two manifests differ.
+
+    There is one exactly where the digests differ.
+    """
+    return _first_difference("", ours, theirs)
+
+
+def _first_difference(path: str, ours: object, theirs: object) -> ManifestMismatch | None:
+    if type(ours) is type(theirs) and dataclasses.is_dataclass(ours):
+        for field in dataclasses.fields(ours):
+            found = _first_difference(
+                f"{path}.{field.name}" if path else field.name,
+                getattr(ours, field.name),
+                getattr(theirs, field.name),
+            )
+            if found is not None:
+                return found
+        return None
+    if isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        differences = (_first_difference(f"{path}[{i}]", *pair) for i, pair in pairs)
+        return next(filter(None, differences), None)
+    # To Python 1, 1.0 and True are equal; their bytes are not.
+    is_equal = type(ours) is type(theirs) and ours == theirs
+    return None if is_equal else ManifestMismatch(path, ours, theirs)

@@ -1,0 +1,362 @@
+"""The signed messages of a round, and the seal that they end in."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from blake3 import blake3
+
+from protocol import limits
+from protocol.errors import DecodeError
+from protocol.identity import PeerId, Signer
+from protocol.slots import Kind as Kind
+from protocol.slots import Round as Round
+from protocol.slots import Slot as Slot
+from protocol.wire import Digest, Range, Signature, Size, decode, encode
+
+_MESSAGE_DOMAIN = b"barnraise/message/1"
+_LIST_DOMAIN = b"barnraise/list/1"
+_SEAL_DOMAIN = b"barnraise/seal/1"
+_SLICE_DOMAIN = b"barnraise/slice/1"
+
+Peer = Annotated[PeerId, Size(32, 32)]
+Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
+Cell = Annotated[int, Range(0, limits.CELLS_MAX)]
+Nested = Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
+"""A whole signed message inside another: a SEAL in a COMMIT, a VOTE in a certificate."""
+Certificate = Annotated[tuple[Nested, ...], Size(0, limits.SEATS_MAX)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedMessage:
+    """A slot, the encoded body that fills it, and the sender's signature over both."""
+
+    slot: Slot
+    sender: Peer
+    body: Annotated[bytes, Size(0, limits.MESSAGE_BODY_BYTES_MAX)]
+    signature: Signature
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Names the message: slot, sender and body, never the signature."""
+        return blake3(_preimage(self.slot, self.sender, self.body)).digest()
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The canonical bytes, made once."""
+        return encode(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """SEAT: a joiner holds the state of the seal that is the slot's basis, and asks for a seat.
+
+    `proof` is BLAKE3 over that state, keyed by sender and seal, so that a digest heard is no proof.
+    """
+
+    proof: Digest
+    device: Annotated[str, Size(0, 64)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """COMMIT: one signed grid root binds the whole contribution, and reports what its sender saw.
+
+    `root` is over the cell roots of the encoded fragment; `base` names the seal whose anchor it is
+    relative to; `seal` is the sender's own SEAL of round r - L, or empty.
+    """
+
+    root: Digest
+    cell_norms: Annotated[tuple[Annotated[float, Range(0.0, 1e30)], ...], Size(1, limits.CELLS_MAX)]
+    tokens: Annotated[int, Range(0, limits.TOKENS_PER_ROUND_MAX)]
+    samples: Annotated[int, Range(0, limits.TOKENS_PER_ROUND_MAX)]
+    steps: Annotated[int, Range(0, limits.STEPS_PER_ROUND_MAX)]
+    base: Digest
+    residual_before: Digest
+    residual_after: Digest
+    seal: Nested
+    joins: Peers
+    suspects: Peers
+    gone: Peers
+    bans: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """For cells [first, stop): which senders' parts are here, as a bit map over the roster."""
+
+    first: Cell
+    stop: Cell
+    senders: Annotated[bytes, Size(0, limits.SEATS_MAX // 8)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Have:
+    """HAVE: the parts that a reducer holds, at its deadline or when nobody is missing.
+
+    The runs ascend and do not overlap, so that reading them takes no longer than the cells.
+    """
+
+    held: Annotated[tuple[Held, ...], Size(0, limits.HAVE_RUNS_MAX)]
+
+    def __post_init__(self) -> None:
+        bounds = [bound for run in self.held for bound in (run.first, run.stop)]
+        if any(run.first == run.stop for run in self.held) or bounds != sorted(bounds):
+            raise ValueError("runs of cells must ascend, none empty, none overlapping")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List:
+    """LIST: the closer's proposal of whom the round counts, as COMMIT digests by ascending sender.
+
+    `drifts` names lost branches (R4). `certificate` holds the VOTEs of an earlier attempt for this
+    very list where a lock demands it.
+    """
+
+    commits: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    drifts: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """VOTE (and PVOTE): for one list, named by its digest, in the slot's attempt."""
+
+    list_digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gram:
+    """GRAM: an aggregator's statistics of one slice, from which all derive the coefficients."""
+
+    list_digest: Digest
+    first: Cell
+    stop: Cell
+    stats: Annotated[bytes, Size(0, 32 * limits.KIB)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agg:
+    """AGG: the root over the cell roots of one slice's encoded result."""
+
+    list_digest: Digest
+    first: Cell
+    stop: Cell
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """SEAL (and PSEAL): the sender holds the full result, and this is the seal that it gives."""
+
+    value: Digest
+    list_digest: Digest
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewAttempt:
+    """NEWATTEMPT: the attempt before timed out; reports the sender's lock with its certificate.
+
+    `lock_attempt` is -1 without a lock. `commits` and `drifts` spell out the locked list, so that
+    the next closer can propose it. `missing` are cells whose result the sender lacks.
+    """
+
+    lock_attempt: Annotated[int, Range(-1, limits.ATTEMPTS_MAX)]
+    commits: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    drifts: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    certificate: Certificate
+    missing: Annotated[tuple[Cell, ...], Size(0, limits.CELLS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """LEAVE: the sender goes; it stays a member until the seal that drops it."""
+
+    reason: Annotated[str, Size(0, 64)]
+
+
+Body = Seat | Commit | Have | List | Vote | Gram | Agg | Seal | NewAttempt | Leave
+
+_BODIES: dict[Kind, type[Body]] = {
+    Kind.SEAT: Seat,
+    Kind.COMMIT: Commit,
+    Kind.HAVE: Have,
+    Kind.LIST: List,
+    Kind.VOTE: Vote,
+    Kind.GRAM: Gram,
+    Kind.AGG: Agg,
+    Kind.SEAL: Seal,
+    Kind.NEWATTEMPT: NewAttempt,
+    Kind.LEAVE: Leave,
+    Kind.PVOTE: Vote,
+    Kind.PSEAL: Seal,
+}
+
+
+def _preimage(slot: Slot, sender: PeerId, body: bytes) -> bytes:
+    head = encode(slot)
+    return _MESSAGE_DOMAIN + len(head).to_bytes(4, "big") + head + sender + body
+
+
+def sign_message(signer: Signer, slot: Slot, body: Body) -> SignedMessage:
+    """The message that fills `slot`. The caller has made sure that the slot is still empty."""
+    assert isinstance(body, _BODIES[slot.kind])
+    assert _fits(slot, body), f"this {slot.kind.name} belongs into another slot"
+    encoded = encode(body)
+    signature = signer.sign(_preimage(slot, signer.peer_id, encoded))
+    return SignedMessage(slot=slot, sender=signer.peer_id, body=encoded, signature=signature)
+
+
+def decode_message(data: bytes) -> tuple[SignedMessage, Body]:
+    """A signed message and its body, strictly decoded; the signature is not checked yet.
+
+    Raises DecodeError, also for the kinds that this version does not speak.
+    """
+    message = decode(SignedMessage, data)
+    return message, decode_body(message)
+
+
+def decode_body(message: SignedMessage) -> Body:
+    """The body of a message. Raises DecodeError, also for a body that belongs into another slot."""
+    kind = _BODIES.get(message.slot.kind)
+    if kind is None:
+        raise DecodeError(f"no message of kind {message.slot.kind.name} in this version")
+    body = decode(kind, message.body)
+    if not _fits(message.slot, body):
+        raise DecodeError(f"this {message.slot.kind.name} belongs into another slot")
+    return body
+
+
+def _fits(slot: Slot, body: Body) -> bool:
+    """Whether the slot is the one place for this body: GRAM and AGG say it twice."""
+    if isinstance(body, Gram | Agg):
+        return slot.subject == slice_subject(body.list_digest, body.first, body.stop)
+    return True
+
+
+def is_signed(message: SignedMessage, signer: Signer) -> bool:
+    """Whether the sender signed it."""
+    preimage = _preimage(message.slot, message.sender, message.body)
+    return signer.verify(message.sender, preimage, message.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatRecord:
+    """One seat of a roster.
+
+    `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
+    does not vote. `proved` is the last round whose listed COMMIT carried its own correct SEAL, -1
+    before the first. `absent` counts non-empty rounds in a row that did not list it.
+    """
+
+    peer: Peer
+    seated: Round
+    voter_since: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    proved: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Who takes part in the rounds that a seal names: seats by ascending peer id.
+
+    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first.
+    """
+
+    seats: Annotated[tuple[SeatRecord, ...], Size(1, limits.SEATS_MAX)]
+    window: Annotated[tuple[Round, ...], Size(0, limits.SEAL_WINDOW)]
+
+    def __post_init__(self) -> None:
+        peers = [seat.peer for seat in self.seats]
+        if peers != sorted(set(peers)):
+            raise ValueError("seats must be sorted by peer id, each once")
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """All seated peers, ascending."""
+        return tuple(seat.peer for seat in self.seats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Samples [first, stop) of the corpus's keyed permutation."""
+
+    first: Annotated[int, Range(0, 2**62)]
+    stop: Annotated[int, Range(0, 2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealClock:
+    """The clock of the run (R9): functions of it are equal on every peer.
+
+    `step` sums the token-weighted median H of every round; `cursor` is the first sample never
+    leased; `unused` are leased samples that came back.
+    """
+
+    step: Annotated[int, Range(0, 2**53)]
+    tokens: Annotated[int, Range(0, 2**62)]
+    cursor: Annotated[int, Range(0, 2**62)]
+    unused: Annotated[tuple[Interval, ...], Size(0, limits.LEASE_INTERVALS_MAX)]
+
+    def __post_init__(self) -> None:
+        bounds = [bound for gap in self.unused for bound in (gap.first, gap.stop)]
+        if bounds != sorted(set(bounds)):
+            raise ValueError("unused intervals must ascend, none empty, none touching the next")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealValue:
+    """What a seal says. Its digest covers neither the attempt nor any signature.
+
+    `root` is over the state after the round: anchor and outer slots. An empty `commits` means that
+    the round carried.
+    """
+
+    run: Digest
+    shard: Annotated[int, Range(0, limits.SHARDS_MAX)]
+    round: Round
+    before: Digest
+    commits: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    drifts: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    root: Digest
+    roster: Roster
+    clock: SealClock
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Names the seal; the basis of the next round's slots."""
+        return blake3(_SEAL_DOMAIN + encode(self)).digest()
+
+    @cached_property
+    def list_digest(self) -> bytes:
+        """The digest of the LIST that this seal sums."""
+        return list_digest(self.before, self.shard, self.round, self.commits, self.drifts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealCertificate:
+    """A final seal and its proof: SEALs of one attempt by a quorum of voters. Genesis has none."""
+
+    value: SealValue
+    seals: Certificate
+
+
+def list_digest(
+    basis: bytes,
+    shard: int,
+    round_index: int,
+    commits: tuple[bytes, ...],
+    drifts: tuple[bytes, ...],
+) -> bytes:
+    """Names a LIST by what it lists, never by who proposed it in which attempt."""
+    head = basis + shard.to_bytes(4, "big") + round_index.to_bytes(8, "big")
+    counts = len(commits).to_bytes(4, "big") + len(drifts).to_bytes(4, "big")
+    return blake3(_LIST_DOMAIN + head + counts + b"".join(commits) + b"".join(drifts)).digest()
+
+
+def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
+    """The slot subject of GRAM and AGG: one LIST, one slice."""
+    return blake3(
+        _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
+    ).digest()

@@ -1,0 +1,65 @@
+"""Slots: the places for signatures.
+
+Two different messages of one sender in one slot convict it (R2). `Slot.subject` is what the place
+belongs to besides the attempt: for SEAL the seal before, for GRAM and AGG the LIST and the slice,
+which is why they survive a new attempt.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from protocol import limits
+from protocol.wire import Digest, DigestOrEmpty, Range
+
+Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
+
+
+class Kind(IntEnum):
+    """What a signed message says. The numbers are the wire's; 13-15 belong to open runs."""
+
+    SEAT = 1
+    COMMIT = 2
+    HAVE = 3
+    LIST = 4
+    VOTE = 5
+    GRAM = 6
+    AGG = 7
+    SEAL = 8
+    NEWATTEMPT = 9
+    LEAVE = 10
+    PVOTE = 11
+    PSEAL = 12
+    CHECK = 13
+    REVEAL = 14
+    RETRACT = 15
+
+
+_WITHOUT_ATTEMPT = frozenset({Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE})
+_WITH_SUBJECT = frozenset({Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A signature's place.
+
+    `basis` is the digest of the seal that named the roster. `attempt` is 0 for kinds that do not
+    belong to one: SEAT, COMMIT, GRAM, AGG, LEAVE. `subject` is empty for all but GRAM, AGG, SEAL
+    and PSEAL. Other values are refused: they would be second places for one statement, in which
+    its sender could contradict itself unconvicted.
+    """
+
+    run: Digest
+    shard: Annotated[int, Range(0, limits.SHARDS_MAX)]
+    round: Round
+    basis: Digest
+    attempt: Annotated[int, Range(0, limits.ATTEMPTS_MAX)]
+    kind: Kind
+    subject: DigestOrEmpty = b""
+
+    def __post_init__(self) -> None:
+        if self.attempt and self.kind in _WITHOUT_ATTEMPT:
+            raise ValueError(f"{self.kind.name} belongs to no attempt")
+        expected = 32 if self.kind in _WITH_SUBJECT else 0
+        if len(self.subject) != expected:
+            raise ValueError(f"the subject of {self.kind.name} has {expected} bytes")

@@ -1,0 +1,96 @@
+"""SEAM Transport and Stream: all that Barnraise asks of a network.
+
+The node and the DHT open and serve streams through this seam alone, so that loopback TCP, libp2p
+and memory behave alike. Implementations: `dht.libp2p_transport`, the tests' memory transport.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from protocol.identity import PeerId
+
+
+class Stream(Protocol):
+    """An ordered, authenticated, two-way byte stream to one peer; one task per direction."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The proven identity of the other end."""
+        ...
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send every byte, 1 MiB or less at a time.
+
+        Raises StreamClosedError when the stream is gone. After a cancellation the stream is in an
+        unknown position: close it.
+        """
+        ...
+
+    async def receive_exactly(self, num_bytes: int) -> bytes:
+        """Exactly `num_bytes` bytes; the caller has checked the number against a limit.
+
+        Raises StreamClosedError when the stream ends before that.
+        """
+        ...
+
+    async def send_frame(self, frame: bytes) -> None:
+        """Send one frame: a 4-byte big-endian length, then the bytes."""
+        ...
+
+    async def receive_frame(self, max_bytes: int) -> bytes:
+        """The next frame. Raises LimitError, before allocating, if it claims over `max_bytes`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close both directions. Never raises, never blocks on the peer; safe to call twice."""
+        ...
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+
+
+class Transport(Protocol):
+    """SEAM: reach peers by id. The transport owns connections; callers own streams."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id, proven to every peer by the secure channel."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs, without `/p2p/`, at which others may dial us."""
+        ...
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Connect to `peer`, trying every address in turn; at once if connected already.
+
+        Raises UnreachableError naming each address and why it failed. The caller sets the deadline.
+        """
+        ...
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """A new stream to a connected peer that speaks `protocol`, e.g. "/barnraise/control/1".
+
+        Raises UnreachableError when there is no connection or the peer does not serve it.
+        """
+        ...
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Run `handler` in a task of its own for each inbound stream; closes it afterwards.
+
+        Call before the transport starts to accept. The handler's PeerError and NetworkError end
+        that stream only.
+        """
+        ...
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close every connection to `peer`. Never raises."""
+        ...
+
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with an open connection, ascending. A frozen peer stays: only heartbeats tell."""
+        ...
+
+    def traffic(self) -> tuple[int, int]:
+        """Payload bytes (sent, received) over all streams since the start."""
+        ...

@@ -1,0 +1,104 @@
+"""Control frames: a type byte and canonical bytes; the headers of bulk streams."""
+
+import pytest
+
+from protocol import frames, limits
+from protocol.errors import DecodeError
+from protocol.frames import (
+    Bulk,
+    BulkHeader,
+    BulkItem,
+    Chain,
+    Hello,
+    Messages,
+    Want,
+    decode_frame,
+    encode_frame,
+)
+from protocol.slots import Kind
+from protocol.wire import decode, encode
+from tests.protocol.vectors import BULK, CERTIFICATE, FRAMES, SIGNED, digest
+
+EACH = pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+
+
+@EACH
+def test_frame_is_its_number_and_its_bytes(frame):
+    data = encode_frame(frame)
+    assert frames._TYPES[data[0]] is type(frame)
+    assert data[1:] == encode(frame)
+    assert decode_frame(data) == frame
+
+
+def test_numbers_of_frames_are_the_wires():
+    names = [kind.__name__ for _, kind in sorted(frames._TYPES.items())]
+    assert sorted(frames._TYPES) == list(range(1, 10))
+    assert names == [type(frame).__name__ for frame in FRAMES]
+
+
+@EACH
+def test_frame_under_a_number_of_no_type_is_refused(frame):
+    body = encode_frame(frame)[1:]
+    for number in (0, 10, 127, 255):
+        with pytest.raises(DecodeError, match=f"no frame of type {number:02x}"):
+            decode_frame(bytes([number]) + body)
+
+
+@EACH
+def test_frame_with_bytes_behind_or_missing_is_refused(frame):
+    data = encode_frame(frame)
+    for wrong in (data + b"\x00", data[:-1], data[:1], data[:1] + data):
+        with pytest.raises(DecodeError):
+            decode_frame(wrong)
+
+
+def test_frame_beyond_the_limit_is_refused_unread():
+    data = bytes([2]) + bytes(limits.CONTROL_FRAME_BYTES_MAX)
+    with pytest.raises(DecodeError, match="at most"):
+        decode_frame(data)
+
+
+def test_own_frame_beyond_the_limit_is_a_bug():
+    frame = Messages(messages=(SIGNED[Kind.COMMIT],) * 256)
+    with pytest.raises(AssertionError, match="a frame of"):
+        encode_frame(frame)
+
+
+def test_hello_of_a_later_version_can_be_read():
+    """So that each side can say which version it speaks."""
+    hello = Hello(wire=7, run=digest(1), addresses=())
+    assert decode_frame(encode_frame(hello)) == hello
+
+
+@pytest.mark.parametrize("wrong", [(), (CERTIFICATE,) * (limits.CHAIN_SEALS_PER_FRAME_MAX + 1)])
+def test_chain_holds_some_seals_and_not_too_many(wrong):
+    with pytest.raises(DecodeError):
+        encode_frame(Chain(seals=wrong))
+
+
+def test_want_names_cells():
+    for cells in ((), (0,) * (limits.WANT_CELLS_MAX + 1), (-1,), (2**31 + 1,)):
+        with pytest.raises(DecodeError):
+            encode_frame(Want(bulk=Bulk.PART, subject=digest(1), cells=cells))
+
+
+@pytest.mark.parametrize("header", BULK, ids=lambda header: type(header).__name__)
+def test_bulk_header_decodes_to_itself(header):
+    assert decode(type(header), encode(header)) == header
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        BulkHeader(bulk=Bulk.PART, subject=digest(1), items=0),
+        BulkHeader(bulk=Bulk.PART, subject=bytes(31), items=1),
+        BulkItem(index=-1, length=1, proof=()),
+        BulkItem(index=0, length=limits.CHUNK_BYTES + 1, proof=()),
+        BulkItem(index=0, length=1, proof=(bytes(32),) * 33),
+        BulkItem(index=0, length=1, proof=(bytes(31),)),
+    ],
+    ids=repr,
+)
+def test_bulk_header_beyond_its_limits_is_refused(wrong):
+    with pytest.raises(DecodeError):
+        encode(wrong)

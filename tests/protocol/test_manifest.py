@@ -1,0 +1,251 @@
+"""The manifest: one digest, one signature, and the name of what differs."""
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from protocol import limits
+from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
+from protocol.grid import ShardSpec, TensorSpec
+from protocol.manifest import (
+    ModelSpec,
+    RunManifest,
+    Setting,
+    SignedManifest,
+    TimingSpec,
+    first_difference,
+    open_manifest,
+    sign_manifest,
+)
+from protocol.wire import encode
+from tests.protocol.strategies import values
+from tests.protocol.vectors import MANIFEST, OTHER, SIGNER
+
+
+def changed(path: str, value: Any) -> RunManifest:
+    """The example with one field, by dotted name, set to another value."""
+
+    def change(part: Any, names: list[str]) -> Any:
+        name, *rest = names
+        return replace(part, **{name: change(getattr(part, name), rest) if rest else value})
+
+    manifest: RunManifest = change(MANIFEST, path.split("."))
+    return manifest
+
+
+def leaves(part: Any, path: str = "") -> list[tuple[str, Any]]:
+    if not dataclasses.is_dataclass(part):
+        return [(path, part)]
+    names = [field.name for field in dataclasses.fields(part)]
+    parts = [leaves(getattr(part, name), f"{path}.{name}" if path else name) for name in names]
+    return [leaf for found in parts for leaf in found]
+
+
+def another(path: str, value: Any) -> Any:
+    """A valid value of that field which is not the example's."""
+    special = {
+        "trust": "open",
+        "survive": "quorum",
+        "cell_elements": 1 << 17,
+        "outer.overlap": 2,
+        "timing.heartbeat_s": 0.25,
+        "model.settings": (),
+        "shards": (replace(MANIFEST.shards[0], name="other"),),
+    }
+    if path in special:
+        return special[path]
+    match value:
+        case float():
+            return value * 0.8 + 0.05
+        case int():
+            return value + 1
+        case bytes():
+            return bytes(32)
+    return value + "x"
+
+
+# Of the two versions this code knows one value each; another is refused, not compared.
+FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmetic")]
+
+
+# Digest and signature
+
+
+def test_digest_names_the_run_and_is_stable():
+    assert MANIFEST.digest == replace(MANIFEST).digest
+    assert MANIFEST.digest.hex() == (
+        "1fed91efed5c7fa2b30fd746bca9c630760eb60e34d3a7c2a256d9b7596faf06"
+    )
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_every_field_is_in_the_digest_and_is_named_when_it_differs(path):
+    value = dict(leaves(MANIFEST))[path]
+    theirs = changed(path, another(path, value))
+    assert theirs.digest != MANIFEST.digest
+    mismatch = first_difference(MANIFEST, theirs)
+    assert isinstance(mismatch, ManifestMismatch)
+    assert mismatch.field == ("shards[0].name" if path == "shards" else path)
+
+
+def test_equal_manifests_have_no_difference():
+    assert first_difference(MANIFEST, replace(MANIFEST)) is None
+
+
+def test_first_of_several_differences_is_named():
+    theirs = changed("outer.momentum", 0.9)
+    theirs = replace(theirs, rounds=41, model=replace(theirs.model, seed=8))
+    mismatch = first_difference(MANIFEST, theirs)
+    assert mismatch is not None
+    assert mismatch.field == "rounds"
+    assert str(mismatch) == "manifest differs at rounds: ours 40, theirs 41"
+
+
+def test_difference_within_a_list_names_its_place():
+    first = MANIFEST.shards[0]
+    tensors = (*first.tensors[:2], replace(first.tensors[2], shape=(6,)))
+    mismatch = first_difference(
+        MANIFEST, replace(MANIFEST, shards=(replace(first, tensors=tensors),))
+    )
+    assert mismatch is not None
+    assert mismatch.field == "shards[0].tensors[2].shape[0]"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, True), (1, 1.0), (0, False), (2.0, 2)])
+def test_values_that_only_python_calls_equal_differ(ours, theirs):
+    one, two = (changed("model.settings", (Setting("depth", value),)) for value in (ours, theirs))
+    assert one.digest != two.digest
+    mismatch = first_difference(one, two)
+    assert mismatch is not None
+    assert mismatch.field == "model.settings[0].value"
+
+
+@settings(deadline=None, max_examples=30)
+@given(one=values(RunManifest), two=values(RunManifest))
+def test_two_manifests_differ_somewhere_exactly_if_their_digests_do(one, two):
+    assert (first_difference(one, two) is None) == (one.digest == two.digest)
+    assert first_difference(one, one) is None
+
+
+def test_mismatch_cuts_what_the_peer_said():
+    theirs = changed("title", "\n\x1b[2J" * 30)
+    message = str(first_difference(MANIFEST, theirs))
+    assert len(message) < 200
+    assert message.isprintable()
+
+
+def test_signed_manifest_opens_to_itself():
+    data = encode(sign_manifest(MANIFEST, SIGNER))
+    assert open_manifest(data, OTHER) == MANIFEST
+
+
+def test_only_the_founder_signs():
+    with pytest.raises(ManifestError, match="founder"):
+        sign_manifest(MANIFEST, OTHER)
+
+
+def test_manifest_under_a_signature_of_somebody_else_is_refused():
+    signature = sign_manifest(MANIFEST, SIGNER).signature
+    for forged in (changed("rounds", 41), changed("founder", OTHER.peer_id)):
+        with pytest.raises(SignatureError):
+            open_manifest(encode(SignedManifest(forged, signature)), OTHER)
+
+
+def test_manifest_beyond_its_limit_is_refused_on_both_sides():
+    tensors = tuple(TensorSpec(f"{number:0200}", (1,)) for number in range(1300))
+    large = changed("shards", (ShardSpec("model", tensors, (tuple(range(1300)),)),))
+    data = encode(SignedManifest(large, bytes(64)))
+    assert len(data) > limits.MANIFEST_BYTES_MAX
+    with pytest.raises(DecodeError, match="at most"):
+        open_manifest(data, SIGNER)
+    with pytest.raises(ManifestError, match="takes"):
+        sign_manifest(large, SIGNER)
+
+
+# Validation: what is no manifest
+
+
+WRONG = {
+    "wire": (0, 2, True),
+    "arithmetic": (2,),
+    "title": ("", "x" * 129),
+    "founder": (b"", bytes(31)),
+    "created_unix_s": (-1,),
+    "trust": ("foes", ""),
+    "survive": ("all",),
+    "rounds": (0, limits.ROUNDS_MAX + 1),
+    "model.name": ("", "x" * 65),
+    "shards": ((),),
+    "cell_elements": (1 << 19,),
+    "corpus.num_blocks": (0,),
+    "corpus.block_bytes": (1023, limits.CHUNK_BYTES + 1),
+    "corpus.held_out_every": (1,),
+    "inner.inner_steps": (0,),
+    "inner.batch": (0, 65_537),
+    "inner.learning_rate": (-0.1, float("nan"), float("inf"), 1),
+    "inner.beta1": (1.1,),
+    "inner.drift_max": (0, 17),
+    "outer.feedback": (-0.5, 1.5),
+    "outer.momentum": (1.5,),
+    "outer.overlap": (0, 3),
+    "timing.deadline_floor_s": (0.0,),
+    "timing.heartbeat_s": (0.0,),
+}
+CASES = [(path, value) for path, wrong in WRONG.items() for value in wrong]
+
+
+@pytest.mark.parametrize(("path", "value"), CASES, ids=[f"{p}={v!r:.20}" for p, v in CASES])
+def test_value_out_of_range_cannot_be_signed_and_is_named(path, value):
+    with pytest.raises(ManifestError, match=path.replace(".", r"\.")):
+        sign_manifest(changed(path, value), SIGNER)
+
+
+@pytest.mark.parametrize("elements", [1025, 3 << 10, (1 << 18) - 1, 0, -1024])
+def test_cell_that_is_no_power_of_two_is_refused(elements):
+    with pytest.raises(ValueError, match="power of two"):
+        changed("cell_elements", elements)
+
+
+def test_fragment_of_too_many_cells_is_refused():
+    most = limits.CELLS_MAX * limits.CELL_ELEMENTS_MIN
+
+    def of(numel: int) -> RunManifest:
+        shard = ShardSpec("model", (TensorSpec("a", (numel,)),), ((0,),))
+        return replace(MANIFEST, shards=(shard,), cell_elements=limits.CELL_ELEMENTS_MIN)
+
+    assert of(most).layout(0).num_cells(0) == limits.CELLS_MAX
+    with pytest.raises(ValueError, match="over 4096 cells"):
+        of(most + 1)
+
+
+def test_settings_are_sorted_and_each_once():
+    for names in (("b", "a"), ("a", "a")):
+        with pytest.raises(ValueError, match="sorted"):
+            ModelSpec(name="gpt", settings=tuple(Setting(n, 1) for n in names), seed=0)
+
+
+def test_missing_setting_is_named():
+    assert MANIFEST.model.setting("context") == 64
+    with pytest.raises(ManifestError, match="'depth'"):
+        MANIFEST.model.setting("depth")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"deadline_cap_s": 1.0}, "deadline_cap_s"), ({"suspect_s": 0.9}, "suspect_s")],
+)
+def test_times_that_contradict_each_other_are_refused(wrong, named):
+    right = {
+        field.name: getattr(MANIFEST.timing, field.name) for field in dataclasses.fields(TimingSpec)
+    }
+    with pytest.raises(ValueError, match=named):
+        TimingSpec(**(right | wrong))
+
+
+def test_schedule_length_and_grid_follow_from_the_manifest():
+    assert MANIFEST.total_inner_steps == 800
+    assert MANIFEST.layout(0).fragment_numels == (6, 21_000_000)
+    assert MANIFEST.layout(0).num_cells(1) == 81

@@ -1,0 +1,89 @@
+"""The format's page names every field in the order in which it travels."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from protocol import frames, limits, manifest, messages
+from protocol.frames import BulkHeader, BulkItem
+from protocol.manifest import RunManifest, SignedManifest
+from protocol.messages import (
+    Held,
+    Kind,
+    Roster,
+    SealCertificate,
+    SealClock,
+    SealValue,
+    SeatRecord,
+    SignedMessage,
+    Slot,
+)
+from tests.protocol.strategies import WITH_SUBJECT, WITHOUT_ATTEMPT
+from tests.protocol.vectors import BODIES
+
+TEXT = (Path(manifest.__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+def fields(kind: type) -> str:
+    return ", ".join(field.name for field in dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.name)
+def test_message_stands_in_the_table_with_its_slot_and_fields(kind):
+    parts = [] if kind in WITHOUT_ATTEMPT else ["attempt"]
+    if kind in WITH_SUBJECT:
+        of = "slice" if kind in (Kind.GRAM, Kind.AGG) else "seal before"
+        parts.append(f"subject: {of}")
+    place = f" {', '.join(parts)} " if parts else " "
+    row = f"| {kind:d} {kind.name} |{place}| {fields(messages._BODIES[kind])} |"
+    assert row in TEXT
+
+
+@pytest.mark.parametrize("number", frames._TYPES)
+def test_frame_stands_in_the_table_with_its_fields(number):
+    kind = frames._TYPES[number]
+    assert f"| {number} {kind.__name__} | {fields(kind)} |" in TEXT
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Slot, SignedMessage, BulkHeader, BulkItem, RunManifest, SignedManifest),
+        *(SealValue, SealCertificate, Roster, SeatRecord, SealClock, Held),
+    ],
+)
+def test_struct_is_spelled_out(kind):
+    assert f"`{fields(kind)}`" in re.sub(r"\s+", " ", TEXT)
+
+
+def test_domains_are_those_of_the_code():
+    domains = {
+        value.decode()
+        for module in (messages, manifest)
+        for name, value in vars(module).items()
+        if name.endswith("_DOMAIN")
+    }
+    assert domains == set(re.findall(r"\| `(barnraise/[a-z]+/1)` \|", TEXT))
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ("| control frame | 64 KiB |", limits.CONTROL_FRAME_BYTES_MAX == 64 * limits.KIB),
+        ("3072 runs x 17 bytes", limits.HAVE_RUNS_MAX == 3072),
+        ("| message in a message | 512 bytes |", limits.NESTED_MESSAGE_BYTES_MAX == 512),
+        ("| Chain | 1 seal |", limits.CHAIN_SEALS_PER_FRAME_MAX == 1),
+        ("| 12 288 cells |", limits.WANT_CELLS_MAX == 12_288),
+        ("| item | 1 MiB |", limits.CHUNK_BYTES == limits.MIB),
+        ("| item header | 2 KiB |", limits.BULK_ITEM_HEADER_BYTES_MAX == 2 * limits.KIB),
+        ("| manifest | 256 KiB |", limits.MANIFEST_BYTES_MAX == 256 * limits.KIB),
+        ("| 2^34, 2^31 |", limits.TOKENS_PER_ROUND_MAX == 2**34),
+        ("2^22 rounds", limits.ROUNDS_MAX == 2**22),
+        ("| messages kept per round | 4096 |", limits.MESSAGES_PER_ROUND_MAX == 4096),
+    ],
+)
+def test_limits_are_those_of_the_code(row, value):
+    assert row in TEXT
+    assert value

@@ -1,0 +1,326 @@
+"""The golden bytes of wire version 1: one example of everything that travels.
+
+`tests/vectors/wire-v1.json` holds what this module makes. A test compares the two and never
+writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file anew with
+
+    python -m tests.protocol.vectors --write
+
+and names the change in CHANGELOG.md under "Wire".
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from protocol.frames import (
+    Bulk,
+    BulkHeader,
+    BulkItem,
+    Chain,
+    Frame,
+    Heartbeat,
+    Hello,
+    Messages,
+    Refusal,
+    StatusAnswer,
+    StatusAsk,
+    Want,
+    WantChain,
+    encode_frame,
+)
+from protocol.grid import (
+    EMPTY_ROOT,
+    ShardSpec,
+    TensorSpec,
+    cell_root,
+    merkle_proof,
+    merkle_root,
+)
+from protocol.identity import Ed25519Signer, KeyedHashSigner, peer_id_text
+from protocol.manifest import (
+    CorpusSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    Setting,
+    TimingSpec,
+    sign_manifest,
+)
+from protocol.messages import (
+    Agg,
+    Body,
+    Commit,
+    Gram,
+    Have,
+    Held,
+    Interval,
+    Kind,
+    Leave,
+    List,
+    NewAttempt,
+    Roster,
+    Seal,
+    SealCertificate,
+    SealClock,
+    SealValue,
+    Seat,
+    SeatRecord,
+    Slot,
+    Vote,
+    list_digest,
+    sign_message,
+    slice_subject,
+)
+from protocol.wire import encode
+
+PATH = Path(__file__).parent.parent / "vectors" / "wire-v1.json"
+
+SIGNER = Ed25519Signer(bytes(range(32)))
+OTHER = Ed25519Signer(bytes(range(32, 64)))
+PEERS = tuple(sorted((SIGNER.peer_id, OTHER.peer_id)))
+
+
+def digest(number: int) -> bytes:
+    """A digest that one can recognise in a dump."""
+    return bytes([number]) * 32
+
+
+RUN, BASIS, BEFORE, COMMIT_DIGEST, DRIFT, ROOT = map(digest, range(0xA0, 0xA6))
+SUBJECT = slice_subject(digest(0xB0), 3, 9)
+
+MANIFEST = RunManifest(
+    wire=1,
+    arithmetic=1,
+    title="a barn - und Straße",
+    founder=SIGNER.peer_id,
+    created_unix_s=1_700_000_000,
+    trust="friends",
+    survive="any",
+    rounds=40,
+    model=ModelSpec(
+        name="gpt",
+        settings=(
+            Setting("context", 64),
+            Setting("dropout", 0.5),
+            Setting("norm", "rms"),
+            Setting("offset", -200),
+            Setting("tied", True),
+        ),
+        seed=7,
+    ),
+    shards=(
+        ShardSpec(
+            "model",
+            (TensorSpec("a", ()), TensorSpec("b", (300, 70_000)), TensorSpec("c", (5,))),
+            ((0, 2), (1,)),
+        ),
+    ),
+    cell_elements=1 << 18,
+    corpus=CorpusSpec(
+        name="stdlib",
+        digest=digest(0xC0),
+        num_blocks=1000,
+        block_bytes=65_536,
+        held_out_every=10,
+        permutation_seed=11,
+    ),
+    inner=InnerSpec(
+        inner_steps=20,
+        batch=16,
+        learning_rate=0.003,
+        learning_rate_floor=0.1,
+        warmup_steps=40,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        drift_max=2,
+    ),
+    outer=OuterSpec(
+        preset="diloco",
+        codec="fp16",
+        feedback=0.0,
+        aggregator="mean",
+        optimizer="nesterov",
+        learning_rate=0.7,
+        momentum=0.5,
+        overlap=1,
+    ),
+    timing=TimingSpec(deadline_floor_s=2.0, deadline_cap_s=60.0, heartbeat_s=0.5, suspect_s=2.5),
+)
+
+
+def slot(kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
+    """A slot of round 41 of shard 2."""
+    return Slot(
+        run=RUN, shard=2, round=41, basis=BASIS, attempt=attempt, kind=kind, subject=subject
+    )
+
+
+SEAL = Seal(value=digest(0xB1), list_digest=digest(0xB0), root=ROOT)
+SIGNED_VOTE = sign_message(SIGNER, slot(Kind.VOTE, attempt=300), Vote(list_digest=digest(0xB0)))
+SIGNED_SEAL = sign_message(SIGNER, slot(Kind.SEAL, attempt=300, subject=BEFORE), SEAL)
+
+BODIES: dict[Kind, tuple[Slot, Body]] = {
+    Kind.SEAT: (slot(Kind.SEAT), Seat(proof=digest(0xB2), device="cpu, 2 cores")),
+    Kind.COMMIT: (
+        slot(Kind.COMMIT),
+        Commit(
+            root=ROOT,
+            cell_norms=(0.0, 1.5, 1e30),
+            tokens=1 << 34,
+            samples=320,
+            steps=20,
+            base=BASIS,
+            residual_before=EMPTY_ROOT,
+            residual_after=digest(0xB3),
+            seal=SIGNED_SEAL.encoded,
+            joins=(PEERS[0],),
+            suspects=(PEERS[1],),
+            gone=(),
+            bans=(digest(0xB4),),
+        ),
+    ),
+    Kind.HAVE: (
+        slot(Kind.HAVE, attempt=1),
+        Have(
+            held=(Held(first=0, stop=3, senders=b"\x03"), Held(first=3, stop=300, senders=b"\x01"))
+        ),
+    ),
+    Kind.LIST: (
+        slot(Kind.LIST, attempt=1),
+        List(commits=(COMMIT_DIGEST,), drifts=(DRIFT,), certificate=(SIGNED_VOTE.encoded,)),
+    ),
+    Kind.VOTE: (SIGNED_VOTE.slot, Vote(list_digest=digest(0xB0))),
+    Kind.GRAM: (
+        slot(Kind.GRAM, subject=SUBJECT),
+        Gram(list_digest=digest(0xB0), first=3, stop=9, stats=b"statistics"),
+    ),
+    Kind.AGG: (
+        slot(Kind.AGG, subject=SUBJECT),
+        Agg(list_digest=digest(0xB0), first=3, stop=9, root=ROOT),
+    ),
+    Kind.SEAL: (SIGNED_SEAL.slot, SEAL),
+    Kind.NEWATTEMPT: (
+        slot(Kind.NEWATTEMPT, attempt=65_536),
+        NewAttempt(
+            lock_attempt=-1,
+            commits=(COMMIT_DIGEST,),
+            drifts=(),
+            certificate=(SIGNED_VOTE.encoded,),
+            missing=(0, 127, 128, 256, 4096),
+        ),
+    ),
+    Kind.LEAVE: (slot(Kind.LEAVE), Leave(reason="supper")),
+    Kind.PVOTE: (slot(Kind.PVOTE), Vote(list_digest=digest(0xB0))),
+    Kind.PSEAL: (slot(Kind.PSEAL, subject=BEFORE), SEAL),
+}
+SIGNED = {kind: sign_message(SIGNER, *place) for kind, place in BODIES.items()}
+
+SEAL_VALUE = SealValue(
+    run=RUN,
+    shard=2,
+    round=41,
+    before=BEFORE,
+    commits=(COMMIT_DIGEST, digest(0xB5)),
+    drifts=(DRIFT,),
+    root=ROOT,
+    roster=Roster(
+        seats=(
+            SeatRecord(peer=PEERS[0], seated=0, voter_since=0, proved=40, absent=0),
+            SeatRecord(peer=PEERS[1], seated=3, voter_since=-1, proved=-1, absent=1),
+        ),
+        window=(38, 39, 40, 41),
+    ),
+    clock=SealClock(
+        step=820,
+        tokens=1 << 40,
+        cursor=640,
+        unused=(Interval(first=0, stop=320), Interval(first=400, stop=2**62)),
+    ),
+)
+CERTIFICATE = SealCertificate(value=SEAL_VALUE, seals=(SIGNED_SEAL.encoded,))
+
+FRAMES: tuple[Frame, ...] = (
+    Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",)),
+    Refusal(reason="another run", manifest=b"\x92"),
+    Heartbeat(round=41, head=BASIS, held=(b"01234567",), links=PEERS),
+    Messages(messages=(SIGNED[Kind.VOTE], SIGNED[Kind.LEAVE])),
+    Want(bulk=Bulk.STATE, subject=BASIS, cells=(0, 5000, 70_000)),
+    WantChain(first=7),
+    Chain(seals=(CERTIFICATE,)),
+    StatusAsk(nonce=2**62),
+    StatusAnswer(nonce=12, round=41, head=BASIS),
+)
+BULK = (
+    BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, items=12_288),
+    BulkItem(index=4, length=1 << 20, proof=(digest(0xB6), digest(0xB7))),
+)
+
+EXAMPLES: dict[str, object] = {
+    **{kind.name: body for kind, (_, body) in BODIES.items()},
+    **{f"signed {kind.name}": message for kind, message in SIGNED.items()},
+    **{type(value).__name__: value for value in (*FRAMES, *BULK, SEAL_VALUE, CERTIFICATE)},
+    "manifest": sign_manifest(MANIFEST, SIGNER),
+}
+
+_LEAVES = tuple(digest(number) for number in range(7))
+
+
+def _hashes() -> dict[str, str]:
+    hashes = {
+        "manifest": MANIFEST.digest,
+        "seal": SEAL_VALUE.digest,
+        "list": list_digest(BASIS, 2, 41, (COMMIT_DIGEST, digest(0xB5)), (DRIFT,)),
+        "list of the seal": SEAL_VALUE.list_digest,
+        "slice": SUBJECT,
+        "cell of no bytes": cell_root(b""),
+        "cell of one byte": cell_root(b"\x00"),
+        "cell of 40000 bytes": cell_root(bytes(40_000)),
+        "root of no nodes": EMPTY_ROOT,
+    }
+    hashes |= {f"root of {n} nodes": merkle_root(_LEAVES[:n]) for n in (1, 2, 3, 7)}
+    return {name: value.hex() for name, value in hashes.items()}
+
+
+def vectors() -> dict[str, Any]:
+    """Everything that the file holds."""
+    return {
+        "identity": {
+            "seed": SIGNER.seed.hex(),
+            "peer_id": SIGNER.peer_id.hex(),
+            "text": peer_id_text(SIGNER.peer_id),
+            "signature of 'barn'": SIGNER.sign(b"barn").hex(),
+            "simulated signature of 'barn'": KeyedHashSigner(SIGNER.peer_id).sign(b"barn").hex(),
+        },
+        "messages": {
+            kind.name: {
+                "body": message.body.hex(),
+                "signed": message.encoded.hex(),
+                "digest": message.digest.hex(),
+            }
+            for kind, message in SIGNED.items()
+        },
+        "frames": {type(frame).__name__: encode_frame(frame).hex() for frame in FRAMES},
+        "bulk": {type(header).__name__: encode(header).hex() for header in BULK},
+        "manifest": encode(sign_manifest(MANIFEST, SIGNER)).hex(),
+        "seal value": encode(SEAL_VALUE).hex(),
+        "proof of node 4 of 7": [node.hex() for node in merkle_proof(_LEAVES, 4)],
+        "hashes": _hashes(),
+    }
+
+
+def main() -> None:
+    """Write the file, if told to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", required=True)
+    parser.parse_args()
+    PATH.parent.mkdir(exist_ok=True)
+    text = json.dumps(vectors(), indent=1, ensure_ascii=False)
+    PATH.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
