@@ -1,0 +1,22 @@
+"""A small run over the standard library's text, its manifest signed and on disk."""
+
+import dataclasses
+from pathlib import Path
+
+from protocol.identity import Ed25519Signer
+from protocol.manifest import InnerSpec, RunManifest, sign_manifest
+from protocol.wire import encode
+from tests.training.replicas import INNER, small_manifest
+from training.data import pin_corpus
+
+MANIFEST_FILE = "manifest.msgpack"
+
+
+def write_run(folder: Path, *, inner: InnerSpec = INNER) -> RunManifest:
+    """Write the manifest into `folder` and return it; the same arguments give the same run."""
+    signer = Ed25519Signer(bytes(range(32)))
+    manifest = dataclasses.replace(
+        small_manifest(inner=inner), founder=signer.peer_id, corpus=pin_corpus("stdlib")
+    )
+    (folder / MANIFEST_FILE).write_bytes(encode(sign_manifest(manifest, signer)))
+    return manifest

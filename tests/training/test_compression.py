@@ -1,0 +1,228 @@
+"""Promises of every codec, by registry; error feedback as a transaction."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from protocol.errors import DecodeError
+from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
+from training.compression import CODECS, Codec, ErrorFeedback
+
+NAMES = list(CODECS)
+SIZES = [1, 2, 255, 1024, 5000]
+
+BYTES_PER_ELEMENT = {"none": 4.0, "fp16": 2.0}
+RELATIVE_ERROR = {"none": 0.0, "fp16": 2.0**-11}
+
+
+def vector(seed: int, numel: int, scale: float = 1e-2) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).normal(size=numel) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numel", SIZES)
+def test_payload_has_exactly_the_announced_size(name: str, numel: int, seed: int) -> None:
+    codec = CODECS[name]()
+    payload = codec.encode(vector(seed, numel))
+    assert len(payload) == codec.payload_bytes(numel)
+    assert len(payload) == pytest.approx(numel * BYTES_PER_ELEMENT[name], rel=0.02, abs=64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip_stays_within_the_codec_s_error(name: str, seed: int) -> None:
+    codec = CODECS[name]()
+    x_N = vector(seed, 5000)
+    decoded_N = codec.decode(codec.encode(x_N), 5000)
+    assert decoded_N.dtype == np.float32
+    assert decoded_N.shape == (5000,)
+    error = np.linalg.norm(decoded_N - x_N) / np.linalg.norm(x_N)
+    assert error <= RELATIVE_ERROR[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encode_is_deterministic_and_takes_torch_for_numpy(name: str, seed: int) -> None:
+    codec = CODECS[name]()
+    x_N = vector(seed, 5000)
+    payload = codec.encode(x_N)
+    assert CODECS[name]().encode(x_N.copy()) == payload
+    assert codec.encode(torch.from_numpy(x_N).requires_grad_()) == payload
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoded_vector_is_a_fresh_one(name: str, seed: int) -> None:
+    codec = CODECS[name]()
+    payload = codec.encode(vector(seed, 64))
+    first_N = codec.decode(payload, 64)
+    expected = first_N.tobytes()
+    first_N[:] = 0
+    assert codec.decode(memoryview(payload), 64).tobytes() == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoding_what_was_decoded_changes_nothing(name: str, seed: int) -> None:
+    codec = CODECS[name]()
+    payload = codec.encode(vector(seed, 5000))
+    assert codec.encode(codec.decode(payload, 5000)) == payload
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_payload_of_another_size_is_refused(name: str, seed: int) -> None:
+    codec = CODECS[name]()
+    payload = codec.encode(vector(seed, 300))
+    for hostile in (b"", payload[:-1], payload[:-4], payload + b"\x00", payload * 2):
+        with pytest.raises(DecodeError):
+            codec.decode(hostile, 300)
+    with pytest.raises(DecodeError):
+        codec.decode(payload, 299)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_bytes_decode_to_something_that_is_not_finite(name: str, seed: int) -> None:
+    """Random bytes: either a DecodeError or a finite vector."""
+    codec = CODECS[name]()
+    generator = np.random.default_rng(seed)
+    refused = 0
+    for _ in range(200):
+        payload = generator.bytes(codec.payload_bytes(40))
+        try:
+            x_N = codec.decode(payload, 40)
+        except DecodeError:
+            refused += 1
+        else:
+            assert np.isfinite(x_N).all()
+    assert refused < 200
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("none", "<f4"), ("fp16", "<f2")])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_dense_payload_with_a_bad_element_is_refused(name: str, dtype: str, bad: float) -> None:
+    hostile = np.array([0.0, 1.0, bad], dtype=dtype).tobytes()
+    with pytest.raises(DecodeError, match="non-finite"):
+        CODECS[name]().decode(hostile, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_vector_that_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        CODECS[name]().encode(np.array([0.0, bad], dtype=np.float32))
+
+
+def test_fp16_clamps_what_half_precision_cannot_hold() -> None:
+    x_N = np.array([1e30, -70000.0, 65519.0, 65504.0, 1.0, -0.0], dtype=np.float32)
+    decoded_N = CODECS["fp16"]().decode(CODECS["fp16"]().encode(x_N), 6)
+    assert decoded_N.tolist() == [65504.0, -65504.0, 65504.0, 65504.0, 1.0, 0.0]
+
+
+def test_fp16_bytes_are_little_endian_half_precision() -> None:
+    payload = CODECS["fp16"]().encode(np.array([1.0, -2.0, 2.0**-24], dtype=np.float32))
+    assert payload.hex() == "003c00c00100"
+
+
+def decode_all(
+    codec: Codec, payloads: tuple[bytes, ...], numel: int, cell: int
+) -> NDArray[np.float32]:
+    sizes = [min(cell, numel - start) for start in range(0, numel, cell)]
+    return np.concatenate([codec.decode(p, n) for p, n in zip(payloads, sizes, strict=True)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("beta", [0.5, 0.95, 1.0])
+def test_feedback_conserves_what_the_codec_loses(name: str, beta: float, seed: int) -> None:
+    """E4: beta e + x = decoded + e' in every round; with beta 1 the sums telescope."""
+    numel, cell = 2500, 1024
+    codec = CODECS[name]()
+    feedback = ErrorFeedback(codec, beta, cell_elements=cell)
+    sent_N, drift_N = np.zeros(numel), np.zeros(numel)
+    before_N = np.zeros(numel, dtype=np.float32)
+    for index in range(20):
+        x_N = vector(seed + index, numel)
+        decoded_N = decode_all(codec, feedback.encode(x_N).payloads, numel, cell)
+        feedback.commit()
+        after_N = feedback.residual_N
+        assert after_N is not None
+        assert np.allclose(np.float32(beta) * before_N + x_N, decoded_N + after_N, atol=1e-8)
+        sent_N += decoded_N
+        drift_N += x_N
+        before_N = after_N.copy()
+    if beta == 1.0:
+        assert np.allclose(sent_N + before_N, drift_N, rtol=0, atol=1e-6)
+    if name == "fp16":
+        assert np.abs(before_N).max() > 0.0
+
+
+def test_abort_leaves_the_residual_as_it_was_before(seed: int) -> None:
+    feedback = ErrorFeedback(CODECS["fp16"](), 1.0, cell_elements=1024)
+    feedback.encode(vector(seed, 2500))
+    feedback.commit()
+    root = feedback.root
+    aborted = feedback.encode(vector(seed + 1, 2500))
+    assert feedback.root == root
+    feedback.abort()
+    assert feedback.root == root == aborted.residual_before != aborted.residual_after
+    again = feedback.encode(vector(seed + 1, 2500))
+    assert again == aborted
+
+
+def test_roots_chain_over_commits_and_are_merkle_roots_of_the_residual(seed: int) -> None:
+    feedback = ErrorFeedback(CODECS["fp16"](), 1.0, cell_elements=1024)
+    first = feedback.encode(vector(seed, 2500))
+    assert first.residual_before == EMPTY_ROOT
+    feedback.commit()
+    residual_N = feedback.residual_N
+    assert residual_N is not None
+    cells = [residual_N[start : start + 1024].tobytes() for start in (0, 1024, 2048)]
+    assert first.residual_after == merkle_root([cell_root(cell) for cell in cells])
+    assert feedback.encode(vector(seed + 1, 2500)).residual_before == first.residual_after
+
+
+def test_encode_only_reads_its_input(seed: int) -> None:
+    x_N = vector(seed, 2500)
+    before = x_N.tobytes()
+    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
+    feedback.encode(x_N)
+    feedback.commit()
+    feedback.encode(x_N)
+    assert x_N.tobytes() == before
+
+
+def test_beta_zero_keeps_no_residual(seed: int) -> None:
+    feedback = ErrorFeedback(CODECS["fp16"](), 0.0)
+    encoded = feedback.encode(vector(seed, 100))
+    feedback.commit()
+    assert feedback.residual_N is None
+    assert encoded.residual_before == encoded.residual_after == EMPTY_ROOT
+
+
+def test_restored_residual_is_that_of_the_checkpoint_and_none_is_zero(seed: int) -> None:
+    saved = ErrorFeedback(CODECS["fp16"](), 1.0)
+    saved.encode(vector(seed, 100))
+    saved.commit()
+    restored = ErrorFeedback(CODECS["fp16"](), 1.0)
+    restored.restore(saved.residual_N)
+    assert restored.root == saved.root != EMPTY_ROOT
+    assert restored.encode(vector(seed + 1, 100)) == saved.encode(vector(seed + 1, 100))
+    restored.restore(None)
+    assert restored.root == EMPTY_ROOT
+
+
+def test_second_contribution_before_the_outcome_of_the_first_is_a_bug(seed: int) -> None:
+    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
+    with pytest.raises(AssertionError):
+        feedback.commit()
+    with pytest.raises(AssertionError):
+        feedback.abort()
+    feedback.encode(vector(seed, 100))
+    with pytest.raises(AssertionError):
+        feedback.encode(vector(seed, 100))
+
+
+def test_sum_that_overflows_opens_nothing() -> None:
+    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
+    huge_N = np.full(10, 3e38, dtype=np.float32)
+    feedback.encode(huge_N)
+    feedback.commit()
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="not finite"):
+        feedback.encode(huge_N)
+    feedback.encode(np.zeros(10, dtype=np.float32))

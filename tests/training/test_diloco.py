@@ -1,0 +1,231 @@
+"""DiLoCo against plain training and against data-parallel SGD; the transaction of a round."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protocol.errors import ConfigError, StateError
+from protocol.grid import EMPTY_ROOT
+from protocol.manifest import RunManifest
+from tests.training.replicas import (
+    INNER,
+    OUTER,
+    MemorySession,
+    Swarm,
+    Weights,
+    random_windows,
+    run_replicas,
+    small_manifest,
+)
+from training.diloco import DiLoCo
+from training.exchange import Contribution, Outcome, RunClock
+from training.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.models import build_model, read_fragment
+
+FEDAVG = replace(OUTER, learning_rate=1.0, momentum=0.0)
+FP16 = replace(OUTER, codec="fp16")
+ONE_STEP = replace(INNER, inner_steps=1)
+
+
+def weights(model: nn.Module, manifest: RunManifest) -> Weights:
+    return read_fragment(model, manifest.shards[0], 0)
+
+
+def test_one_replica_with_rate_one_and_no_momentum_equals_local_training(seed: int) -> None:
+    """E1: 50 steps, largest difference 1e-6."""
+    manifest = small_manifest(outer=FEDAVG)
+    windows = random_windows(seed, steps=50)
+
+    local = build_model(manifest)
+    optimizer = make_optimizer(local, manifest.inner)
+    for step, windows_BW in enumerate(windows):
+        accumulate_gradient(local, optimizer, windows_BW)
+        apply_gradient(local, optimizer, manifest, step)
+
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    (session,) = Swarm(manifest, replicas=1).sessions()
+    diloco = DiLoCo(model, inner, exchange=session)
+    for windows_BW in windows:
+        diloco.step(accumulate_gradient(model, inner, windows_BW))
+
+    assert diloco.finished
+    assert diloco.clock.round == 5
+    assert np.abs(weights(local, manifest) - build_genesis(manifest)).max() > 0.01
+    assert np.abs(weights(model, manifest) - weights(local, manifest)).max() <= 1e-6
+
+
+def build_genesis(manifest: RunManifest) -> Weights:
+    return weights(build_model(manifest), manifest)
+
+
+def test_one_sgd_step_per_round_equals_data_parallel_sgd(seed: int) -> None:
+    """E2: H = 1, plain SGD inside, four replicas; largest difference 1e-6 over 10 steps."""
+    steps, replicas = 10, 4
+    manifest = replace(
+        small_manifest(
+            outer=FEDAVG,
+            # Clipping each replica's gradient is not clipping their mean: it is off here.
+            inner=replace(ONE_STEP, learning_rate=0.5, clip_norm=0.0),
+        ),
+        rounds=steps,
+    )
+    windows = random_windows(seed, steps=steps * replicas).reshape(steps, replicas, 4, 9)
+
+    parallel = build_model(manifest)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.0)
+    for step in range(steps):
+        # Batches are of equal size, so the mean gradient is that of all sequences together.
+        accumulate_gradient(parallel, optimizer, windows[step].reshape(-1, 9))
+        apply_gradient(parallel, optimizer, manifest, step)
+
+    def train(session: MemorySession) -> Weights:
+        model = build_model(manifest)
+        inner = torch.optim.SGD(model.parameters(), lr=0.0)
+        diloco = DiLoCo(model, inner, exchange=session)
+        for step in range(steps):
+            diloco.step(accumulate_gradient(model, inner, windows[step, session.replica]))
+        return weights(model, manifest)
+
+    swarm = Swarm(manifest, replicas=replicas)
+    results = run_replicas(swarm, train)
+    assert np.abs(results[0] - build_genesis(manifest)).max() > 0.01
+    assert np.abs(results[0] - weights(parallel, manifest)).max() <= 1e-6
+    assert all(np.array_equal(result, swarm.anchor) for result in results)
+
+
+def train_rounds(swarm: Swarm, seed: int, rounds: int) -> list[DiLoCo]:
+    manifest = swarm.manifest
+    steps = manifest.inner.inner_steps * rounds
+
+    def train(session: MemorySession) -> DiLoCo:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        for windows_BW in random_windows(seed + session.replica, steps):
+            diloco.step(accumulate_gradient(model, inner, windows_BW))
+        assert np.array_equal(weights(model, manifest), swarm.anchor)
+        return diloco
+
+    return run_replicas(swarm, train)
+
+
+def test_contribution_states_tokens_samples_steps_and_chained_residual_roots(seed: int) -> None:
+    swarm = Swarm(small_manifest(outer=FP16), replicas=2)
+    train_rounds(swarm, seed, rounds=2)
+    first, second = swarm.contributions[0, 1], swarm.contributions[1, 1]
+    assert (first.steps, first.samples, first.tokens) == (10, 40, 320)
+    assert 5.0 < first.loss < 7.0
+    assert first.residual_before == EMPTY_ROOT != first.residual_after
+    assert second.residual_before == first.residual_after != second.residual_after
+    numel = len(swarm.anchor)
+    assert [len(payload) for payload in first.payloads] == [
+        2 * min(4096, numel - start) for start in range(0, numel, 4096)
+    ]
+
+
+def test_round_sealed_without_me_leaves_my_residual_and_takes_the_anchor(seed: int) -> None:
+    swarm = Swarm(small_manifest(outer=FP16), replicas=2, absent=frozenset({(1, 0)}))
+    train_rounds(swarm, seed, rounds=3)
+    first, missed, third = (swarm.contributions[index, 0] for index in range(3))
+    assert missed.residual_after != missed.residual_before == first.residual_after
+    assert third.residual_before == missed.residual_before
+    listed = [swarm.contributions[index, 1] for index in range(3)]
+    assert listed[2].residual_before == listed[1].residual_after
+
+
+class _Answer:
+    """A Session and Ticket whose outcome is given."""
+
+    def __init__(self, session: MemorySession, outcome: Outcome) -> None:
+        self.manifest, self.start, self.given = session.manifest, session.start, outcome
+        self.contributions: list[Contribution] = []
+
+    def begin(self, fragment: int, contribution: Contribution) -> "_Answer":
+        self.contributions.append(contribution)
+        return self
+
+    def result(self) -> Outcome:
+        return self.given
+
+
+def test_resync_over_a_gap_of_rounds_starts_with_an_empty_residual(seed: int) -> None:
+    manifest = small_manifest(outer=FP16, inner=ONE_STEP)
+    (session,) = Swarm(manifest, replicas=1).sessions()
+    clock = RunClock(round=1, step=1, tokens=32)
+    answer = _Answer(
+        session,
+        Outcome(listed=True, anchor_N=session.swarm.anchor, clock=clock, lease=((0, 1),)),
+    )
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    diloco = DiLoCo(model, inner, exchange=answer)
+    windows = random_windows(seed, steps=3)
+    diloco.step(accumulate_gradient(model, inner, windows[0]))
+    assert diloco.residuals()[0] is not None
+
+    moved = session.swarm.anchor + np.float32(0.25)
+    later = RunClock(round=7, step=7, tokens=900)
+    answer.given = Outcome(listed=False, anchor_N=moved, clock=later, lease=((5, 6),))
+    diloco.step(accumulate_gradient(model, inner, windows[1]))
+    assert diloco.residuals() == (None,)
+    assert diloco.clock == later
+    assert diloco.lease == ((5, 6),)
+    assert np.array_equal(weights(model, manifest), moved)
+
+
+def test_steps_between_rounds_give_no_outcome_and_count_up(seed: int) -> None:
+    manifest = small_manifest(inner=replace(INNER, inner_steps=3))
+    (session,) = Swarm(manifest, replicas=1).sessions()
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    diloco = DiLoCo(model, inner, exchange=session)
+    seen = []
+    for windows_BW in random_windows(seed, steps=4):
+        outcome = diloco.step(accumulate_gradient(model, inner, windows_BW))
+        seen.append((diloco.local_step, outcome is not None))
+    assert seen == [(1, False), (2, False), (0, True), (1, False)]
+
+
+def test_restored_residual_gives_the_same_next_contribution(seed: int) -> None:
+    manifest = small_manifest(outer=FP16, inner=replace(INNER, inner_steps=2))
+    residual = np.random.default_rng(seed).normal(0, 1e-3, len(build_genesis(manifest)))
+    contributions = []
+    for restored in (residual.astype(np.float32), None):
+        swarm = Swarm(manifest, replicas=1)
+        (session,) = swarm.sessions()
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        diloco.restore_residuals((restored,))
+        for windows_BW in random_windows(seed, steps=2):
+            diloco.step(accumulate_gradient(model, inner, windows_BW))
+        contributions.append(swarm.contributions[0, 0])
+    assert contributions[0].residual_before != contributions[1].residual_before == EMPTY_ROOT
+    assert contributions[0].payloads != contributions[1].payloads
+
+
+def test_weights_that_are_not_finite_raise_instead_of_travelling(seed: int) -> None:
+    manifest = small_manifest(inner=ONE_STEP)
+    swarm = Swarm(manifest, replicas=1)
+    (session,) = swarm.sessions()
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    diloco = DiLoCo(model, inner, exchange=session)
+    loss = accumulate_gradient(model, inner, random_windows(seed, steps=1)[0])
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+    with pytest.raises(StateError, match="diverged in round 0"):
+        diloco.step(loss)
+    assert swarm.contributions == {}
+
+
+def test_unknown_preset_is_refused_by_name() -> None:
+    manifest = small_manifest(outer=replace(OUTER, preset="teleport"))
+    (session,) = Swarm(manifest, replicas=1).sessions()
+    model = build_model(manifest)
+    with pytest.raises(ConfigError, match="unknown preset 'teleport'; known: diloco"):
+        DiLoCo(model, make_optimizer(model, manifest.inner), exchange=session)

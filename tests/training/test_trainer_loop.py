@@ -1,0 +1,130 @@
+"""The trainer's loop over a channel whose other end has said everything beforehand."""
+
+import os
+
+import numpy as np
+import pytest
+
+from protocol.errors import StateError, TrainerError
+from tests.training.disk_run import write_run
+from tests.training.replicas import INNER
+from training.channel import ChannelExchange, ChannelFile, channel_spec
+from training.data import open_corpus
+from training.exchange import RunClock
+from training.frames import (
+    FROM_TRAINER,
+    Contributed,
+    Deliver,
+    FrameReader,
+    FromTrainer,
+    Progress,
+    Ready,
+    Start,
+    Validation,
+    pack_frame,
+)
+from training.genesis import genesis_weights
+from training.models import build_model, read_fragment
+from training.trainer_loop import VALIDATION_WINDOWS, anchor_loss, train
+
+STEPS, SAMPLES = INNER.inner_steps, INNER.inner_steps * INNER.batch
+
+
+class Told:
+    """Runs `train` in this thread; the frames to it already lie in the pipe."""
+
+    def __init__(self, folder):
+        self.run = write_run(folder)
+        self.anchor = genesis_weights(self.run)[0]
+        self.file = ChannelFile.create(folder / "a.channel", channel_spec(self.run, 0))
+        self.frames: list[FromTrainer] = []
+
+    def train(self, *frames):
+        self.file.write_anchor(0, self.anchor)
+        (read_fd, to_trainer), (from_trainer, write_fd) = os.pipe(), os.pipe()
+        os.write(to_trainer, b"".join(map(pack_frame, frames)))
+        exchange = ChannelExchange(self.file, read_fd=read_fd, write_fd=write_fd)
+        try:
+            train(self.run, exchange, shard=0)
+        finally:
+            os.close(to_trainer)
+            os.close(write_fd)
+            reader = FrameReader(FROM_TRAINER)
+            while data := os.read(from_trainer, 65536):
+                self.frames += reader.feed(data)
+            os.close(from_trainer)
+            self.file.close()
+
+    def of(self, kind):
+        return [frame for frame in self.frames if isinstance(frame, kind)]
+
+
+def clock(rounds):
+    return RunClock(round=rounds, step=100 * rounds, tokens=0)
+
+
+def start(lease=((0, SAMPLES),), *, validate=False):
+    return Start(clock=clock(0), lease=lease, validate=validate)
+
+
+def deliver(sequence, lease, *, validate=False):
+    return Deliver(
+        sequence=sequence, listed=True, clock=clock(sequence + 1), lease=lease, validate=validate
+    )
+
+
+@pytest.fixture
+def told(tmp_path) -> Told:
+    return Told(tmp_path)
+
+
+def test_the_loop_trains_each_lease_and_ends_with_the_empty_one(told):
+    told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
+
+    assert isinstance(told.frames[0], Ready)
+    assert [(c.sequence, c.steps, c.samples) for c in told.of(Contributed)] == [
+        (0, STEPS, SAMPLES),
+        (1, STEPS, SAMPLES),
+    ]
+    # Steps are counted from the sealed clock, not from what this node has done.
+    assert [p.step for p in told.of(Progress)] == [*range(STEPS), *range(100, 100 + STEPS)]
+    assert told.of(Validation) == []
+
+
+def test_a_lease_in_pieces_is_the_same_as_one_of_the_same_samples(told, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Told(tmp_path / "other")
+    told.train(start(), deliver(0, ()))
+    other.train(start(((0, 7), (7, SAMPLES))), deliver(0, ()))
+
+    assert [p.loss for p in told.of(Progress)] == [p.loss for p in other.of(Progress)]
+
+
+def test_validation_is_of_the_anchor_when_asked_and_says_of_which_round(told):
+    told.train(start(validate=True), deliver(0, ((0, SAMPLES),)), deliver(1, (), validate=True))
+
+    held_out = open_corpus(told.run.corpus).held_out_windows(VALIDATION_WINDOWS, 8)
+    shard = told.run.shards[0]
+    loss = anchor_loss(build_model(told.run), shard, [told.anchor], held_out)
+    assert told.of(Validation) == [Validation(round=0, loss=loss), Validation(round=2, loss=loss)]
+
+
+def test_measuring_an_anchor_leaves_the_working_weights(told):
+    model = build_model(told.run)
+    before = read_fragment(model, told.run.shards[0], 0)
+    held_out = open_corpus(told.run.corpus).held_out_windows(4, 8)
+    anchor_loss(model, told.run.shards[0], [told.anchor * 0], held_out)
+
+    assert np.array_equal(read_fragment(model, told.run.shards[0], 0), before)
+
+
+def test_a_lease_that_is_too_short_is_refused(told):
+    with pytest.raises(TrainerError, match=f"{SAMPLES} are needed"):
+        told.train(start(((0, SAMPLES - 1),)))
+
+
+def test_weights_that_are_no_longer_finite_end_the_loop(told):
+    told.anchor = told.anchor * np.float32(np.nan)
+
+    with pytest.raises(StateError, match="diverged"):
+        told.train(start())

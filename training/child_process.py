@@ -1,0 +1,46 @@
+"""How our child processes behave: their threads, and that they never outlive their parent."""
+
+import os
+import signal
+import sys
+import threading
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def set_thread_budget(threads: int) -> None:
+    """Hold torch and the libraries under it to `threads`; called before torch is first imported.
+
+    The libraries read their variables once, when they are loaded; torch.set_num_threads alone
+    would leave pools behind that were made with the default.
+    """
+    assert "torch" not in sys.modules
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+
+
+def leave_interrupts_to_parent() -> None:
+    """Ctrl+C goes to the whole group; the parent decides what it means, and ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def exit_now() -> None:
+    """End the process from any thread, in the middle of whatever another one computes."""
+    # sys.exit would end only the thread, and a training step may last long.
+    os._exit(0)
+
+
+def exit_when_stdin_closes() -> None:
+    """Start a thread that ends the process when its parent closes the pipe, or is gone."""
+
+    def watch() -> None:
+        # The descriptor itself: a buffered stdin holds a lock that blocks an ordinary exit.
+        while os.read(0, 4096):
+            pass
+        exit_now()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,0 +1,208 @@
+"""DiLoCo: H inner steps, then a round with the swarm (Douillard et al. 2023, algorithm 1).
+
+N elements of a fragment
+
+The pseudo-gradient is anchor minus local weights. It goes out through error feedback and codec as
+a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from protocol.errors import StateError
+from protocol.manifest import RunManifest
+from training.arithmetic import all_finite
+from training.compression import CODECS, ErrorFeedback
+from training.exchange import Contribution, Exchange, Lease, Outcome, RunClock, Ticket
+from training.inner import apply_gradient
+from training.merge import MERGES, Merge
+from training.models import read_fragment, write_fragment
+from training.registry import Registry
+from training.schedule import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """Where a trainer enters the run: the sealed anchors, the clock and its first lease.
+
+    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. The caller does
+    not write to the anchors.
+    """
+
+    anchors: tuple[NDArray[np.float32], ...]
+    clock: RunClock
+    lease: Lease
+
+
+class Session(Exchange, Protocol):
+    """An Exchange that knows its run: all that a training loop needs besides model and data."""
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The law of the run."""
+        ...
+
+    @property
+    def start(self) -> RunStart:
+        """Where this trainer enters; read once, when the loop object is made."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A preset of the manifest: when fragments travel, and how anchors come home."""
+
+    schedule: Schedule
+    merge: Merge
+
+
+PRESETS: Registry[Method] = Registry("preset")
+"""Factories `(inner_steps, num_fragments)`."""
+
+
+def _diloco(inner_steps: int, num_fragments: int) -> Method:
+    return Method(SCHEDULES["every_h"](inner_steps, num_fragments), MERGES["replace"]())
+
+
+PRESETS.register("diloco", _diloco)
+
+
+class DiLoCo:
+    """The loop object: call `step()` after each backward pass, with a fresh batch of the lease.
+
+    H, codec, schedule and learning rate come from the manifest, and the weights of `model` are
+    overwritten with the start's anchors. Absent peers never raise; `step` raises StateError when
+    the own weights are no longer finite, and what the exchange raises when it is gone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        exchange: Session,
+        shard: int = 0,
+    ) -> None:
+        manifest, start = exchange.manifest, exchange.start
+        spec = manifest.outer
+        self._model = model
+        self._inner_optimizer = inner_optimizer
+        self._exchange = exchange
+        self._manifest = manifest
+        self._shard = manifest.shards[shard]
+        fragments = range(len(self._shard.fragments))
+        self._method = PRESETS[spec.preset](manifest.inner.inner_steps, len(fragments))
+        self._feedback = [
+            ErrorFeedback(CODECS[spec.codec](), spec.feedback, cell_elements=manifest.cell_elements)
+            for _ in fragments
+        ]
+        self._anchors = list(start.anchors)
+        for fragment in fragments:
+            write_fragment(model, self._shard, fragment, start.anchors[fragment])
+        self._tickets: dict[int, Ticket] = {}
+        self._clock = start.clock
+        self._lease = start.lease
+        self._begin_round()
+
+    @property
+    def clock(self) -> RunClock:
+        """The sealed clock before the round in hand."""
+        return self._clock
+
+    @property
+    def lease(self) -> Lease:
+        """The samples of the round in hand; empty when the run is finished."""
+        return self._lease
+
+    @property
+    def local_step(self) -> int:
+        """Inner steps done in the round in hand, 0..H-1."""
+        return self._local_step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: there is nothing to train any more."""
+        return not self._lease
+
+    def step(self, loss: float = 0.0, *, samples: int | None = None) -> Outcome | None:
+        """One inner step with the gradients at hand; after the H-th also a round.
+
+        `loss` (nats per byte) is only shown to people. `samples` is how many sequences the
+        gradient is of, by default the manifest's batch. Blocks in a round until it is sealed and
+        then returns its outcome, else None.
+        """
+        global_step = self._clock.step + self._local_step
+        apply_gradient(self._model, self._inner_optimizer, self._manifest, global_step)
+        self._local_step += 1
+        self._samples += self._manifest.inner.batch if samples is None else samples
+        self._loss_total += loss
+        due = self._method.schedule.due(self._local_step, self._clock.round)
+        for fragment in due.begin:
+            self._begin(fragment)
+        outcome = None
+        for fragment in due.finish:
+            outcome = self._finish(fragment)
+        return outcome
+
+    def residuals(self) -> tuple[NDArray[np.float32] | None, ...]:
+        """Per fragment the error feedback's residual, for a checkpoint; None stands for zero."""
+        return tuple(feedback.residual_N for feedback in self._feedback)
+
+    def restore_residuals(self, residuals: Sequence[NDArray[np.float32] | None]) -> None:
+        """Take a checkpoint's residuals; only right if its anchor is the one we start from."""
+        for feedback, residual_N in zip(self._feedback, residuals, strict=True):
+            feedback.restore(residual_N)
+
+    def _begin_round(self) -> None:
+        self._local_step = 0
+        self._samples = 0
+        self._loss_total = 0.0
+
+    def _begin(self, fragment: int) -> None:
+        local_N = read_fragment(self._model, self._shard, fragment)
+        drift_N = self._anchors[fragment] - local_N
+        if not all_finite(drift_N):
+            raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
+        encoded = self._feedback[fragment].encode(drift_N)
+        contribution = Contribution(
+            fragment=fragment,
+            payloads=encoded.payloads,
+            tokens=self._samples * tokens_per_sample(self._manifest),
+            samples=self._samples,
+            steps=self._local_step,
+            residual_before=encoded.residual_before,
+            residual_after=encoded.residual_after,
+            loss=self._loss_total / self._local_step,
+        )
+        self._tickets[fragment] = self._exchange.begin(fragment, contribution)
+
+    def _finish(self, fragment: int) -> Outcome:
+        outcome = self._tickets.pop(fragment).result()
+        feedback = self._feedback[fragment]
+        if outcome.listed:
+            feedback.commit()
+        elif outcome.clock.round == self._clock.round + 1:
+            feedback.abort()
+        else:
+            # We missed seals and were resynced: the residual belongs to weights long gone (R6).
+            feedback.restore(None)
+        local_N = read_fragment(self._model, self._shard, fragment)
+        merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
+        write_fragment(self._model, self._shard, fragment, merged_N)
+        self._anchors[fragment] = outcome.anchor_N
+        self._clock, self._lease = outcome.clock, outcome.lease
+        self._begin_round()
+        return outcome
+
+
+def tokens_per_sample(manifest: RunManifest) -> int:
+    """Bytes predicted per training window: the model's context. Raises ManifestError without."""
+    context = manifest.model.setting("context")
+    assert isinstance(context, int), "checked when the model was built"
+    return context

@@ -1,0 +1,82 @@
+"""SEAM Exchange and Ticket: all that training asks of the swarm.
+
+The trainer hands over an encoded contribution and later learns the outcome of the round. DiLoCo
+asks at once; a streaming method goes on stepping in between.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lease = tuple[tuple[int, int], ...]
+"""Sample ranges, each [first, behind the last), of the corpus's keyed permutation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunClock:
+    """The clock that a seal carries (R9); learning rate and stop conditions read nothing else."""
+
+    round: int
+    step: int
+    """Inner steps of the run before this round: the token-weighted median H of each, summed up."""
+    tokens: int
+    """Tokens of all sealed contributions so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One peer's encoded pseudo-gradient of one fragment.
+
+    `payloads[c]` is the wire form of cell c. `residual_before` and `residual_after` are the roots
+    of the error feedback around it (R6).
+    """
+
+    fragment: int
+    payloads: tuple[bytes, ...]
+    tokens: int
+    samples: int
+    steps: int
+    residual_before: bytes
+    residual_after: bytes
+    loss: float
+    """Mean training loss over the round, nats per byte: shown to people, never decided upon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a round.
+
+    `anchor_N` is the new anchor of the fragment, float32; the caller must not write to it. `listed`
+    says whether the own contribution is in the sealed aggregate: if not, its drift is dropped and
+    the residual goes back to what it was before (R6). `lease` and `clock` belong to the next round;
+    `lease` is empty when the run is finished.
+    """
+
+    listed: bool
+    anchor_N: NDArray[np.float32]
+    clock: RunClock
+    lease: Lease
+
+
+class Ticket(Protocol):
+    """A contribution under way."""
+
+    def result(self) -> Outcome:
+        """Block until the round is sealed; called by the trainer, once per ticket.
+
+        Raises TrainerError when the network process is gone.
+        """
+        ...
+
+
+class Exchange(Protocol):
+    """SEAM: where contributions go. Implementations: the channel to the network process; tests."""
+
+    def begin(self, fragment: int, contribution: Contribution) -> Ticket:
+        """Hand over the contribution of this round; called by the trainer, once per round.
+
+        The contribution is frozen from here on: the same bytes stay valid until the outcome.
+        """
+        ...

@@ -1,0 +1,139 @@
+"""Genesis weights: a function of the manifest alone, equal to the bit on every machine.
+
+numpy only, so that the network process can make the first anchor without torch. The values are
+uniform, from raw Philox integers by one shift and single float32 operations: no library's normal
+generator and no transcendental, whose last bit depends on version and processor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.errors import ManifestError
+from protocol.grid import ShardSpec, TensorSpec
+from protocol.manifest import ModelSpec, RunManifest
+from training.registry import Registry
+
+_LAYERS_MAX = 1024
+_WIDTH_MAX = 65_536
+_CONTEXT_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Shape of one parameter, and its first values: `center` plus a uniform draw of +-`spread`."""
+
+    shape: tuple[int, ...]
+    center: float = 0.0
+    spread: float = 0.0
+
+
+SCHEMAS: Registry[Mapping[str, Initial]] = Registry("model")
+"""Per model name, a function of the ModelSpec that gives the parameters by name."""
+
+
+def shard_spec(model: ModelSpec, name: str = "model") -> ShardSpec:
+    """The whole model as one shard of one fragment, tensors sorted by name.
+
+    Raises ConfigError for an unknown model, ManifestError for a setting that it refuses.
+    """
+    schema = SCHEMAS[model.name](model)
+    tensors = tuple(TensorSpec(key, schema[key].shape) for key in sorted(schema))
+    return ShardSpec(name, tensors, (tuple(range(len(tensors))),))
+
+
+def genesis_weights(manifest: RunManifest, shard: int = 0) -> tuple[NDArray[np.float32], ...]:
+    """The first anchor: one flat float32 vector per fragment, tensors in the order of the schema.
+
+    Raises ManifestError where the manifest's shard does not fit its model.
+    """
+    schema = SCHEMAS[manifest.model.name](manifest.model)
+    spec = manifest.shards[shard]
+    for tensor in spec.tensors:
+        if tensor.name not in schema or schema[tensor.name].shape != tensor.shape:
+            raise ManifestError(f"shard {spec.name}: {tensor.name} is no tensor of the model")
+    values = [
+        _draw(schema[tensor.name], f"{manifest.model.seed}/genesis/{tensor.name}")
+        for tensor in spec.tensors
+    ]
+    return tuple(np.concatenate([values[i] for i in fragment]) for fragment in spec.fragments)
+
+
+def _draw(initial: Initial, path: str) -> NDArray[np.float32]:
+    numel = int(np.prod(initial.shape, dtype=np.int64))
+    center = np.float32(initial.center)
+    if initial.spread == 0.0:
+        return np.full(numel, center, dtype=np.float32)
+    key = int.from_bytes(blake3(path.encode()).digest(length=16), "little")
+    raw = np.random.Philox(key=key).random_raw(numel)
+    # 24 bits fit a float32 exactly, so the scaling to [-1, 1) rounds nothing.
+    unit = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    return unit * np.float32(initial.spread) + center
+
+
+def setting_int(model: ModelSpec, name: str, most: int) -> int:
+    """A setting that must be an integer of 1..`most`. Raises ManifestError naming it."""
+    value = model.setting(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ManifestError(f"model {model.name}: {name} is {value!r}, not 1..{most}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptShape:
+    """The settings of a GPT, checked."""
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> "GptShape":
+        """Read a ModelSpec. Raises ManifestError naming the setting that is wrong."""
+        shape = cls(
+            width=setting_int(model, "width", _WIDTH_MAX),
+            layers=setting_int(model, "layers", _LAYERS_MAX),
+            heads=setting_int(model, "heads", _WIDTH_MAX),
+            context=setting_int(model, "context", _CONTEXT_MAX),
+        )
+        if shape.width % shape.heads:
+            raise ManifestError(f"model {model.name}: heads does not divide width")
+        return shape
+
+
+def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
+    """Parameters of the byte-level GPT of `training.models`."""
+    shape = GptShape.of(model)
+    width = shape.width
+    into = _spread(width)
+    # Each block adds two branches to the residual stream; scaled so, its size does not grow
+    # with depth (GPT-2, section 2.3).
+    branch = _spread(width * 2 * shape.layers)
+    parameters = {
+        "embedding.weight": Initial((256, width), spread=into),
+        "positions.weight": Initial((shape.context, width), spread=into),
+        "norm.weight": Initial((width,), center=1.0),
+    }
+    for layer in range(shape.layers):
+        block = f"blocks.{layer}"
+        parameters |= {
+            f"{block}.attention_norm.weight": Initial((width,), center=1.0),
+            f"{block}.attention.query_key_value.weight": Initial((3 * width, width), spread=into),
+            f"{block}.attention.output.weight": Initial((width, width), spread=branch),
+            f"{block}.feed_forward_norm.weight": Initial((width,), center=1.0),
+            f"{block}.feed_forward.up.weight": Initial((4 * width, width), spread=into),
+            f"{block}.feed_forward.down.weight": Initial((width, 4 * width), spread=branch),
+        }
+    return parameters
+
+
+SCHEMAS.register("gpt", gpt_schema)
+
+
+def _spread(fan_in: int) -> float:
+    """Half-width of a uniform draw with variance 1 / (3 fan_in); square roots are exact IEEE."""
+    return float(np.sqrt(np.float64(1.0 / fan_in)))

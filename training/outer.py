@@ -1,0 +1,119 @@
+"""SEAM OuterOptimizer: the aggregate of a round becomes a step of the anchor.
+
+N elements of a fragment
+
+The pseudo-gradient is anchor minus local weights: it points uphill, like a gradient, and every
+rule here subtracts. All is element-wise float32, one operation at a time, equal on every machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ConfigError
+from protocol.manifest import OuterSpec
+from training.registry import Registry
+
+Slots = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterInfo:
+    """What a step may depend on besides the vectors: sealed facts only (R9).
+
+    `slots` are the vectors that the step before left, by name; a missing one is zero, as at
+    genesis.
+    """
+
+    round: int
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The new anchor and the new slot vectors; all are new arrays."""
+
+    anchor_N: NDArray[np.float32]
+    slots: Slots
+
+
+class OuterOptimizer(Protocol):
+    """SEAM: called by every peer's network process, once per sealed fragment, in a worker thread.
+
+    Purely functional: the old anchor stays whole until the round is final (R7). May be called
+    cell by cell, since every rule is element-wise.
+    """
+
+    slots: tuple[str, ...]
+    """Names of the vectors that a step leaves for the next; part of what a joiner downloads."""
+
+    def step(
+        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+    ) -> OuterStep:
+        """The anchor after this round; the inputs are only read."""
+        ...
+
+
+OUTER_OPTIMIZERS: Registry[OuterOptimizer] = Registry("outer optimizer")
+"""Factories `(learning_rate, momentum)`."""
+
+
+def make_outer(spec: OuterSpec) -> OuterOptimizer:
+    """The manifest's outer optimizer. Raises ConfigError for an unknown name or a bad number."""
+    return OUTER_OPTIMIZERS[spec.optimizer](spec.learning_rate, spec.momentum)
+
+
+class Nesterov:
+    """Nesterov momentum in the form of torch.optim.SGD (DiLoCo, algorithm 1).
+
+        v <- mu v + g;   theta <- theta - lr (g + mu v)
+
+    The textbook form with a look-ahead point has other slots: never mix them in a checkpoint.
+    """
+
+    slots: tuple[str, ...] = ("momentum",)
+
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        self._learning_rate = np.float32(learning_rate)
+        self._momentum = np.float32(momentum)
+
+    def step(
+        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+    ) -> OuterStep:
+        """See OuterOptimizer."""
+        before_N = info.slots.get("momentum")
+        if before_N is None:
+            before_N = np.zeros_like(anchor_N)
+        momentum_N = self._momentum * before_N
+        momentum_N += aggregate_N
+        update_N = self._momentum * momentum_N
+        update_N += aggregate_N
+        update_N *= self._learning_rate
+        return OuterStep(anchor_N - update_N, {"momentum": momentum_N})
+
+
+OUTER_OPTIMIZERS.register("nesterov", Nesterov)
+
+
+class Sgd:
+    """theta <- theta - lr g. With lr = 1 it is FedAvg: the anchor becomes the mean of the peers."""
+
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        if momentum != 0.0:
+            raise ConfigError("the outer optimizer sgd has no momentum: set 0 or take nesterov")
+        self._learning_rate = np.float32(learning_rate)
+
+    def step(
+        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+    ) -> OuterStep:
+        """See OuterOptimizer."""
+        del info
+        return OuterStep(anchor_N - self._learning_rate * aggregate_N, {})
+
+
+OUTER_OPTIMIZERS.register("sgd", Sgd)

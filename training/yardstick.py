@@ -1,0 +1,76 @@
+"""What a swarm is held against: its own first weights, and one node that trains alone.
+
+B sequences, W window (context + 1 bytes)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from protocol.manifest import RunManifest
+from training.data import Dataset
+from training.diloco import tokens_per_sample
+from training.evaluation import generate, validation_loss
+from training.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.models import build_model, write_fragment
+from training.trainer_loop import VALIDATION_WINDOWS
+
+YARDSTICK_WINDOWS = 1024
+"""Held-out windows behind every number that is compared; curves use VALIDATION_WINDOWS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Validation loss, nats per byte, after `step` inner steps."""
+
+    step: int
+    loss: float
+
+
+def held_out(manifest: RunManifest, dataset: Dataset) -> NDArray[np.uint8]:
+    """The large fixed sample of held-out text."""
+    return dataset.held_out_windows(YARDSTICK_WINDOWS, tokens_per_sample(manifest))
+
+
+def genesis_loss(manifest: RunManifest, dataset: Dataset) -> float:
+    """Validation loss of the weights that the run started from."""
+    return validation_loss(build_model(manifest), held_out(manifest, dataset))
+
+
+def model_of(manifest: RunManifest, anchors: Sequence[NDArray[np.float32]]) -> nn.Module:
+    """The run's model with the weights of a checkpoint."""
+    model = build_model(manifest)
+    for fragment, anchor_N in enumerate(anchors):
+        write_fragment(model, manifest.shards[0], fragment, anchor_N)
+    return model
+
+
+def sample_text(manifest: RunManifest, model: nn.Module, prompt: bytes, num_bytes: int) -> str:
+    """The prompt and what the model writes behind it; the same for the same weights."""
+    text = prompt + generate(model, prompt, num_bytes, seed=manifest.model.seed)
+    return text.decode("utf-8", "replace")
+
+
+def train_alone(
+    manifest: RunManifest, dataset: Dataset, show: Callable[[Point], None]
+) -> nn.Module:
+    """One node without a swarm: the run's inner loop, from its genesis, for all of its steps.
+
+    It takes the samples in the order of the permutation. `show` gets a validation point before the
+    first step and after every H.
+    """
+    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
+    model = build_model(manifest)
+    optimizer = make_optimizer(model, manifest.inner)
+    show(Point(0, validation_loss(model, curve_BW)))
+    for step in range(manifest.total_inner_steps):
+        samples_B = np.arange(step * batch, (step + 1) * batch)
+        accumulate_gradient(model, optimizer, dataset.windows(samples_B, context))
+        apply_gradient(model, optimizer, manifest, step)
+        if (step + 1) % manifest.inner.inner_steps == 0:
+            show(Point(step + 1, validation_loss(model, curve_BW)))
+    return model
