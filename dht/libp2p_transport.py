@@ -1,0 +1,350 @@
+"""SEAM Transport over libp2p: connections by peer id, streams by protocol name.
+
+    async with open_transport(TransportConfig(listen_port=4001), signer_seed=seed) as transport:
+        transport.serve("/barnraise/control/1", handler)
+        await transport.connect(peer, addresses)
+        stream = await transport.open_stream(peer, "/barnraise/control/1")
+
+Import this module only in the process that uses the network: libp2p takes a second to load.
+What the library gets wrong is mended in the other `libp2p_*` modules. Here it is kept at arm's
+length: no await on it that a caller cannot leave, and no end of ours that waits for a peer.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.abc import INetConn, INetStream
+from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.host.basic_host import BasicHost
+
+from dht import libp2p_negotiate
+from dht.libp2p_host import (
+    TransportConfig,
+    build_host,
+    dialable,
+    library_id,
+    listen_address,
+    plain_addresses,
+    reserved_port,
+)
+from dht.libp2p_inbound import Inbound
+from dht.libp2p_links import ConnectionEvent, Links
+from dht.libp2p_security import Task, link_of
+from dht.libp2p_stream import Libp2pStream, Traffic, root_message
+from protocol.errors import ConfigError, StreamClosedError, UnreachableError
+from protocol.identity import Ed25519Signer, PeerId, short_id
+from protocol.transport import Stream, StreamHandler
+
+if TYPE_CHECKING:
+    # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
+    from trio_typing import TaskStatus
+
+__all__ = ["ConnectionEvent", "Libp2pTransport", "TransportConfig", "open_transport"]
+
+logger = logging.getLogger(__name__)
+
+DIAL_STAGGER_S = 1.0
+"""How long an address has for itself before the next is tried beside it. An address of somebody
+else's home network swallows packets, and sixteen of those in a row would take over a minute."""
+
+DISCONNECT_GRACE_S = 0.2
+"""For a goodbye over a connection that may be stuck; then its socket is closed."""
+
+CLOSE_S_MAX = 0.9
+"""For an orderly end of the transport; what is left then is cancelled."""
+
+
+class Libp2pTransport:
+    """Implements `protocol.transport.Transport`. `run` it in a nursery, or use `open_transport`."""
+
+    def __init__(self, config: TransportConfig, *, signer_seed: bytes) -> None:
+        self._config = config
+        self._peer_id = Ed25519Signer(signer_seed).peer_id
+        self._traffic = Traffic()
+        self._nursery: trio.Nursery | None = None
+        self._dial_locks: dict[PeerId, trio.Lock] = {}
+        self._links = Links(self._spawn)
+        self._host = build_host(config, signer_seed, self._links.open)
+        assert self._host.get_id() == library_id(self._peer_id)
+        self._inbound = Inbound(
+            self._host.multiselect,
+            links=self._links,
+            wrap=self._wrap,
+            spawn=self._spawn,
+            timeout_s=config.stream_timeout_s,
+        )
+        self._host.get_network().register_notifee(self._links)
+        self._host.get_network().set_stream_handler(self._inbound.accept)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id, proven to every peer by the secure channel."""
+        return self._peer_id
+
+    @property
+    def host(self) -> BasicHost:
+        """The library's host, for the `libp2p_*` modules that relay and punch holes."""
+        return self._host
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial us, never 0.0.0.0; empty until `run` listens."""
+        return plain_addresses(self._host.get_addrs())
+
+    def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Run `handler` for each inbound stream of `protocol`; at any time, for later streams.
+
+        Its PeerError or NetworkError ends that stream. Any other exception is a bug, and ends the
+        transport.
+        """
+        self._inbound.serve(protocol, handler)
+
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with an open connection, ascending. A frozen peer stays in it: heartbeat."""
+        return self._links.peers()
+
+    def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
+        """(peer, whether it is connected now), as soon as known; first, those connected already.
+
+        Ends when the transport does, or when its reader leaves thousands of events unread: then
+        look at `connected` and subscribe again.
+        """
+        return self._links.events()
+
+    def traffic(self) -> tuple[int, int]:
+        """Payload bytes (sent, received) over all streams since the start."""
+        return self._traffic.sent, self._traffic.received
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Connect to `peer`; the next address starts when one fails, or beside it after a second.
+
+        Raises UnreachableError naming each address and why it failed.
+        """
+        if self._links.is_up(peer):
+            return
+        if peer == self._peer_id:
+            raise UnreachableError("that is this node itself")
+        # Two callers with the same peer in mind share one connection.
+        lock = self._dial_locks.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                if not self._links.is_up(peer):
+                    await self._dial_first(peer, addresses)
+        finally:
+            if not lock.locked():
+                self._dial_locks.pop(peer, None)
+
+    async def _dial_first(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        failures: dict[str, str] = {}
+        async with trio.open_nursery() as nursery:
+
+            async def attempt(address: str, finished: trio.Event) -> None:
+                why = await self._dial(peer, address)
+                if why is None:
+                    nursery.cancel_scope.cancel()
+                else:
+                    failures[address] = why
+                finished.set()
+
+            for address in dict.fromkeys(addresses):
+                finished = trio.Event()
+                nursery.start_soon(attempt, address, finished)
+                with trio.move_on_after(DIAL_STAGGER_S):
+                    await finished.wait()
+        if not self._links.is_up(peer):
+            tried = "; ".join(f"{address!r}: {why}" for address, why in failures.items())
+            raise UnreachableError(f"{short_id(peer)}: {tried or 'no address known'}")
+
+    async def _dial(self, peer: PeerId, address: str) -> str | None:
+        """Why it failed, or None."""
+        try:
+            target = dialable(address)
+            with trio.fail_after(self._config.dial_timeout_s):
+                # Not `host.connect`: that one tries a single address, waits a quarter of a second
+                # first, and after a failure refuses the peer for a minute.
+                await self._host.get_network().dial_addr(target, library_id(peer))
+        except ValueError as error:
+            return str(error)
+        except trio.TooSlowError:
+            return f"no answer within {self._config.dial_timeout_s} s"
+        except BaseLibp2pError as error:
+            return root_message(error)
+        return None
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """A new stream to a connected peer, in one round trip.
+
+        Raises UnreachableError when there is no connection, the peer does not serve `protocol`,
+        or it does not answer in time.
+        """
+        connection = self._connection(peer)
+        stream: Libp2pStream | None = None
+        agreed = False
+        try:
+            with trio.fail_after(self._config.stream_timeout_s):
+                stream = self._wrap(await self._new_stream(connection), peer)
+                await libp2p_negotiate.request(stream, protocol)
+                agreed = True
+                return stream
+        except (trio.TooSlowError, StreamClosedError) as error:
+            why = str(error) or "no answer in time"
+            raise UnreachableError(f"{short_id(peer)} {protocol}: {why}") from error
+        finally:
+            if stream is not None and not agreed:
+                await stream.aclose()
+
+    def _connection(self, peer: PeerId) -> INetConn:
+        links = self._links.of(peer)
+        found = [
+            connection
+            for connection in self._host.get_network().get_connections(library_id(peer))
+            if link_of(connection.muxed_conn) in links
+        ]
+        if not found:
+            raise UnreachableError(f"{short_id(peer)}: not connected")
+        # A punched hole supersedes the relayed connection before it.
+        return max(found, key=lambda one: one.get_connection_type() is ConnectionType.DIRECT)
+
+    async def _new_stream(self, connection: INetConn) -> INetStream:
+        """Open a stream in a task of its own: cancelled in the middle, it would never be freed."""
+        opened: list[INetStream] = []
+        done = trio.Event()
+        waiting = True
+
+        async def open_it() -> None:
+            try:
+                opened.append(await connection.new_stream())
+            except BaseLibp2pError as error:
+                logger.debug("no stream reason=%s", root_message(error))
+            done.set()
+            if opened and not waiting:
+                await opened[0].reset()
+
+        self._spawn(open_it)
+        try:
+            await done.wait()
+        finally:
+            waiting = False
+        if not opened:
+            raise StreamClosedError("the connection is gone")
+        return opened[0]
+
+    def _wrap(self, net_stream: INetStream, peer: PeerId) -> Libp2pStream:
+        return Libp2pStream(net_stream, peer, traffic=self._traffic, spawn=self._spawn)
+
+    def _spawn(self, task: Task) -> None:
+        """Run it beside the transport; after the transport's end, not at all."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close every connection to `peer`, within half a second. Never raises."""
+        await self._close_connections(self._host.get_network().get_connections(library_id(peer)))
+
+    async def _close_connections(self, connections: Sequence[INetConn]) -> None:
+        links = [link_of(connection.muxed_conn) for connection in connections]
+        for link in links:
+            if link is not None:
+                self._links.mark_down(link)
+
+        async def lose_soon() -> None:
+            await trio.sleep(DISCONNECT_GRACE_S)
+            for link in links:
+                if link is not None:
+                    link.lose("closed here")
+
+        # Shielded, because a cancelled close leaves the library with a dead connection in its
+        # table. It ends soon after the sockets do.
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lose_soon)
+                async with trio.open_nursery() as closing:
+                    for connection in connections:
+                        closing.start_soon(connection.close)
+                nursery.cancel_scope.cancel()
+
+    async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; started as soon as others can dial. Runs once.
+
+        Raises ConfigError if the port is taken. Cancelled, it closes everything within a second,
+        whatever the peers do.
+        """
+        # The host outlives the cancellation of this task until connections are closed in order.
+        host_scope = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await nursery.start(self._run_host, host_scope)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                await self._shut_down()
+                host_scope.cancel()
+                nursery.cancel_scope.cancel()
+
+    async def _run_host(
+        self,
+        scope: trio.CancelScope,
+        *,
+        task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with scope:
+            async with AsyncExitStack() as stack:
+                with reserved_port(self._config) as port:
+                    listening = self._host.run([listen_address(self._config, port)])
+                    await stack.enter_async_context(listening)
+                if not self._host.get_transport_addrs():
+                    raise ConfigError(f"cannot listen on {self._config.listen_host} port {port}")
+                task_status.started()
+                await trio.sleep_forever()
+
+    async def _shut_down(self) -> None:
+        network = self._host.get_network()
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_S_MAX, shield=True):
+            await self._close_connections(network.get_connections())
+            await self._host.close()
+        self._nursery = None
+        for link in self._links.everything():
+            link.lose("closed here")
+        self._links.close_events()
+
+
+@asynccontextmanager
+async def open_transport(
+    config: TransportConfig,
+    *,
+    signer_seed: bytes,
+    handlers: Mapping[str, StreamHandler] | None = None,
+) -> AsyncIterator[Libp2pTransport]:
+    """A transport that listens; leaving the context closes it within a second.
+
+    `handlers` are served from the first connection on. An error of the body, and a bug in a
+    handler, comes out as itself and not in a group, unless there are several.
+    """
+    transport = Libp2pTransport(config, signer_seed=signer_seed)
+    for protocol, handler in (handlers or {}).items():
+        transport.serve(protocol, handler)
+    with _single_error():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(transport.run)
+            try:
+                yield transport
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _single_error() -> Iterator[None]:
+    error: BaseException
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+    else:
+        return
+    raise error

@@ -1,0 +1,108 @@
+"""A hostile peer over libp2p gets itself cut off, and nobody else."""
+
+import contextlib
+
+import pytest
+import trio
+import trio.testing
+from libp2p.exceptions import BaseLibp2pError
+
+from dht import libp2p_inbound, libp2p_security, libp2p_stream
+from dht.libp2p_negotiate import encode_line
+from protocol.errors import StreamClosedError, UnreachableError
+from tests.dht.loopback import (
+    DEADLINE_S,
+    ECHO,
+    MIB,
+    SILENCE,
+    ask,
+    echo,
+    only_link,
+    open_loopback,
+    silence,
+    until,
+)
+
+pytestmark = pytest.mark.net
+
+
+async def test_peer_that_never_closes_its_side_is_cut_off(monkeypatch):
+    monkeypatch.setattr(libp2p_stream, "LINGER_S_MAX", 0.05)
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({SILENCE: silence}) as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            stream = await client.open_stream(server.peer_id, SILENCE)
+            await stream.aclose()
+            await until(lambda: not only_link(client).muxed.streams)
+
+
+async def test_inbound_streams_of_a_peer_are_capped(monkeypatch):
+    monkeypatch.setattr(libp2p_inbound, "INBOUND_STREAMS_MAX", 3)
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({SILENCE: silence}) as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            await until(lambda: only_link(server).num_inbound == 0)
+            for _ in range(3):
+                await client.open_stream(server.peer_id, SILENCE)
+            with pytest.raises(UnreachableError):
+                await client.open_stream(server.peer_id, SILENCE)
+
+
+async def test_peer_that_ignores_its_window_is_cut_off(monkeypatch):
+    monkeypatch.setattr(libp2p_security, "UNREAD_BYTES_MAX", 4 * MIB)
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({SILENCE: silence}) as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            stream = await client.open_stream(server.peer_id, SILENCE)
+            stream._net.muxed_stream.send_window = 1 << 40
+            with pytest.raises(StreamClosedError):
+                await stream.send_all(bytes(64 * MIB))
+            assert server.connected() == ()
+
+
+HELLO = encode_line("/multistream/1.0.0")
+HOSTILE = {
+    "not UTF-8": HELLO + b"\x03\xff\xfe\n",
+    "no line end": HELLO + b"\x03abc",
+    "endless line": HELLO + b"\xff\xff\xff\xff\xff\xff",
+    "empty line": HELLO + b"\x00",
+    "no hello": encode_line("/http/1.1"),
+    "always another": HELLO + encode_line("/x") * 20,
+    "too early for the library": HELLO + encode_line("/ipfs/ping/1.0.0") + b"x",
+    "junk to identify push": HELLO + encode_line("/ipfs/id/push/1.0.0"),
+    "half a ping": HELLO + encode_line("/ipfs/ping/1.0.0"),
+}
+
+
+@pytest.mark.parametrize("sent", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_hostile_stream_does_not_stop_the_host(sent):
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({ECHO: echo}) as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            connection = client._connection(server.peer_id)
+            raw = await connection.new_stream()
+            await raw.write(sent)
+            with contextlib.suppress(BaseLibp2pError):  # it may have been reset by then
+                if b"/ipfs/" in sent:
+                    await raw.read(len(sent))
+                    await raw.write(b"\xff" * 40)
+                await raw.close()
+            good = await client.open_stream(server.peer_id, ECHO)
+            assert await ask(good, b"alive") == b"alive"
+            await until(lambda: only_link(server).num_inbound == 1)
+            assert server.connected() == (client.peer_id,)
+
+
+async def test_failing_handler_of_the_library_does_not_stop_the_host():
+    async def stumble(_stream):
+        raise ValueError("bytes that it did not expect")
+
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({ECHO: echo}) as server, open_loopback() as client:
+            server.host.set_stream_handler("/library/1", stumble)
+            await client.connect(server.peer_id, server.addresses())
+            stream = await client.open_stream(server.peer_id, "/library/1")
+            with pytest.raises(StreamClosedError):
+                await stream.receive_exactly(1)
+            good = await client.open_stream(server.peer_id, ECHO)
+            assert await ask(good, b"alive") == b"alive"

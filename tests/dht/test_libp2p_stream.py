@@ -1,0 +1,78 @@
+"""A stream of ours puts together what the library hands over in pieces of any size."""
+
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+from libp2p.network.stream.exceptions import StreamEOF, StreamError
+
+from dht.libp2p_stream import Libp2pStream, Traffic, root_message
+from protocol.errors import StreamClosedError
+from protocol.identity import PeerId
+
+PEER = PeerId(bytes(32))
+
+
+class Pieces:
+    """A stream of the library that hands over prepared pieces, never more than asked for."""
+
+    def __init__(self, pieces):
+        self.pieces = list(reversed(pieces))
+
+    async def read(self, num_bytes):
+        if not self.pieces:
+            raise StreamEOF
+        piece = self.pieces.pop()
+        if len(piece) > num_bytes:
+            self.pieces.append(piece[num_bytes:])
+        return piece[:num_bytes]
+
+
+def stream_of(pieces):
+    net_stream: Any = Pieces(pieces)
+    return Libp2pStream(net_stream, PEER, traffic=Traffic(), spawn=lambda _: None)
+
+
+def cut(rng, data, sizes):
+    pieces = []
+    while data:
+        size = rng.choice(sizes)
+        pieces.append(data[:size])
+        data = data[size:]
+    return pieces
+
+
+@pytest.mark.parametrize("round_number", range(20))
+async def test_bytes_come_in_order_whatever_the_pieces(seed, round_number):
+    rng = random.Random(f"{seed}/{round_number}")
+    data = rng.randbytes(500_000)
+    stream = stream_of(cut(rng, data, [1, 3, 1000, 16_384, 65_507, 200_000]))
+    received = b""
+    while len(received) < len(data):
+        wanted = min(rng.choice([0, 1, 4, 100, 16_384, 65_536, 300_000]), len(data) - len(received))
+        received += await stream.receive_exactly(wanted)
+    assert received == data
+    with pytest.raises(StreamClosedError, match="the other end closed"):
+        await stream.receive_exactly(1)
+
+
+async def test_many_small_pieces_take_little_more_than_their_bytes():
+    num_bytes = 20_000
+    stream = stream_of([b"x"] * num_bytes)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        assert await stream.receive_exactly(num_bytes) == b"x" * num_bytes
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 8 * num_bytes
+
+
+def test_root_message_is_the_deepest_that_says_something():
+    error = StreamError("dialling failed")
+    error.__cause__ = OSError("connection refused")
+    error.__cause__.__cause__ = StreamError()
+    assert root_message(error) == "connection refused"
+    assert root_message(StreamError()) == "StreamError"
