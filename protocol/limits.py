@@ -31,6 +31,9 @@ MESSAGE_BODY_BYTES_MAX = CONTROL_FRAME_BYTES_MAX - 1 * KIB
 NESTED_MESSAGE_BYTES_MAX = 512
 """A signed message inside another is a VOTE (at most 223 bytes) or a SEAL (at most 323)."""
 
+CELL_NORM_MAX = 1e30
+"""L2 norm of a cell. Training diverged long before, and sums of squares stay finite in float64."""
+
 HAVE_RUNS_MAX = 3072
 """Runs of cells in one HAVE: 17 bytes each, 51 KiB. Whoever holds more runs says less."""
 
@@ -75,6 +78,9 @@ LEASE_INTERVALS_MAX = 256
 
 MESSAGES_PER_ROUND_MAX = 4096
 """Signed messages that are kept for one round: 64 seats x 8 kinds x 8 attempts."""
+
+CHAIN_PAGE_SEALS = 256
+"""Seals sent per request: a quarter of what a peer's queue of frames holds."""
 
 CHAIN_SEALS_PER_FRAME_MAX = 1
 """A seal of 64 seats with its certificate takes 33 KiB: two fit no control frame."""

@@ -67,7 +67,9 @@ class Commit:
     """
 
     root: Digest
-    cell_norms: Annotated[tuple[Annotated[float, Range(0.0, 1e30)], ...], Size(1, limits.CELLS_MAX)]
+    cell_norms: Annotated[
+        tuple[Annotated[float, Range(0.0, limits.CELL_NORM_MAX)], ...], Size(1, limits.CELLS_MAX)
+    ]
     tokens: Annotated[int, Range(0, limits.TOKENS_PER_ROUND_MAX)]
     samples: Annotated[int, Range(0, limits.TOKENS_PER_ROUND_MAX)]
     steps: Annotated[int, Range(0, limits.STEPS_PER_ROUND_MAX)]

@@ -12,7 +12,13 @@ from tests.architecture.source import PACKAGES, Module, within
 MAY_IMPORT = {
     "protocol": ("protocol",),
     "dht": ("protocol", "dht"),
-    "training": ("protocol.errors", "protocol.grid", "protocol.manifest", "training"),
+    "training": (
+        "protocol.errors",
+        "protocol.grid",
+        "protocol.limits",
+        "protocol.manifest",
+        "training",
+    ),
     "node": ("protocol", "dht", "training", "node"),
     "sim": PACKAGES,
 }

@@ -1,0 +1,150 @@
+"""What a member has to say in the attempt it works in (R2): HAVE, LIST, VOTE, NEWATTEMPT.
+
+Pure deciders over a RoundView; the machine signs what they return, once per slot. A muted node
+(R3) is not asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from node.deadlines import LearnedDeadline
+from node.events import Contributed
+from node.proposal import LIST_AFTER, held_runs, holds_all_expected, lock_report, propose
+from node.round_view import RoundView
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Body, Commit, Have, Kind, List, Vote
+
+TIME_OUT_AFTER = 3.0
+"""An attempt is given up after this many deadlines without progress: HAVE takes one, LIST half a
+one more, and the result has as long again to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A body to be signed in a slot of this round."""
+
+    kind: Kind
+    body: Body
+    attempt: int = 0
+    subject: bytes = b""
+
+
+def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> Iterator[Statement]:
+    """All that is due now, in the order of the protocol."""
+    if view.opened_s is None or not view.is_member:
+        return
+    yield from _have(view, deadline, now_s)
+    if view.is_voter:
+        yield from _list(view, deadline, now_s)
+        yield from _vote(view)
+        yield from _report(view)
+
+
+def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+    """At its deadline, or when nobody is missing, a reducer says what it holds."""
+    assert view.opened_s is not None
+    if not view.own_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+        return
+    is_complete = holds_all_expected(view)
+    if not is_complete and now_s < view.attempt_start_s + deadline.seconds(view.attempt):
+        return
+    if is_complete and view.attempt == 0:
+        deadline.observe(now_s - view.opened_s)
+    yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+
+
+def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+    """The closer of the attempt proposes, once."""
+    if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
+        return
+    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.attempt))
+    if body is not None:
+        yield Statement(Kind.LIST, body, view.attempt)
+
+
+def _vote(view: RoundView) -> Iterator[Statement]:
+    """One VOTE per attempt, never of an attempt that was left, never against the lock."""
+    if view.me in view.ballots.of(Kind.VOTE, view.attempt):
+        return
+    for _, body in view.ballots.bodies(Kind.LIST, List, view.attempt):
+        digest = view.ballots.list_digest(body)
+        if _is_valid(view, body) and _may_vote(view, digest):
+            yield Statement(Kind.VOTE, Vote(list_digest=digest), view.attempt)
+
+
+def _is_valid(view: RoundView, body: List) -> bool:
+    """Known COMMITs of members by ascending sender, each once; drifts come with branches (R4)."""
+    listed = view.listed(body)
+    if listed is None or body.drifts:
+        return False
+    senders = [sender for sender, _, _ in listed]
+    return senders == sorted(set(senders))
+
+
+def _may_vote(view: RoundView, digest: bytes) -> bool:
+    """Not locked, locked on this, or shown a certificate for this from a later attempt."""
+    if view.lock is None or view.lock[1] == digest:
+        return True
+    return any(
+        attempt > view.lock[0] and view.ballots.certificate(attempt, digest)
+        for attempt in view.ballots.attempts(Kind.VOTE)
+    )
+
+
+def _report(view: RoundView) -> Iterator[Statement]:
+    """Having entered a later attempt, tell its closer one's lock."""
+    if view.attempt and view.me not in view.ballots.of(Kind.NEWATTEMPT, view.attempt):
+        yield Statement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
+
+
+def commit_body(
+    view: RoundView, mine: Contributed, *, suspects: frozenset[PeerId], left: set[PeerId]
+) -> Commit:
+    """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
+    members = set(view.members)
+    return Commit(
+        root=mine.root,
+        cell_norms=mine.cell_norms,
+        tokens=mine.tokens,
+        samples=mine.samples,
+        steps=mine.steps,
+        base=view.basis,
+        residual_before=mine.residual_before,
+        residual_after=mine.residual_after,
+        seal=view.own_seal,
+        joins=tuple(sorted(view.proven_seats - members)[: limits.SEATS_MAX]),
+        suspects=tuple(sorted((suspects & members) - {view.me})),
+        gone=tuple(sorted(left & members)),
+        bans=(),
+    )
+
+
+def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
+    """When the attempt is given up; stands still while listed bytes arrive."""
+    deadline_s = deadline.seconds(view.attempt)
+    return max(
+        view.attempt_start_s + TIME_OUT_AFTER * deadline_s,
+        view.progress_s + deadline_s,
+    )
+
+
+def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
+    """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
+    if view.opened_s is None:
+        return False
+    has_list = bool(view.ballots.of(Kind.LIST, view.attempt))
+    closer_is_gone = not has_list and view.closer(view.attempt) in view.suspects
+    return closer_is_gone or now_s >= time_out_s(view, deadline)
+
+
+def due_times(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[float]:
+    """When something may fall due without anything being heard."""
+    if view.opened_s is None:
+        return
+    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.attempt)
+    yield start_s + deadline_s / 2
+    yield start_s + deadline_s
+    yield start_s + LIST_AFTER * deadline_s
+    yield time_out_s(view, deadline)
+    yield now_s + deadline_s / 4

@@ -1,0 +1,88 @@
+"""Between the decisions and the bytes: which stored cells a Push names, and whether arrivals fit.
+
+Synchronous and without I/O; `node.exchange` and the simulator's world both use it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from node.core import NodeCore
+from node.events import ListEntry, Push, Reduce
+from node.shard_store import Item, ShardStore
+from protocol.errors import LimitError
+from protocol.frames import Bulk, BulkHeader
+
+
+def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
+    """The cells to send for a Push; empty if they are not here (the asker asks elsewhere)."""
+    cells = [cell for cell in push.cells if cell < core.machine.config.num_cells]
+    match push.bulk:
+        case Bulk.PART:
+            root = core.part_root(push.subject)
+            return store.parts(root, cells) if root else []
+        case Bulk.RESULT:
+            return _results(core, store, push.subject, set(cells))
+        case Bulk.STATE:
+            for certificate in reversed(core.chain[-3:]):
+                if certificate.value.digest == push.subject:
+                    return store.state_cells(certificate.value.root, push.cells)
+            return []
+
+
+def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int]) -> list[Item]:
+    items: list[Item] = []
+    for view in core.views():
+        for piece in view.slices:
+            # The slices of another round cut the cells otherwise, and other proofs come out.
+            is_here = bool(view.agg_of(digest, piece))
+            if is_here and wanted.intersection(range(piece.first, piece.stop)):
+                found = store.results(digest, first=piece.first, stop=piece.stop)
+                items += [item for item in found if item.index in wanted]
+        if items:
+            break
+    return items
+
+
+def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
+    """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
+    count = store.num_state_cells if header.bulk is Bulk.STATE else store.num_cells
+    if index >= count:
+        raise LimitError(f"cell {index} of {count}")
+    if header.bulk is Bulk.PART:
+        return store.part_bytes(index)
+    return store.result_bytes(index) if header.bulk is Bulk.RESULT else store.state_bytes(index)
+
+
+def can_check(core: NodeCore, header: BulkHeader, index: int) -> bool:
+    """Whether the message that commits to this cell is here: the COMMIT or the AGG."""
+    if header.bulk is Bulk.PART:
+        return core.part_root(header.subject) is not None
+    return core.result_place(header.subject, index) is not None
+
+
+def admission(
+    core: NodeCore, store: ShardStore, header: BulkHeader, item: Item
+) -> Callable[[], None]:
+    """The check of a part or result that `can_check`, to be run anywhere; it keeps the cell.
+
+    Running it raises ProofError or DecodeError, which is the sender's fault.
+    """
+    if header.bulk is Bulk.PART:
+        root = core.part_root(header.subject)
+        assert root is not None
+        return partial(store.put_part, root, item)
+    place = core.result_place(header.subject, item.index)
+    assert place is not None
+    return partial(
+        store.put_result, header.subject, place.root, item, first=place.first, stop=place.stop
+    )
+
+
+def rooted(core: NodeCore, reduce: Reduce) -> list[tuple[ListEntry, bytes]]:
+    """The entries of a Reduce with the roots of their contributions."""
+    found = []
+    for entry in reduce.entries:
+        root = core.part_root(entry.commit_digest)
+        assert root is not None, "a certified LIST names a COMMIT that is not here"
+        found.append((entry, root))
+    return found

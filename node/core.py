@@ -1,0 +1,330 @@
+"""NodeCore: everything that a node decides, as one pure machine over one shard.
+
+Composes rounds, liveness, relay and catching up. The edge (`node.exchange` over libp2p, or the
+simulator's world) feeds it events with the monotonic time and carries out its actions in order.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from node import events as ev
+from node import roster as rosters
+from node.catchup import CatchUp
+from node.liveness import Liveness
+from node.relay import Relay, message_ids, pack
+from node.round import RoundMachine
+from node.round_view import RoundConfig, RoundView
+from protocol import limits
+from protocol.errors import DecodeError, ProofError
+from protocol.frames import (
+    Chain,
+    Frame,
+    Heartbeat,
+    Hello,
+    Messages,
+    Refusal,
+    StatusAnswer,
+    StatusAsk,
+    Want,
+    WantChain,
+)
+from protocol.identity import PeerId, Signer
+from protocol.manifest import RunManifest
+from protocol.messages import (
+    List,
+    NewAttempt,
+    SealCertificate,
+    SignedMessage,
+    decode_body,
+    decode_message,
+    is_signed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPlace:
+    """Where a result cell belongs: the AGG's root over cells [first, stop)."""
+
+    root: bytes
+    first: int
+    stop: int
+
+
+class NodeCore:
+    """One node's decisions. One owner calls `handle`; `wakeup_s` says when at the latest."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        config: RoundConfig,
+        signer: Signer,
+        genesis: SealCertificate,
+        *,
+        now_s: float,
+    ) -> None:
+        self.manifest = manifest
+        self.machine = RoundMachine(config, signer, genesis, now_s=now_s)
+        self.liveness = Liveness(
+            signer.peer_id,
+            heartbeat_s=manifest.timing.heartbeat_s,
+            suspect_s=manifest.timing.suspect_s,
+            now_s=now_s,
+        )
+        self.chain = [genesis]
+        self._signer = signer
+        self._me = signer.peer_id
+        self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2)
+        self._catchup = CatchUp(signer, config.trust)
+        self._rounds: dict[PeerId, int] = {}
+        self._suspects: frozenset[PeerId] = frozenset()
+        self._nonce = 0
+        self.wants_seat = True
+        self._seat_asked = b""
+
+    # What the edge may ask ----------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last round of the run is sealed."""
+        return self.machine.head.round >= self.manifest.rounds
+
+    @property
+    def rounds(self) -> dict[PeerId, int]:
+        """The round that each linked peer said it works on."""
+        return dict(self._rounds)
+
+    def views(self) -> tuple[RoundView, ...]:
+        """The round under way, and the one before while stragglers may need it."""
+        previous = self.machine.previous
+        return (self.machine.view, previous) if previous else (self.machine.view,)
+
+    def part_root(self, commit_digest: bytes) -> bytes | None:
+        """The root of a contribution whose COMMIT is known."""
+        for view in self.views():
+            commit = view.ballots.commit_of(commit_digest)
+            if commit is not None:
+                return commit[1].root
+        return None
+
+    def result_place(self, digest: bytes, cell: int) -> ResultPlace | None:
+        """Where a result cell of a LIST belongs, once an AGG of its slice is known."""
+        for view in self.views():
+            for piece in view.slices:
+                if piece.first <= cell < piece.stop:
+                    for agg in view.agg_of(digest, piece).values():
+                        return ResultPlace(agg.root, piece.first, piece.stop)
+        return None
+
+    def awaits_state(self, certificate: SealCertificate) -> bool:
+        """Whether that state is still wanted; asked before the own state is replaced by it."""
+        return certificate == self._catchup.wanted
+
+    def wakeup_s(self, now_s: float) -> float:
+        """When a Tick is due if nothing happens before."""
+        return min(self.machine.wakeup_s(), now_s + self.liveness.tick_interval_s)
+
+    def start(self, now_s: float) -> list[ev.CoreAction]:
+        """The first actions: train if seated, else ask for a seat."""
+        return [*self._train(was_listed=False, is_resync=True), *self._after(now_s)]
+
+    # Events -------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.CoreEvent, now_s: float) -> list[ev.CoreAction]:
+        """Take one event in; the actions that are due, in order."""
+        return [*self._wake(now_s), *self._take(event, now_s), *self._after(now_s)]
+
+    def _wake(self, now_s: float) -> Iterator[ev.CoreAction]:
+        """R3: having slept, say nothing until a quorum has told where it is."""
+        if self.liveness.tick(now_s):
+            self._nonce += 1
+            yield from self._round(ev.Woke(), now_s)
+            for peer in self.liveness.linked:
+                yield ev.Send(peer, StatusAsk(nonce=self._nonce))
+
+    def _take(self, event: ev.CoreEvent, now_s: float) -> Iterator[ev.CoreAction]:
+        match event:
+            case ev.Linked(peer=peer):
+                self.liveness.link_up(peer, now_s)
+                yield ev.Send(peer, self._heartbeat())
+            case ev.Unlinked(peer=peer):
+                self.liveness.link_down(peer, now_s)
+                self._relay.drop_link(peer)
+                self._rounds.pop(peer, None)
+            case ev.FrameArrived(peer=peer, frame=frame):
+                self.liveness.heard(peer, now_s)
+                yield from self._frame(peer, frame, now_s)
+            case ev.BytesArrived(peer=peer):
+                self.liveness.heard(peer, now_s)
+                self._catchup.moved(peer, now_s=now_s)
+            case ev.SeatProven(basis=basis, proof=proof):
+                yield from self._expand(self.machine.take_seat(basis, proof, now_s), now_s)
+            case ev.StateReady(certificate=certificate):
+                yield from self._resynced(certificate, now_s)
+            case ev.StateFailed(basis=basis):
+                if self._catchup.wanted and self._catchup.wanted.value.digest == basis:
+                    self._catchup.give_up()
+            case ev.TrainerReady():
+                self.wants_seat = True
+            case ev.Leaving():
+                yield from self._expand(self.machine.leave(), now_s)
+            case _:
+                yield from self._round(event, now_s)
+
+    def _after(self, now_s: float) -> Iterator[ev.CoreAction]:
+        """What every event may have made due: suspicions, heartbeats, catching up, a seat."""
+        suspects = self.liveness.suspects(self.machine.view.members, now_s)
+        if suspects != self._suspects:
+            self._suspects = suspects
+            yield from self._round(ev.SuspicionsChanged(suspects), now_s)
+        if self.liveness.beat_due(now_s):
+            beat = self._heartbeat()
+            for peer in self.liveness.linked:
+                yield ev.Send(peer, beat)
+                if self.machine.is_muted:
+                    yield ev.Send(peer, StatusAsk(nonce=self._nonce))
+        if now_s >= self.machine.wakeup_s():
+            # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
+            yield from self._round(ev.Tick(), now_s)
+        yield from self._catchup.consider(self.machine.head, self._rounds, now_s=now_s)
+        self.machine.is_held = self._catchup.wanted is not None
+        view = self.machine.view
+        is_current = self.wants_seat and not self._catchup.source and not self.is_finished
+        if not view.is_member and is_current and self._seat_asked != view.basis:
+            self._seat_asked = view.basis
+            yield ev.ProveSeat(view.basis)
+
+    def _heartbeat(self) -> Heartbeat:
+        view = self.machine.view
+        return Heartbeat(
+            round=view.index,
+            head=view.basis,
+            held=message_ids(view),
+            links=self.liveness.linked[:256],
+        )
+
+    # Frames -------------------------------------------------------------------------------------
+
+    def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterator[ev.CoreAction]:
+        match frame:
+            case Heartbeat():
+                self._rounds[peer] = frame.round
+                yield from self._relay.fill(peer, frame, self.views(), now_s)
+            case Messages(messages=messages):
+                for message in messages:
+                    yield from self._message(peer, message, now_s)
+            case Want(bulk=bulk, subject=subject, cells=cells):
+                yield ev.Push(peer, bulk, subject, cells)
+            case WantChain(first=first):
+                yield from self._send_chain(peer, first)
+            case Chain(seals=seals):
+                yield from self._chain_arrived(peer, seals, now_s)
+            case StatusAsk(nonce=nonce):
+                yield from pack(peer, [m for v in self.views() for m in v.ballots.messages()])
+                view = self.machine.view
+                yield ev.Send(peer, StatusAnswer(nonce=nonce, round=view.index, head=view.basis))
+            case StatusAnswer(nonce=nonce):
+                if nonce == self._nonce:
+                    yield from self._round(ev.StatusHeard(peer), now_s)
+            case Hello() | Refusal():
+                yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
+
+    def _message(
+        self, source: PeerId, message: SignedMessage, now_s: float
+    ) -> Iterator[ev.CoreAction]:
+        """File a signed message, after those that it quotes; forward it if it was new."""
+        view = self.machine.view
+        slot = message.slot
+        if slot.run != view.head.run or slot.shard != view.head.shard:
+            yield ev.Fault(source, "a message of another run or shard")
+            return
+        is_next = slot.round == view.index + 1
+        if view.ballots.find(message.digest) or not (is_next or slot.basis == view.basis):
+            return
+        try:
+            body = decode_body(message)
+        except DecodeError as error:
+            yield ev.Fault(source, f"malformed message: {error}")
+            return
+        if not is_signed(message, self._signer):
+            yield ev.Fault(source, f"{slot.kind.name} is not signed by its sender")
+            return
+        # Only of peers that matter here: anybody can make up keys, and every entry is memory.
+        if message.sender in view.members:
+            self.liveness.heard(message.sender, now_s)
+        if isinstance(body, List | NewAttempt):
+            yield from self._quoted(source, body.certificate, now_s)
+        yield from self._round(ev.Heard(message, body), now_s)
+        if view.ballots.find(message.digest):
+            self._relay.note(message, now_s)
+            yield from self._relay.forward(message, source, self.liveness.linked)
+
+    def _quoted(
+        self, source: PeerId, certificate: tuple[bytes, ...], now_s: float
+    ) -> Iterator[ev.CoreAction]:
+        for data in certificate:
+            try:
+                vote, body = decode_message(data)
+            except DecodeError as error:
+                yield ev.Fault(source, f"malformed VOTE in a certificate: {error}")
+                return
+            # A certificate quotes votes, which quote nothing: no deeper nesting than this.
+            if not isinstance(body, List | NewAttempt):
+                yield from self._message(source, vote, now_s)
+
+    # Chain and state ----------------------------------------------------------------------------
+
+    def _send_chain(self, peer: PeerId, first: int) -> Iterator[ev.CoreAction]:
+        first = max(1, first)
+        seals = self.chain[first : first + limits.CHAIN_PAGE_SEALS]
+        step = limits.CHAIN_SEALS_PER_FRAME_MAX
+        for start in range(0, len(seals), step):
+            yield ev.Send(peer, Chain(seals=tuple(seals[start : start + step])))
+
+    def _chain_arrived(
+        self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
+    ) -> Iterator[ev.CoreAction]:
+        try:
+            yield from self._catchup.extend(peer, seals, now_s=now_s)
+        except ProofError as error:
+            yield ev.Fault(peer, f"bad chain: {error}")
+
+    def _resynced(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.CoreAction]:
+        if certificate != self._catchup.wanted:
+            return
+        self.chain += self._catchup.finish()
+        self.machine.reset(certificate, now_s=now_s)
+        yield from self._train(was_listed=False, is_resync=True)
+
+    def _train(self, *, was_listed: bool, is_resync: bool) -> Iterator[ev.CoreAction]:
+        head, samples = self.machine.head, self.machine.config.samples_each
+        leases = {} if self.is_finished else rosters.leases(head, samples)[0]
+        lease = leases.get(self._me, ())
+        yield ev.Train(self.machine.certificate, lease, was_listed, is_resync)
+
+    # Rounds -------------------------------------------------------------------------------------
+
+    def _round(self, event: ev.RoundEvent, now_s: float) -> Iterator[ev.CoreAction]:
+        yield from self._expand(self.machine.handle(event, now_s), now_s)
+
+    def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
+        """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
+        for action in actions:
+            match action:
+                case ev.Broadcast(message=message):
+                    self._relay.note(message, now_s)
+                    for peer in self.liveness.linked:
+                        yield ev.Send(peer, Messages(messages=(message,)))
+                case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
+                    if source in self.liveness.linked:
+                        yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))
+                case ev.Resync():
+                    self._catchup.is_forced = True
+                    yield action
+                case ev.Adopt(certificate=certificate, was_listed=was_listed):
+                    self.chain.append(certificate)
+                    self._catchup.abandon()
+                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    yield action
+                    yield from self._train(was_listed=was_listed, is_resync=False)
+                case _:
+                    yield action

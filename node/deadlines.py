@@ -1,0 +1,36 @@
+"""Learned deadlines: how long a round waits for what is usually there by then.
+
+A quantile of what was seen, times a margin, between a floor and a cap that the manifest gives.
+"""
+
+from collections import deque
+
+SAMPLES_KEPT = 64
+QUANTILE = 0.9
+MARGIN = 2.0
+"""A peer twice as late as nine of ten arrivals lately is late; below that it is only slow."""
+
+GROWTH = 1.5
+"""Time-outs grow by this per attempt (R2)."""
+
+
+class LearnedDeadline:
+    """The deadline of one phase, in seconds; fed with how long the phase took."""
+
+    def __init__(self, *, floor_s: float, cap_s: float) -> None:
+        self._floor_s = floor_s
+        self._cap_s = cap_s
+        self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
+
+    def observe(self, duration_s: float) -> None:
+        """Learn from one phase that came to its end."""
+        self._seen_s.append(duration_s)
+
+    def seconds(self, attempt: int = 0) -> float:
+        """The deadline for `attempt`; the cap holds for attempt 0, growth goes beyond it."""
+        learned = self._floor_s
+        if self._seen_s:
+            ordered = sorted(self._seen_s)
+            learned = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
+        base = min(max(learned, self._floor_s), self._cap_s)
+        return float(base * GROWTH ** min(attempt, 16))

@@ -1,0 +1,341 @@
+"""What the pure machines of a node are told, and what they ask for.
+
+Events go in with a monotonic time, actions come out in the order in which they must be carried
+out: a RecordSlot is durable before the Broadcast behind it leaves.
+"""
+
+from dataclasses import dataclass
+
+from protocol.frames import Bulk, Frame
+from protocol.identity import PeerId
+from protocol.messages import Body, SealCertificate, SignedMessage
+from training.exchange import Lease
+
+# Events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributed:
+    """The own trainer's contribution to round `round` is encoded and stored."""
+
+    round: int
+    root: bytes
+    cell_norms: tuple[float, ...]
+    tokens: int
+    samples: int
+    steps: int
+    residual_before: bytes
+    residual_after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A signed message arrived; its signature has been checked."""
+
+    message: SignedMessage
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class CellsArrived:
+    """Verified cells are in the store: parts of a COMMIT, results of a LIST, or state of a seal."""
+
+    bulk: Bulk
+    subject: bytes
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The result of one slice is encoded and stored; `root` is over its cell roots."""
+
+    list_digest: bytes
+    first: int
+    stop: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state."""
+
+    list_digest: bytes
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeatChecked:
+    """Whether a joiner's proof fits the state of the seal it claims."""
+
+    peer: PeerId
+    basis: bytes
+    is_proved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SuspicionsChanged:
+    """Everybody whom this node suspects now."""
+
+    suspects: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class SealShown:
+    """A peer that is ahead shows a final seal; not checked yet."""
+
+    certificate: SealCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """This node did not run for so long that the others may have gone on without it (R3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusHeard:
+    """A peer told where it is, after the last Woke."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+RoundEvent = (
+    Contributed
+    | Heard
+    | CellsArrived
+    | Reduced
+    | Applied
+    | SeatChecked
+    | SuspicionsChanged
+    | SealShown
+    | Woke
+    | StatusHeard
+    | Tick
+)
+
+# Actions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSlot:
+    """Make this signature durable before anything behind it in the list leaves (R12)."""
+
+    message: SignedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send the own signed message to every linked peer."""
+
+    message: SignedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Send stored cells to a peer on a bulk stream."""
+
+    to: PeerId
+    bulk: Bulk
+    subject: bytes
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Ask a peer to push cells. It may lack them; the machine asks again, elsewhere."""
+
+    source: PeerId
+    bulk: Bulk
+    subject: bytes
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntry:
+    """One listed contribution, as an aggregator needs it."""
+
+    sender: PeerId
+    commit_digest: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sum cells [first, stop) of a certified LIST; answer with Reduced. Entries by sender."""
+
+    list_digest: bytes
+    entries: tuple[ListEntry, ...]
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Take the outer step on the complete results of a LIST; answer with Applied.
+
+    `is_empty` marks the empty LIST: the state stays what it is.
+    """
+
+    list_digest: bytes
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSeat:
+    """Check a joiner's proof against the own state; answer with SeatChecked."""
+
+    peer: PeerId
+    basis: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A round is final: the applied state becomes the anchor.
+
+    `was_listed` says whether the own contribution is in it (R6).
+    """
+
+    certificate: SealCertificate
+    was_listed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Our state is not what the swarm sealed, and only a copy of the swarm's state mends it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A peer broke the protocol; `reason` is for the log, the strike for `node.trust`."""
+
+    peer: PeerId
+    reason: str
+
+
+RoundAction = (
+    RecordSlot | Broadcast | Push | Pull | Reduce | Apply | CheckSeat | Adopt | Resync | Fault
+)
+
+# Between a node's core and its edge --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A control stream to a peer is open, and both hellos are checked."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """The control stream to a peer ended."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    """A decoded control frame of a linked peer."""
+
+    peer: PeerId
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class BytesArrived:
+    """Bulk bytes of a peer are arriving: it lives."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SeatProven:
+    """The own proof for a SEAT on the seal `basis`; answers ProveSeat."""
+
+    basis: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateReady:
+    """The state of the certified seal is assembled and in place; answers FetchState."""
+
+    certificate: SealCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class StateFailed:
+    """The source did not deliver the state of that seal."""
+
+    basis: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerReady:
+    """The own trainer is up: only now would a seat be of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The operator stops this node: say so."""
+
+
+CoreEvent = (
+    RoundEvent
+    | Linked
+    | Unlinked
+    | FrameArrived
+    | BytesArrived
+    | SeatProven
+    | StateReady
+    | StateFailed
+    | TrainerReady
+    | Leaving
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control frame to a linked peer."""
+
+    peer: PeerId
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class ProveSeat:
+    """Hash the own state for a SEAT on the seal `basis`; answer with SeatProven."""
+
+    basis: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Ask `source` for all state cells of that seal; answer with StateReady or StateFailed."""
+
+    source: PeerId
+    certificate: SealCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The trainer may train on the head's anchor with this lease; empty when it is to rest.
+
+    `was_listed` tells what became of its last contribution (R6); `is_resync` that the anchor came
+    from others, so that the residual starts from zero.
+    """
+
+    certificate: SealCertificate
+    lease: Lease
+    was_listed: bool
+    is_resync: bool
+
+
+CoreAction = RoundAction | Send | ProveSeat | FetchState | Train

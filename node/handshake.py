@@ -1,0 +1,69 @@
+"""Hello: the first frames of a control stream. Wire version and run must agree."""
+
+import trio
+
+from protocol import limits
+from protocol.errors import DecodeError, LimitError, RefusedError
+from protocol.frames import Hello, Refusal, decode_frame, encode_frame
+from protocol.identity import Signer
+from protocol.manifest import (
+    WIRE_VERSION,
+    RunManifest,
+    SignedManifest,
+    first_difference,
+    open_manifest,
+)
+from protocol.transport import Stream
+from protocol.wire import encode
+
+HELLO_S = 5.0
+"""For both hellos; a peer that takes longer is not there."""
+
+
+async def shake_hands(
+    stream: Stream, signed: SignedManifest, addresses: tuple[str, ...], signer: Signer
+) -> Hello:
+    """Exchange hellos; the peer's, if it is of our run.
+
+    Raises ManifestMismatch naming the first differing field if it is of another run, RefusedError
+    if it refuses us, DecodeError or LimitError for bytes that are no hello, NetworkError and
+    trio.TooSlowError if it does not answer.
+    """
+    run = signed.manifest.digest
+    hello = Hello(
+        wire=WIRE_VERSION,
+        run=run,
+        addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+    )
+    with trio.fail_after(HELLO_S):
+        await stream.send_frame(encode_frame(hello))
+        theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
+        if isinstance(theirs, Hello) and (theirs.wire, theirs.run) == (WIRE_VERSION, run):
+            return theirs
+        if isinstance(theirs, Hello):
+            await stream.send_frame(encode_frame(_refusal(signed)))
+            theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
+        if isinstance(theirs, Refusal):
+            _explain(theirs, signed.manifest, signer)
+        raise DecodeError(f"expected a hello, got {type(theirs).__name__}")
+
+
+def _refusal(signed: SignedManifest) -> Refusal:
+    data = encode(signed)
+    if len(data) > limits.CONTROL_FRAME_BYTES_MAX - 1024:
+        data = b""
+    return Refusal(reason="another run or wire version", manifest=data)
+
+
+def _explain(refusal: Refusal, ours: RunManifest, signer: Signer) -> None:
+    """Raise what the refusal means for the user."""
+    reason = "".join(c if c.isprintable() else "?" for c in refusal.reason)
+    if refusal.manifest:
+        try:
+            theirs = open_manifest(refusal.manifest, signer)
+        except (DecodeError, LimitError) as error:
+            raise RefusedError(f"{reason}; its manifest is malformed") from error
+        mismatch = first_difference(ours, theirs)
+        if mismatch is not None:
+            raise mismatch
+    raise RefusedError(reason)

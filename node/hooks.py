@@ -1,0 +1,111 @@
+"""SEAM NodeHooks: where tests and attacks bend a real node. The default bends nothing.
+
+A node that runs with hooks says so at start. Only `sim` and the tests make other hooks.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.shard_store import Item, State
+from protocol.errors import ConfigError
+from protocol.frames import Bulk
+
+
+class NodeHooks:
+    """Bends nothing."""
+
+    name = ""
+
+    def sent_item(self, bulk: Bulk, item: Item) -> Item:
+        """A cell on its way out, proof and all."""
+        del bulk
+        return item
+
+    def adopted_anchor(
+        self, anchor_N: NDArray[np.float32], before_N: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The sealed anchor, before trainer and checkpoint get it; `before_N` is the last one."""
+        del before_N
+        return anchor_N
+
+    def own_update(self, update_N: NDArray[np.float32]) -> None:
+        """The own decoded contribution of this round."""
+
+    def synced_state(self, state: State) -> State:
+        """A state that came from peers and has the sealed root."""
+        return state
+
+    @property
+    def finds_nobody(self) -> bool:
+        """Whether the directory's answers are thrown away."""
+        return False
+
+
+class OwnUpdate(NodeHooks):
+    """The aggregate is replaced by one's own update: every node goes its own way."""
+
+    name = "own-update"
+
+    def __init__(self) -> None:
+        self._update_N: NDArray[np.float32] | None = None
+        self._own_N: NDArray[np.float32] | None = None
+
+    def own_update(self, update_N: NDArray[np.float32]) -> None:
+        """Remember it for the next adoption."""
+        self._update_N = update_N
+
+    def adopted_anchor(
+        self, anchor_N: NDArray[np.float32], before_N: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The own anchor minus the own update."""
+        own_N = before_N if self._own_N is None else self._own_N
+        self._own_N = own_N if self._update_N is None else own_N - self._update_N
+        return self._own_N
+
+
+class FlipByte(NodeHooks):
+    """One byte of the first part that leaves is flipped."""
+
+    name = "flip-byte"
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def sent_item(self, bulk: Bulk, item: Item) -> Item:
+        """Flip once."""
+        if self._is_done or bulk is not Bulk.PART:
+            return item
+        self._is_done = True
+        payload = bytearray(item.payload)
+        payload[len(payload) // 2] ^= 1
+        return Item(item.index, bytes(payload), item.proof)
+
+
+class SkipOuterState(NodeHooks):
+    """A latecomer takes the anchor and leaves the outer slots at zero."""
+
+    name = "skip-outer-state"
+
+    def synced_state(self, state: State) -> State:
+        """Zero slots under the sealed root."""
+        slots = {name: np.zeros_like(slot_N) for name, slot_N in state.slots.items()}
+        return State(state.anchor_N, slots, state.cell_roots, state.root)
+
+
+class FindsNobody(NodeHooks):
+    """Directory.find is disabled."""
+
+    name = "no-directory"
+
+    @property
+    def finds_nobody(self) -> bool:
+        """It does not look."""
+        return True
+
+
+def hooks_named(name: str) -> NodeHooks:
+    """The hooks of a test switch. Raises ConfigError for an unknown name."""
+    for kind in (NodeHooks, OwnUpdate, FlipByte, SkipOuterState, FindsNobody):
+        if kind.name == name:
+            return kind()
+    raise ConfigError(f"no test switch {name!r}")

@@ -1,0 +1,116 @@
+"""Who is linked, who is silent, and whom this node suspects. Pure; later gossip feeds it too.
+
+A suspicion is local and only ever acts through COMMITs (R1). Silence is measured against the own
+scheduling lag, so that a node that was itself late does not accuse the others.
+"""
+
+from protocol.identity import PeerId
+
+TICKS_PER_HEARTBEAT = 4
+
+UNLINKED_GRACE_HEARTBEATS = 2.0
+"""A link that broke may come back; a peer that is gone does not. Two beats tell them apart."""
+
+UNLINKED_SILENCE_FACTOR = 3.0
+"""Peers without a direct link are heard of through others, later and less often."""
+
+
+class Liveness:
+    """Links and silences of the peers that this node cares about."""
+
+    def __init__(self, me: PeerId, *, heartbeat_s: float, suspect_s: float, now_s: float) -> None:
+        self._me = me
+        self._heartbeat_s = heartbeat_s
+        self._suspect_s = suspect_s
+        self._linked: set[PeerId] = set()
+        self._heard_s: dict[PeerId, float] = {}
+        self._unlinked_s: dict[PeerId, float] = {}
+        self._lag_s = 0.0
+        self._tick_s = now_s
+        self._beat_s = now_s
+        self._asked_of: tuple[PeerId, ...] = ()
+        self._suspects: frozenset[PeerId] = frozenset()
+        self._look_again_s = now_s
+
+    @property
+    def linked(self) -> tuple[PeerId, ...]:
+        """Peers with an open control stream, ascending."""
+        return tuple(sorted(self._linked))
+
+    def link_up(self, peer: PeerId, now_s: float) -> None:
+        """A control stream to `peer` is open and its hello is checked."""
+        self._linked.add(peer)
+        self._unlinked_s.pop(peer, None)
+        self._heard_s[peer] = self._look_again_s = now_s
+
+    def link_down(self, peer: PeerId, now_s: float) -> None:
+        """The last control stream to `peer` ended."""
+        if peer in self._linked:
+            self._linked.remove(peer)
+            self._unlinked_s[peer] = self._look_again_s = now_s
+
+    def heard(self, peer: PeerId, now_s: float) -> None:
+        """Any sign of life: a frame, bytes of a bulk stream, a signed message through others."""
+        self._heard_s[peer] = now_s
+        if peer not in self._linked and peer in self._unlinked_s:
+            self._unlinked_s[peer] = now_s
+        if peer in self._suspects:
+            self._look_again_s = now_s
+
+    def tick(self, now_s: float) -> bool:
+        """Note that this node runs; True if it did not for so long that others went on (R3).
+
+        Called before every event, so that nothing is decided between waking and noticing it. After
+        a sleep everybody starts with a clean slate: their silence was ours.
+        """
+        elapsed_s = now_s - self._tick_s
+        late_s = max(0.0, elapsed_s - self.tick_interval_s)
+        self._tick_s = now_s
+        if late_s > self._suspect_s:
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+            self._unlinked_s = dict.fromkeys(self._unlinked_s, now_s)
+            self._lag_s = 0.0
+            self._look_again_s = now_s
+            return True
+        self._lag_s = max(late_s, self._lag_s * 0.5 ** (elapsed_s / self._suspect_s))
+        return False
+
+    @property
+    def tick_interval_s(self) -> float:
+        """How often `tick` is to be called at least."""
+        return self._heartbeat_s / TICKS_PER_HEARTBEAT
+
+    @property
+    def lag_s(self) -> float:
+        """The own lateness of late, in seconds; what is past counts half per suspicion time."""
+        return self._lag_s
+
+    def beat_due(self, now_s: float) -> bool:
+        """Whether a heartbeat is due; if so, the next one is a heartbeat away."""
+        if now_s < self._beat_s:
+            return False
+        self._beat_s = now_s + self._heartbeat_s
+        return True
+
+    def suspects(self, peers: tuple[PeerId, ...], now_s: float) -> frozenset[PeerId]:
+        """Those of `peers` that are silent for too long or whose link broke and stayed broken.
+
+        Asked after every event; looked at again once per tick, or when there is reason to.
+        """
+        if now_s >= self._look_again_s or peers != self._asked_of:
+            self._look_again_s = now_s + self.tick_interval_s
+            self._asked_of = peers
+            self._suspects = frozenset(
+                peer for peer in peers if peer != self._me and self._is_silent(peer, now_s)
+            )
+        return self._suspects
+
+    def _is_silent(self, peer: PeerId, now_s: float) -> bool:
+        silence_s = now_s - self._heard_s.setdefault(peer, now_s)
+        allowed_s = self._suspect_s + 2.0 * self.lag_s
+        if peer in self._linked:
+            return silence_s > allowed_s
+        if peer in self._unlinked_s:
+            grace_s = UNLINKED_GRACE_HEARTBEATS * self._heartbeat_s + self.lag_s
+            return now_s - self._unlinked_s[peer] > grace_s
+        return silence_s > UNLINKED_SILENCE_FACTOR * allowed_s

@@ -1,0 +1,157 @@
+"""What members say about the bytes they hold, and what the closer proposes from it (R2)."""
+
+from collections.abc import Iterator
+
+from node.round_view import RoundView
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Have, Held, Kind, List, NewAttempt
+
+LIST_AFTER = 1.5
+"""The closer waits this many deadlines for HAVEs; reducers sign theirs after one."""
+
+EMPTY_AFTER_ATTEMPTS = 3
+"""From this attempt on a closer that knows of nothing complete lets the round carry."""
+
+
+def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
+    """The LIST to propose now, or None while there is reason to wait."""
+    if view.attempt > 0:
+        reporting = view.ballots.of(Kind.NEWATTEMPT, view.attempt)
+        if not view.has_quorum(set(reporting)):
+            return None
+        bound = _highest_lock(view) or _already_summed(view)
+        if bound is not None:
+            return bound
+    complete = complete_senders(view)
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
+    if complete >= view.expected or (complete and (is_late or not awaited_haves(view))):
+        return _list_of(view, complete)
+    if is_late and view.attempt >= EMPTY_AFTER_ATTEMPTS:
+        return List(commits=(), drifts=(), certificate=())
+    return None
+
+
+def _highest_lock(view: RoundView) -> List | None:
+    """The lock of the latest attempt that a voter reports and can prove."""
+    best: NewAttempt | None = None
+    for _, report in view.ballots.bodies(Kind.NEWATTEMPT, NewAttempt, view.attempt):
+        if report.lock_attempt < 0 or (best and best.lock_attempt >= report.lock_attempt):
+            continue
+        body = List(commits=report.commits, drifts=report.drifts, certificate=())
+        if view.ballots.certificate(report.lock_attempt, view.ballots.list_digest(body)):
+            best = report
+    if best is None:
+        return None
+    return List(commits=best.commits, drifts=best.drifts, certificate=best.certificate)
+
+
+def _already_summed(view: RoundView) -> List | None:
+    """A certified list of an earlier attempt whose whole result is here: the quickest way on."""
+    for attempt, digest in view.ballots.certified():
+        body = view.ballots.list_of(digest)
+        if attempt < view.attempt and body is not None and not view.missing_results(digest):
+            votes = view.ballots.certificate(attempt, digest)
+            return List(
+                commits=body.commits,
+                drifts=body.drifts,
+                certificate=tuple(vote.encoded for vote in votes),
+            )
+    return None
+
+
+def complete_senders(view: RoundView) -> set[PeerId]:
+    """Senders whose every cell is held by some reducer that says so in this attempt."""
+    held: list[set[PeerId]] = [set() for _ in range(view.num_cells)]
+    for _, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+        for run in body.held:
+            senders = unpack_senders(run.senders, view.members)
+            for cell in range(run.first, min(run.stop, view.num_cells)):
+                held[cell] |= senders
+    committed = {sender for sender, _, _ in view.commits()}
+    return committed.intersection(*held)
+
+
+def awaited_haves(view: RoundView) -> frozenset[PeerId]:
+    """Reducers that this node expects to sign a HAVE in this attempt, and that have not yet."""
+    signed = set(view.ballots.of(Kind.HAVE, view.attempt))
+    return frozenset(
+        peer
+        for peer in view.expected - signed
+        if any(view.is_responsible(piece, peer) for piece in view.slices)
+    )
+
+
+def held_runs(view: RoundView) -> Iterator[Held]:
+    """The body of a HAVE: per run of cells, whose parts are in the own store.
+
+    Yields at most HAVE_RUNS_MAX: senders of every other cell only can make more, and what is not
+    said is not listed.
+    """
+    commits = [(sender, digest) for sender, digest, _ in view.commits()]
+    first, current, runs = 0, b"", 0
+    for cell in range(view.num_cells):
+        senders = {s for s, digest in commits if cell in view.parts.get(digest, ())}
+        bits = pack_senders(senders, view.members) if senders else b""
+        if bits != current:
+            if current:
+                yield Held(first=first, stop=cell, senders=current)
+                runs += 1
+            if runs == limits.HAVE_RUNS_MAX:
+                return
+            first, current = cell, bits
+    if current:
+        yield Held(first=first, stop=view.num_cells, senders=current)
+
+
+def holds_all_expected(view: RoundView) -> bool:
+    """Whether every expected member has committed and all its parts of the own slices are here."""
+    commits = [(sender, digest) for sender, digest, _ in view.commits()]
+    if not view.expected <= {sender for sender, _ in commits}:
+        return False
+    return not any(
+        view.missing_parts(digest, piece)
+        for piece in view.own_slices()
+        for sender, digest in commits
+        if sender in view.expected
+    )
+
+
+def lock_report(view: RoundView) -> NewAttempt:
+    """The body of a NEWATTEMPT: the lock with its certificate, or the results still missing."""
+    if view.lock is not None:
+        locked = view.ballots.list_of(view.lock[1])
+        assert locked is not None, "locked on a LIST that is not in the ballots"
+        return NewAttempt(
+            lock_attempt=view.lock[0],
+            commits=locked.commits,
+            drifts=locked.drifts,
+            certificate=tuple(vote.encoded for vote in view.ballots.certificate(*view.lock)),
+            missing=(),
+        )
+    certified = [digest for _, digest in view.ballots.certified()]
+    missing = view.missing_results(certified[0]) if certified else ()
+    return NewAttempt(lock_attempt=-1, commits=(), drifts=(), certificate=(), missing=missing)
+
+
+def _list_of(view: RoundView, senders: set[PeerId]) -> List:
+    digests = tuple(digest for sender, digest, _ in view.commits() if sender in senders)
+    return List(commits=digests, drifts=(), certificate=())
+
+
+def pack_senders(senders: set[PeerId], members: tuple[PeerId, ...]) -> bytes:
+    """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
+    bits = bytearray(-(-len(members) // 8))
+    for index, member in enumerate(members):
+        if member in senders:
+            bits[index // 8] |= 1 << (index % 8)
+    return bytes(bits)
+
+
+def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> set[PeerId]:
+    """Inverse of `pack_senders`; bits beyond the roster say nothing."""
+    return {
+        member
+        for index, member in enumerate(members)
+        if index // 8 < len(bits) and bits[index // 8] >> (index % 8) & 1
+    }

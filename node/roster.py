@@ -1,0 +1,241 @@
+"""From one seal to the next round: roster, voters, quorum, closer, reducers, leases, clock.
+
+All pure functions of sealed values (R1, R8, R9): what gossip or one's own view says has no say.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
+from training.exchange import Lease
+from training.leases import give_back, lease_size, part_of_lease, take
+
+ABSENCES_MAX = 2
+"""Non-empty rounds in a row without a listed contribution that cost the seat (R1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One listed contribution: who sent it, and its COMMIT.
+
+    `is_proved` says whether the COMMIT carried its sender's own SEAL of the seal that named the
+    roster; the caller has checked signature and value.
+    """
+
+    sender: PeerId
+    commit: Commit
+    is_proved: bool
+
+
+def genesis_roster(founder: PeerId) -> Roster:
+    """The founder alone; genesis counts as a list of its voters."""
+    seat = SeatRecord(peer=founder, seated=0, voter_since=0, proved=0, absent=0)
+    return Roster(seats=(seat,), window=(0,))
+
+
+def voters(roster: Roster) -> tuple[PeerId, ...]:
+    """The voting members, ascending."""
+    return tuple(seat.peer for seat in roster.seats if seat.voter_since >= 0)
+
+
+def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool:
+    """Whether the voters among `peers` are a quorum.
+
+    Friends: a majority, or with an even number the half that holds the eldest voter. Open: two
+    thirds, rounded up.
+    """
+    electorate = voters(roster)
+    agreeing = sum(1 for peer in electorate if peer in peers)
+    if trust == "open":
+        return agreeing >= -(-2 * len(electorate) // 3)
+    if 2 * agreeing == len(electorate):
+        return eldest_voter(roster) in peers
+    return 2 * agreeing > len(electorate)
+
+
+def eldest_voter(roster: Roster) -> PeerId:
+    """The voter that has voted longest; among equals the lowest peer id."""
+    seats = [seat for seat in roster.seats if seat.voter_since >= 0]
+    return min(seats, key=lambda seat: (seat.voter_since, seat.peer)).peer
+
+
+def closer(roster: Roster, basis: bytes, shard: int, attempt: int) -> PeerId:
+    """Who proposes the LIST of this attempt."""
+    electorate = voters(roster)
+    start = int.from_bytes(blake3(basis + shard.to_bytes(4, "big")).digest()[:8], "big")
+    return electorate[(start + attempt) % len(electorate)]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Cells [first, stop), and who sums them: `reducers` by rank, the substitute second."""
+
+    first: int
+    stop: int
+    reducers: tuple[PeerId, ...]
+
+
+def slices(members: Sequence[PeerId], basis: bytes, num_cells: int) -> tuple[Slice, ...]:
+    """One contiguous slice per reducer, equal to within a cell; only slices that have cells.
+
+    The order of the reducers is permuted by the last seal, so that nobody sums the same cells in
+    every round. Shares by measured rate (R8) come behind this function.
+    """
+    order = sorted(members, key=lambda peer: blake3(basis + peer).digest())
+    count = min(len(order), num_cells)
+    bounds = [num_cells * index // count for index in range(count + 1)]
+    return tuple(
+        Slice(bounds[index], bounds[index + 1], tuple(order[index:] + order[:index]))
+        for index in range(count)
+    )
+
+
+def leases(value: SealValue, samples_each: int) -> tuple[dict[PeerId, Lease], SealClock]:
+    """Who may use which samples in the round after `value`, and the clock with them leased.
+
+    Every member gets `samples_each` samples, in ascending peer order, returned ones first.
+    """
+    unused: Lease = tuple((gap.first, gap.stop) for gap in value.clock.unused)
+    cursor = value.clock.cursor
+    leased = {}
+    for peer in value.roster.members:
+        leased[peer], unused, cursor = take(unused, cursor, samples_each)
+    return leased, replace(value.clock, unused=_intervals(unused), cursor=cursor)
+
+
+def _intervals(gaps: Lease) -> tuple[Interval, ...]:
+    return tuple(Interval(first=first, stop=stop) for first, stop in gaps)
+
+
+def next_clock(value: SealValue, listed: Sequence[Listed], samples_each: int) -> SealClock:
+    """The clock after a round on `value` that listed these contributions.
+
+    Samples of members that are not listed go back whole; a listed member gives back the tail that
+    its COMMIT says it did not use.
+    """
+    leased, clock = leases(value, samples_each)
+    used = {entry.sender: min(entry.commit.samples, samples_each) for entry in listed}
+    unused: Lease = tuple((gap.first, gap.stop) for gap in clock.unused)
+    for peer, lease in leased.items():
+        spent = used.get(peer, 0)
+        unused = give_back(unused, part_of_lease(lease, spent, lease_size(lease) - spent))
+    return SealClock(
+        step=clock.step + _weighted_median_steps(listed),
+        tokens=clock.tokens + sum(entry.commit.tokens for entry in listed),
+        cursor=clock.cursor,
+        unused=_intervals(unused),
+    )
+
+
+def _weighted_median_steps(listed: Sequence[Listed]) -> int:
+    """The H at which half of the round's tokens are reached, counting from the smallest H."""
+    total = sum(entry.commit.tokens for entry in listed)
+    reached = 0
+    ordered = sorted(listed, key=lambda entry: (entry.commit.steps, entry.sender))
+    for entry in ordered:
+        reached += entry.commit.tokens
+        if 2 * reached >= total:
+            return entry.commit.steps
+    return 0
+
+
+def next_roster(
+    roster: Roster, round_index: int, listed: Sequence[Listed], *, trust: str
+) -> Roster:
+    """The roster that the seal of `round_index` carries (R1).
+
+    An empty list changes nothing: nobody was seen absent, nobody was named.
+    """
+    if not listed:
+        return roster
+    present = {entry.sender: entry for entry in listed}
+    window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
+    dropped = _suspected(listed) | _gone(listed)
+    seats = {}
+    for seat in roster.seats:
+        is_listed = seat.peer in present
+        absent = 0 if is_listed else seat.absent + 1
+        if absent >= ABSENCES_MAX or seat.peer in dropped:
+            continue
+        is_proved = is_listed and present[seat.peer].is_proved
+        seats[seat.peer] = replace(
+            seat, absent=absent, proved=round_index if is_proved else seat.proved
+        )
+    # Room for the voters too: where nobody else would vote, they keep their seats.
+    taken = len(seats.keys() | set(voters(roster)))
+    for peer in _joiners(roster, listed, trust=trust)[: limits.SEATS_MAX - taken]:
+        seats[peer] = SeatRecord(peer=peer, seated=round_index, voter_since=-1, proved=-1, absent=0)
+    if not seats:
+        return replace(roster, window=window)
+    return _with_voters(roster, seats, window, round_index, trust=trust)
+
+
+def _gone(listed: Sequence[Listed]) -> set[PeerId]:
+    return {peer for entry in listed for peer in entry.commit.gone}
+
+
+def _suspected(listed: Sequence[Listed]) -> set[PeerId]:
+    """Those whom more than half of the listed COMMITs suspect."""
+    counts: dict[PeerId, int] = {}
+    for entry in listed:
+        for peer in set(entry.commit.suspects):
+            counts[peer] = counts.get(peer, 0) + 1
+    return {peer for peer, count in counts.items() if 2 * count > len(listed)}
+
+
+def _joiners(roster: Roster, listed: Sequence[Listed], *, trust: str) -> list[PeerId]:
+    """Named by enough listed COMMITs (friends 1, open f+1), ascending, not seated yet."""
+    needed = 1 if trust == "friends" else (len(voters(roster)) - 1) // 3 + 1
+    counts: dict[PeerId, int] = {}
+    for entry in listed:
+        for peer in set(entry.commit.joins):
+            counts[peer] = counts.get(peer, 0) + 1
+    seated = set(roster.members)
+    gone = _gone(listed)
+    return sorted(
+        peer
+        for peer, count in counts.items()
+        if count >= needed and peer not in seated and peer not in gone
+    )
+
+
+def _with_voters(
+    old: Roster,
+    seats: Mapping[PeerId, SeatRecord],
+    window: tuple[int, ...],
+    round_index: int,
+    *,
+    trust: str,
+) -> Roster:
+    """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
+    qualified = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
+    stay = {peer for peer in voters(old) if peer in qualified}
+    growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
+    enter = set(sorted(qualified - stay)[:growth])
+    if not stay | enter:
+        # A roster that would have no voter keeps the old ones, even those that lost their seat.
+        kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
+        others = [seats[peer] for peer in sorted(seats.keys() - kept.keys())]
+        for seat in others[: limits.SEATS_MAX - len(kept)]:
+            kept[seat.peer] = seat
+        return Roster(seats=_sorted(kept), window=window)
+    decided = {}
+    for peer, seat in seats.items():
+        if peer in stay:
+            decided[peer] = seat
+        else:
+            decided[peer] = replace(seat, voter_since=round_index if peer in enter else -1)
+    return Roster(seats=_sorted(decided), window=window)
+
+
+def _open_growth(old: Roster, round_index: int) -> int:
+    """Open runs admit max(1, v/4) new voters per 16 rounds."""
+    return max(1, len(voters(old)) // 4) if round_index % 16 == 0 else 0
+
+
+def _sorted(seats: Mapping[PeerId, SeatRecord]) -> tuple[SeatRecord, ...]:
+    return tuple(seats[peer] for peer in sorted(seats))

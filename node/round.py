@@ -1,0 +1,370 @@
+"""RoundMachine: one shard's rounds, decided purely. Event and monotonic time in, actions out.
+
+    contribution -> COMMIT -> parts to reducers -> HAVE -> LIST -> VOTE -> certificate
+                 -> slices summed, AGG, results -> outer step -> SEAL -> quorum -> next round
+
+After every event all rules are asked again until none has more to do, so that no outcome depends
+on the order in which messages arrive. Nothing is summed before its LIST is certified; nobody
+replaces the anchor before a quorum of equal SEALs of one attempt; whoever is missing is absent,
+and nobody waits for the absent longer than a deadline. Rule names (R1...) are the design's.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import assert_never
+
+from node import events as ev
+from node import supply
+from node.admission import breach, concerns
+from node.agreement import commit_body, due_times, is_given_up, statements
+from node.ballots import Entry
+from node.chain import certify, check_seal, seal_value
+from node.deadlines import LearnedDeadline
+from node.round_view import RoundConfig, RoundView
+from protocol import limits
+from protocol.errors import ProofError
+from protocol.frames import Bulk
+from protocol.identity import PeerId, Signer
+from protocol.messages import (
+    Agg,
+    Body,
+    Kind,
+    Leave,
+    Seal,
+    SealCertificate,
+    SealValue,
+    Seat,
+    SignedMessage,
+    sign_message,
+    slice_subject,
+)
+
+
+class RoundMachine:
+    """The rounds of one shard on one node. Not thread-safe; one owner calls `handle`."""
+
+    def __init__(
+        self, config: RoundConfig, signer: Signer, head: SealCertificate, *, now_s: float
+    ) -> None:
+        self.config = config
+        self._signer = signer
+        self._deadline = LearnedDeadline(
+            floor_s=config.deadline_floor_s, cap_s=config.deadline_cap_s
+        )
+        self._suspects: frozenset[PeerId] = frozenset()
+        self._left: set[PeerId] = set()
+        self._awake: set[PeerId] | None = None
+        self._wakeup_s = now_s
+        self.certificate = head
+        self.view = self._new_view(head, now_s)
+        self.previous: RoundView | None = None
+        self.is_held = False
+        """Set while a later state is being fetched: this node then only listens."""
+
+    # What others may ask ------------------------------------------------------------------------
+
+    @property
+    def head(self) -> SealValue:
+        """The last final seal that this node has adopted."""
+        return self.view.head
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether R3 keeps this node from filling slots until it knows where the others are."""
+        return self._awake is not None
+
+    def wakeup_s(self) -> float:
+        """The monotonic time at which a Tick is due, if no event comes before."""
+        return self._wakeup_s
+
+    def reset(self, head: SealCertificate, *, now_s: float) -> None:
+        """Go on from a state that was synchronised; forgets the round under way."""
+        self.certificate = head
+        self.view = self._new_view(head, now_s)
+        self.previous = None
+
+    def take_seat(self, basis: bytes, proof: bytes, now_s: float) -> Iterator[ev.RoundAction]:
+        """R11: ask for a seat, with the proof that the state of `basis` is here."""
+        view = self.view
+        is_current = basis == view.basis and not view.is_member and not self.is_muted
+        if is_current and view.me not in view.ballots.of(Kind.SEAT):
+            yield from self._sign(Kind.SEAT, Seat(proof=proof, device=""))
+
+    def leave(self) -> Iterator[ev.RoundAction]:
+        """Say that this node goes; the others drop it with the next seal that can."""
+        view = self.view
+        if view.is_member and view.me not in view.ballots.of(Kind.LEAVE):
+            yield from self._sign(Kind.LEAVE, Leave(reason=""))
+
+    # Events -------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.RoundEvent, now_s: float) -> list[ev.RoundAction]:
+        """Take one event in; the actions that are due, in order."""
+        actions = list(self._take(event, now_s))
+        while not (self.view.is_diverged or self.is_held):
+            due = [action for rule in self._rules() for action in rule(now_s)]
+            if not due:
+                break
+            actions += due
+        self._plan_wakeup(now_s)
+        return actions
+
+    def _rules(self) -> tuple[Callable[[float], Iterator[ev.RoundAction]], ...]:
+        return (
+            self._final,
+            self._commit,
+            self._open_collection,
+            self._supply,
+            self._agree,
+            self._seal,
+        )
+
+    def _take(self, event: ev.RoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
+        match event:
+            case ev.Heard(message=message, body=body):
+                yield from self._hear(Entry(message, body), now_s)
+            case ev.Contributed(round=round_index):
+                if round_index == self.view.index:
+                    self.view.contribution = event
+            case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
+                self._arrived(bulk, subject, cells, now_s)
+            case ev.Reduced():
+                yield from self._reduced(event)
+            case ev.Applied(list_digest=digest, root=root):
+                self.view.applied[digest] = root
+            case ev.SeatChecked(peer=peer, basis=basis, is_proved=is_proved):
+                if is_proved and basis == self.view.basis:
+                    self.view.proven_seats.add(peer)
+            case ev.SuspicionsChanged(suspects=suspects):
+                self._suspects = suspects
+                self.view.suspect(suspects)
+            case ev.SealShown(certificate=certificate):
+                self._show(certificate)
+            case ev.Woke():
+                self._awake = {self._signer.peer_id}
+            case ev.StatusHeard(peer=peer):
+                if self._awake is not None:
+                    self._awake.add(peer)
+            case ev.Tick():
+                pass
+            case _:
+                assert_never(event)
+        if self._awake is not None and self.view.has_quorum(self._awake):
+            self._awake = None
+
+    def _hear(self, entry: Entry, now_s: float) -> Iterator[ev.RoundAction]:
+        message, slot = entry.message, entry.message.slot
+        view = self.view
+        if slot.round == view.index + 1 and len(view.early) < limits.MESSAGES_PER_ROUND_MAX:
+            view.early.setdefault(message.digest, entry)
+        if not concerns(view, entry):
+            return
+        wrong = breach(view, entry)
+        if wrong:
+            yield ev.Fault(message.sender, wrong)
+            return
+        filed = view.ballots.add(entry)
+        if filed == "conflict":
+            yield ev.Fault(message.sender, f"two different {slot.kind.name} in one slot")
+        if filed != "new":
+            return
+        if isinstance(entry.body, Seat):
+            yield ev.CheckSeat(message.sender, slot.basis, entry.body.proof)
+        if slot.kind is Kind.LEAVE:
+            self._left.add(message.sender)
+        if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) and slot.attempt > view.attempt:
+            self._enter(slot.attempt, now_s)
+
+    def _arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], now_s: float) -> None:
+        view = self.view
+        store = view.parts if bulk is Bulk.PART else view.results
+        held = store.setdefault(subject, set())
+        if not held.issuperset(cells):
+            held.update(cells)
+            view.progress_s = now_s
+
+    def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
+        view = self.view
+        if ("reduce", event.list_digest, event.first, view.me) not in view.requested:
+            return  # The round went on while the slice was summed.
+        cells = range(event.first, event.stop)
+        view.results.setdefault(event.list_digest, set()).update(cells)
+        subject = slice_subject(event.list_digest, event.first, event.stop)
+        body = Agg(
+            list_digest=event.list_digest, first=event.first, stop=event.stop, root=event.root
+        )
+        yield from self._sign(Kind.AGG, body, subject=subject)
+        piece = next(p for p in view.slices if p.first == event.first)
+        yield from supply.push_results(view, event.list_digest, piece)
+
+    def _show(self, certificate: SealCertificate) -> None:
+        if certificate.value.round != self.view.index or self.view.shown is not None:
+            return
+        try:
+            check_seal(self.view.head, certificate, self._signer, trust=self.config.trust)
+        except ProofError:
+            return
+        self.view.shown = certificate
+
+    # Rules --------------------------------------------------------------------------------------
+
+    def _commit(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """R2, R6: bind the contribution, once, and tell what this node saw."""
+        view, mine = self.view, self.view.contribution
+        if mine is None or view.own_commit or not view.is_member or self.is_muted:
+            return
+        if self._waits_for_seats(now_s):
+            return
+        body = commit_body(view, mine, suspects=self._suspects, left=self._left)
+        signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
+        view.own_commit = signed.digest
+        view.parts[signed.digest] = set(range(view.num_cells))
+        yield from self._publish(signed, body)
+
+    def _waits_for_seats(self, now_s: float) -> bool:
+        config = self.config
+        is_waiting = len(self.view.proven_seats) < config.wait_seats
+        return (
+            self.head.round == 0
+            and is_waiting
+            and now_s < self.view.started_s + config.wait_seats_s
+        )
+
+    def _open_collection(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """The clock of attempt 0 starts when a quorum has committed: until then all train."""
+        view = self.view
+        if view.opened_s is None:
+            committed = set(view.ballots.of(Kind.COMMIT))
+            if view.has_quorum(committed):
+                view.opened_s = view.progress_s = now_s
+        yield from ()
+
+    def _supply(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """R3: move bytes towards whoever sums them now, sum, and take the outer step."""
+        view = self.view
+        deadline_s = self._deadline.seconds(view.attempt)
+        for digest, _ in supply.certified_lists(view):
+            view.certified_s.setdefault(digest, now_s)
+        yield from supply.push_parts(view)
+        yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
+        yield from supply.reduce_slices(view)
+        yield from supply.pull_results(view, self.view.shown, now_s=now_s, deadline_s=deadline_s)
+        yield from supply.apply_results(view, self.view.shown)
+
+    def _agree(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """R2: HAVE, LIST, VOTE and the report to a new closer, each once per slot."""
+        view = self.view
+        if self.is_muted:
+            return
+        if view.is_voter and is_given_up(view, self._deadline, now_s=now_s):
+            self._enter(view.attempt + 1, now_s)
+        for said in statements(view, self._deadline, now_s=now_s):
+            yield from self._sign(said.kind, said.body, attempt=said.attempt)
+
+    def _seal(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """R2: SEAL a list certified in the attempt one works in, with its full result in hand."""
+        view = self.view
+        if not view.is_member or self.is_muted:
+            return
+        for attempt, digest in view.ballots.certified():
+            if attempt < view.attempt or digest not in view.applied:
+                continue
+            if view.me in view.ballots.of(Kind.SEAL, attempt, view.basis):
+                continue
+            if view.lock is not None and view.lock[1] != digest and view.lock[0] >= attempt:
+                continue
+            value = self._value(digest)
+            if value is not None:
+                if attempt > view.attempt:
+                    self._enter(attempt, now_s)
+                view.lock = (attempt, digest)
+                yield from self._sign_seal(value, attempt)
+
+    def _value(self, digest: bytes) -> SealValue | None:
+        return seal_value(self.view, digest, self._signer, self.config.samples_each)
+
+    def _sign_seal(self, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
+        body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+        yield from self._sign(Kind.SEAL, body, attempt=attempt, subject=value.before)
+
+    def _final(self, now_s: float) -> Iterator[ev.RoundAction]:
+        """R2: a quorum of SEALs of one attempt makes the round final."""
+        view = self.view
+        sealed = view.ballots.sealed(view.basis)
+        if self.view.shown is not None:
+            certificate = self.view.shown
+        elif sealed is not None:
+            value = self._value(sealed[0].list_digest)
+            if value is None:
+                return
+            if value.digest != sealed[0].value:
+                yield from self._diverge("our seal of it would say something else")
+                return
+            certificate = certify(value, sealed[1])
+        else:
+            return
+        root = view.applied.get(certificate.value.list_digest)
+        if root is not None and root != certificate.value.root:
+            yield from self._diverge("our outer step gave another state")
+        elif root is not None:
+            yield from self._adopt(certificate, now_s)
+
+    def _diverge(self, reason: str) -> Iterator[ev.RoundAction]:
+        self.view.is_diverged = True
+        yield ev.Resync(f"round {self.view.index} is sealed, but {reason}")
+
+    def _adopt(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
+        view, value = self.view, certificate.value
+        own_seal = view.own_seal_of(value)
+        sealed = view.ballots.sealed(view.basis)
+        if not own_seal and view.is_member and sealed is not None and not self.is_muted:
+            # Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
+            # left: its next COMMIT must carry it (R1, R2).
+            attempt = sealed[1][0].slot.attempt
+            if view.me not in view.ballots.of(Kind.SEAL, attempt, view.basis):
+                yield from self._sign_seal(value, attempt)
+                own_seal = view.own_seal_of(value)
+        was_listed = view.own_commit in value.commits
+        self.certificate, self.previous = certificate, view
+        self.view = self._new_view(certificate, now_s)
+        self.view.own_seal = own_seal
+        self._left &= set(value.roster.members)
+        yield ev.Adopt(certificate, was_listed)
+        for entry in view.early.values():
+            yield from self._hear(entry, now_s)
+
+    def _enter(self, attempt: int, now_s: float) -> None:
+        """Work in a later attempt from now on; the rule below reports the lock to its closer."""
+        view = self.view
+        view.attempt, view.entered_s = attempt, now_s
+        if view.opened_s is None:
+            view.opened_s = now_s
+
+    # Helpers ------------------------------------------------------------------------------------
+
+    def _new_view(self, head: SealCertificate, now_s: float) -> RoundView:
+        return RoundView(
+            me=self._signer.peer_id,
+            head=head.value,
+            num_cells=self.config.num_cells,
+            trust=self.config.trust,
+            started_s=now_s,
+            suspects=self._suspects,
+        )
+
+    def _sign(
+        self, kind: Kind, body: Body, *, attempt: int = 0, subject: bytes = b""
+    ) -> Iterator[ev.RoundAction]:
+        slot = self.view.slot(kind, attempt=attempt, subject=subject)
+        yield from self._publish(sign_message(self._signer, slot, body), body)
+
+    def _publish(self, message: SignedMessage, body: Body) -> Iterator[ev.RoundAction]:
+        filed = self.view.ballots.add(Entry(message, body), is_own=True)
+        # A slot filled twice would convict this node; the rules ask before they sign.
+        assert filed == "new", f"{message.slot.kind.name} signed twice in one slot ({filed})"
+        yield ev.RecordSlot(message)
+        yield ev.Broadcast(message)
+
+    def _plan_wakeup(self, now_s: float) -> None:
+        view = self.view
+        due = [view.started_s + self.config.wait_seats_s, *due_times(view, self._deadline, now_s)]
+        self._wakeup_s = min((time_s for time_s in due if time_s > now_s), default=now_s + 60.0)

@@ -1,0 +1,229 @@
+"""What one round knows: the messages, who holds which cells, and the questions asked of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from node import roster as rosters
+from node.ballots import Ballots, Entry
+from node.events import Contributed
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from protocol.messages import (
+    Agg,
+    Commit,
+    Kind,
+    List,
+    Seal,
+    SealCertificate,
+    SealValue,
+    Slot,
+    slice_subject,
+)
+
+Lock = tuple[int, bytes]
+"""The attempt of the latest own SEAL, and the digest of its LIST."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
+
+    `samples_each` is the lease per member and round. A founder holds its first COMMIT until
+    `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    """
+
+    trust: str
+    num_cells: int
+    samples_each: int
+    deadline_floor_s: float
+    deadline_cap_s: float
+    wait_seats: int = 0
+    wait_seats_s: float = 20.0
+
+    @classmethod
+    def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
+        """The law of the run, with no local taste."""
+        return cls(
+            trust=manifest.trust,
+            num_cells=manifest.layout(shard).num_cells(0),
+            samples_each=manifest.inner.inner_steps * manifest.inner.batch,
+            deadline_floor_s=manifest.timing.deadline_floor_s,
+            deadline_cap_s=manifest.timing.deadline_cap_s,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundView:
+    """The round that follows the final seal `head`, as this node sees it.
+
+    `basis` is the digest of `head`; `members`, ascending, may contribute, `electorate` votes;
+    `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
+    who were expected when the own parts were pushed last.
+
+    `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
+    maps LIST digests to the root of the state that the outer step on them gives. `own_seal` is the
+    own SEAL of `head`, `shown` a checked certificate of this very round from a peer that is ahead,
+    `early` messages of the next round by digest.
+    """
+
+    me: PeerId
+    head: SealValue
+    num_cells: int
+    trust: str
+    started_s: float
+    suspects: frozenset[PeerId]
+    ballots: Ballots = field(init=False)
+    slices: tuple[rosters.Slice, ...] = field(init=False)
+    attempt: int = 0
+    opened_s: float | None = None
+    entered_s: float = 0.0
+    progress_s: float = 0.0
+    lock: Lock | None = None
+    own_commit: bytes = b""
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    results: dict[bytes, set[int]] = field(default_factory=dict)
+    certified_s: dict[bytes, float] = field(default_factory=dict)
+    applied: dict[bytes, bytes] = field(default_factory=dict)
+    pushed_among: frozenset[PeerId] | None = None
+    requested: set[tuple[str, bytes, int, PeerId]] = field(default_factory=set)
+    asked: dict[tuple[bytes, int], tuple[float, int]] = field(default_factory=dict)
+    contribution: Contributed | None = None
+    own_seal: bytes = b""
+    shown: SealCertificate | None = None
+    proven_seats: set[PeerId] = field(default_factory=set)
+    early: dict[bytes, Entry] = field(default_factory=dict)
+    is_diverged: bool = False
+    members: tuple[PeerId, ...] = field(init=False)
+    electorate: tuple[PeerId, ...] = field(init=False)
+    expected: frozenset[PeerId] = field(init=False)
+    basis: bytes = field(init=False)
+    _own_slices: tuple[tuple[int, frozenset[PeerId]], list[rosters.Slice]] = field(
+        default=((-1, frozenset()), []), init=False
+    )
+
+    def __post_init__(self) -> None:
+        self.basis = self.head.digest
+        self.members = self.head.roster.members
+        self.electorate = rosters.voters(self.head.roster)
+        self.suspect(self.suspects)
+        self.ballots = Ballots(
+            self.basis, self.head.shard, self.index, self.head.roster, self.trust
+        )
+        self.slices = rosters.slices(self.members, self.basis, self.num_cells)
+
+    @property
+    def index(self) -> int:
+        """The number of this round."""
+        return self.head.round + 1
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this node has a seat."""
+        return self.me in self.members
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node votes."""
+        return self.me in self.electorate
+
+    def suspect(self, suspects: frozenset[PeerId]) -> None:
+        """Take over whom this node suspects; it never suspects itself."""
+        self.suspects = suspects
+        self.expected = frozenset(self.members) - (suspects - {self.me})
+
+    @property
+    def attempt_start_s(self) -> float:
+        """From when the deadlines of the attempt count."""
+        if self.attempt == 0 and self.opened_s is not None:
+            return self.opened_s
+        return self.entered_s
+
+    def commits(self) -> Iterator[tuple[PeerId, bytes, Commit]]:
+        """Sender, digest and body of every COMMIT, ascending by sender."""
+        for sender, (digest, body) in self.ballots.commits.items():
+            yield sender, digest, body
+
+    def has_quorum(self, peers: set[PeerId]) -> bool:
+        """Whether the voters among `peers` are a quorum."""
+        return rosters.has_quorum(self.head.roster, peers, trust=self.trust)
+
+    def closer(self, attempt: int) -> PeerId:
+        """Who proposes in `attempt`."""
+        return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+
+    def is_responsible(self, piece: rosters.Slice, peer: PeerId) -> bool:
+        """Whether `peer` gathers and sums this slice now.
+
+        The first reducer does; the next in rank once all before it are suspected here, or once as
+        many attempts have failed (R3).
+        """
+        if peer not in piece.reducers:
+            return False
+        rank = piece.reducers.index(peer)
+        before = piece.reducers[:rank]
+        return rank <= self.attempt or all(other in self.suspects for other in before)
+
+    def own_slices(self) -> list[rosters.Slice]:
+        """Slices that this node gathers and sums now."""
+        key = (self.attempt, self.suspects)
+        if self._own_slices[0] != key:
+            own = [piece for piece in self.slices if self.is_responsible(piece, self.me)]
+            self._own_slices = (key, own)
+        return self._own_slices[1]
+
+    def slot(self, kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
+        """A signature's place in this round."""
+        return Slot(
+            run=self.head.run,
+            shard=self.head.shard,
+            round=self.index,
+            basis=self.basis,
+            attempt=attempt,
+            kind=kind,
+            subject=subject,
+        )
+
+    def own_seal_of(self, value: SealValue) -> bytes:
+        """The own SEAL of `value`, of whatever attempt; empty if there is none."""
+        for attempt in self.ballots.attempts(Kind.SEAL):
+            entry = self.ballots.of(Kind.SEAL, attempt, self.basis).get(self.me)
+            if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
+                return entry.message.encoded
+        return b""
+
+    def missing_parts(self, commit: bytes, piece: rosters.Slice) -> tuple[int, ...]:
+        """Cells of a slice of which the part of that COMMIT is not here."""
+        held = self.parts.get(commit, set())
+        if held.issuperset(range(piece.first, piece.stop)):
+            return ()
+        return tuple(cell for cell in range(piece.first, piece.stop) if cell not in held)
+
+    def missing_results(self, digest: bytes) -> tuple[int, ...]:
+        """Cells whose result for that LIST is not here."""
+        held = self.results.get(digest, set())
+        if len(held) == self.num_cells:
+            return ()
+        return tuple(cell for cell in range(self.num_cells) if cell not in held)
+
+    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
+        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
+        found = []
+        for digest in body.commits:
+            commit = self.ballots.commit_of(digest)
+            if commit is None:
+                return None
+            found.append((commit[0], digest, commit[1]))
+        return found
+
+    def agg_of(self, digest: bytes, piece: rosters.Slice) -> dict[PeerId, Agg]:
+        """Who announced which result root for a slice of a LIST."""
+        subject = slice_subject(digest, piece.first, piece.stop)
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
+
+    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> int | None:
+        """How often these cells were asked for already, if it is time to ask again."""
+        last_s, count = self.asked.get((subject, first), (-retry_s, 0))
+        if now_s - last_s < retry_s:
+            return None
+        self.asked[subject, first] = (now_s, count + 1)
+        return count

@@ -1,0 +1,172 @@
+"""Who sends which cells to whom, and who sums them: small pure deciders over a RoundView.
+
+Each returns the actions that are due now and remembers in the view what it has asked for.
+"""
+
+from collections.abc import Iterator
+
+from node import roster as rosters
+from node.events import Apply, ListEntry, Pull, Push, Reduce, RoundAction
+from node.proposal import unpack_senders
+from node.round_view import RoundView
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from protocol.messages import Have, Kind, List, SealCertificate
+
+
+def push_parts(view: RoundView) -> Iterator[RoundAction]:
+    """The own contribution, slice by slice, to whoever gathers it now.
+
+    A suspicion moves the slice to the substitute, and the part goes there too.
+    """
+    if not view.own_commit or view.pushed_among == view.expected:
+        return
+    view.pushed_among = view.expected
+    for piece in view.slices:
+        target = next((peer for peer in piece.reducers if peer in view.expected), view.me)
+        place = ("part", view.own_commit, piece.first, target)
+        if target != view.me and place not in view.requested:
+            view.requested.add(place)
+            yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
+
+
+def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
+    """Parts that a reducer should have and has not.
+
+    The first reducer trusts the senders to push for half a deadline; a substitute was not pushed
+    to, and asks at once. Parts of a certified LIST are asked for from everybody who said HAVE.
+    """
+    if view.opened_s is None:
+        return
+    certified = certified_lists(view)
+    wanted = {digest for _, body in certified for digest in body.commits}
+    for piece in view.own_slices():
+        is_first = piece.reducers[0] == view.me and view.attempt == 0
+        if is_first and not wanted and now_s < view.opened_s + deadline_s / 2:
+            continue
+        for sender, digest, _ in view.commits():
+            missing = view.missing_parts(digest, piece)
+            if not missing or (certified and digest not in wanted):
+                continue
+            sources = _part_sources(view, sender, missing[0])
+            if not sources:
+                continue
+            count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 2)
+            if count is not None:
+                yield Pull(sources[count % len(sources)], Bulk.PART, digest, missing)
+
+
+def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
+    """The sender first, then reducers that say they hold its part of that cell."""
+    sources = [sender] if sender in view.expected else []
+    for attempt in view.ballots.attempts(Kind.HAVE):
+        for reducer, body in view.ballots.bodies(Kind.HAVE, Have, attempt):
+            holds = any(
+                run.first <= cell < run.stop and sender in unpack_senders(run.senders, view.members)
+                for run in body.held
+            )
+            if holds and reducer in view.expected and reducer not in sources:
+                sources.append(reducer)
+    return [peer for peer in sources if peer != view.me]
+
+
+def certified_lists(view: RoundView) -> list[tuple[bytes, List]]:
+    """Every certified LIST that is known in full, latest attempt first."""
+    found = []
+    for digest in dict.fromkeys(digest for _, digest in view.ballots.certified()):
+        body = view.ballots.list_of(digest)
+        if body is not None:
+            found.append((digest, body))
+    return found
+
+
+def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
+    """Sum a slice once its LIST is certified and every listed part is here; never before."""
+    for digest, body in certified_lists(view):
+        due = [
+            piece
+            for piece in view.own_slices()
+            if ("reduce", digest, piece.first, view.me) not in view.requested
+        ]
+        listed = view.listed(body) if due else None
+        if not listed:
+            continue
+        entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
+        for piece in due:
+            if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
+                view.requested.add(("reduce", digest, piece.first, view.me))
+                yield Reduce(digest, entries, piece.first, piece.stop)
+
+
+def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterator[RoundAction]:
+    """The result of a slice, to every member that is expected to need it."""
+    for member in sorted(view.expected - {view.me}):
+        yield Push(member, Bulk.RESULT, digest, _cells(piece))
+
+
+def pull_results(
+    view: RoundView,
+    shown: SealCertificate | None,
+    *,
+    now_s: float,
+    deadline_s: float,
+) -> Iterator[RoundAction]:
+    """Results that should be here by now.
+
+    Members are pushed to, and ask after half a deadline. An observer and a straggler ask at once,
+    but only for what is final.
+    """
+    final = shown.value.list_digest if shown else _sealed_list(view)
+    digests = [final] if final else []
+    if view.is_member:
+        digests += [
+            digest
+            for digest, _ in certified_lists(view)
+            if now_s >= view.certified_s.get(digest, now_s) + deadline_s / 2 and digest != final
+        ]
+    for digest in digests:
+        missing = set(view.missing_results(digest))
+        if not missing:
+            continue
+        for piece in view.slices:
+            cells = tuple(cell for cell in _cells(piece) if cell in missing)
+            sources = _result_sources(view, digest, piece)
+            if not cells or not sources:
+                continue
+            count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 4)
+            if count is not None:
+                yield Pull(sources[count % len(sources)], Bulk.RESULT, digest, cells)
+
+
+def _sealed_list(view: RoundView) -> bytes:
+    sealed = view.ballots.sealed(view.basis)
+    return sealed[0].list_digest if sealed else b""
+
+
+def _result_sources(view: RoundView, digest: bytes, piece: rosters.Slice) -> list[PeerId]:
+    """Who announced the result, then whoever sealed, then all other members."""
+    sources = list(view.agg_of(digest, piece))
+    for attempt in view.ballots.attempts(Kind.SEAL):
+        sources += view.ballots.of(Kind.SEAL, attempt, view.basis)
+    sources += view.members
+    alive = [peer for peer in dict.fromkeys(sources) if peer not in view.suspects]
+    return [peer for peer in alive if peer != view.me]
+
+
+def apply_results(view: RoundView, shown: SealCertificate | None) -> Iterator[RoundAction]:
+    """Take the outer step once every cell of a certified or final LIST has its result."""
+    complete = {digest: not body.commits for digest, body in certified_lists(view)}
+    if shown is not None:
+        complete[shown.value.list_digest] = not shown.value.commits
+    sealed = _sealed_list(view)
+    if sealed:
+        complete.setdefault(sealed, False)
+    for digest, is_empty in complete.items():
+        place = ("apply", digest, 0, view.me)
+        if place not in view.requested and (is_empty or not view.missing_results(digest)):
+            view.requested.add(place)
+            yield Apply(digest, is_empty)
+
+
+def _cells(piece: rosters.Slice) -> tuple[int, ...]:
+    return tuple(range(piece.first, piece.stop))

@@ -1,0 +1,1 @@
+"""The proving ground: the shipped machines in virtual time."""

@@ -1,0 +1,127 @@
+"""Builders for tests of the edges: a toy run, and nodes' pieces over the memory transport."""
+
+from dataclasses import replace
+
+import numpy as np
+import trio
+
+from node import events as ev
+from node.bulk_streams import BulkStreams
+from node.chain import genesis
+from node.core import NodeCore
+from node.hooks import NodeHooks
+from node.round_view import RoundConfig
+from node.shard_store import ShardStore
+from node.status import EventLog
+from protocol.grid import ShardSpec, TensorSpec
+from protocol.identity import Ed25519Signer
+from protocol.manifest import (
+    CorpusSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    SignedManifest,
+    TimingSpec,
+    sign_manifest,
+)
+from protocol.messages import SealCertificate
+from tests.memory_transport import MemoryTransport
+
+FOUNDER_SEED = b"f" * 32
+NUMEL = 3 * 1024 + 100
+
+
+def toy_manifest(**changes: object) -> RunManifest:
+    """A run of one tensor in four cells, founded by FOUNDER_SEED."""
+    manifest = RunManifest(
+        wire=1,
+        arithmetic=1,
+        title="toy",
+        founder=Ed25519Signer(FOUNDER_SEED).peer_id,
+        created_unix_s=0,
+        trust="friends",
+        survive="any",
+        rounds=5,
+        model=ModelSpec(name="toy", settings=(), seed=0),
+        shards=(ShardSpec("model", (TensorSpec("w", (NUMEL,)),), ((0,),)),),
+        cell_elements=1024,
+        corpus=CorpusSpec(
+            name="none",
+            digest=bytes(32),
+            num_blocks=1,
+            block_bytes=4096,
+            held_out_every=10,
+            permutation_seed=0,
+        ),
+        inner=InnerSpec(
+            inner_steps=2,
+            batch=4,
+            learning_rate=1e-3,
+            learning_rate_floor=0.1,
+            warmup_steps=0,
+            beta1=0.9,
+            beta2=0.95,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            drift_max=2,
+        ),
+        outer=OuterSpec(
+            preset="diloco",
+            codec="fp16",
+            feedback=1.0,
+            aggregator="mean",
+            optimizer="nesterov",
+            learning_rate=0.7,
+            momentum=0.5,
+            overlap=1,
+        ),
+        timing=TimingSpec(
+            deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0
+        ),
+    )
+    return replace(manifest, **changes)  # type: ignore[arg-type]  # test values are what they are
+
+
+def signed(manifest: RunManifest) -> SignedManifest:
+    """Signed by the founder of all toy runs."""
+    return sign_manifest(manifest, Ed25519Signer(FOUNDER_SEED))
+
+
+class Desk:
+    """Stands where the driver stands: keeps what the streams tell it."""
+
+    def __init__(self, seed: bytes, manifest: RunManifest) -> None:
+        self.signer = Ed25519Signer(seed)
+        self.store = ShardStore(manifest, 0, np.zeros(NUMEL, dtype=np.float32))
+        start = genesis(manifest, 0, self.store.state.root)
+        config = RoundConfig.from_manifest(manifest)
+        self.core = NodeCore(manifest, config, self.signer, start, now_s=0.0)
+        self.told: list[ev.CoreEvent | ev.Fault] = []
+        self.states: list[tuple[SealCertificate, dict[int, bytes]]] = []
+        self._changed = trio.Event()
+
+    async def tell(self, event: ev.CoreEvent | ev.Fault) -> None:
+        self.told.append(event)
+        if not isinstance(event, ev.Fault):
+            self.core.handle(event, trio.current_time())
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    async def compute(self, work):
+        await trio.lowlevel.checkpoint()
+        return work()
+
+    async def state_arrived(self, certificate: SealCertificate, cells: dict[int, bytes]) -> None:
+        self.states.append((certificate, cells))
+
+    def faults(self) -> list[str]:
+        """Reasons of the faults told so far."""
+        return [event.reason for event in self.told if isinstance(event, ev.Fault)]
+
+    def streams(self, transport: MemoryTransport, hooks: NodeHooks | None = None) -> BulkStreams:
+        """Bulk streams of this desk."""
+        return BulkStreams(self, transport, hooks or NodeHooks(), EventLog(None, 0.0))

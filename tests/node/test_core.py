@@ -1,0 +1,424 @@
+"""A node's decisions together: frames in and out, sleep, catching up, seats."""
+
+from dataclasses import replace
+
+import pytest
+
+from node import events as ev
+from node.chain import certify, genesis, seal_value
+from node.core import NodeCore
+from node.round_view import RoundConfig
+from protocol import limits
+from protocol.frames import (
+    Bulk,
+    Chain,
+    Frame,
+    Heartbeat,
+    Hello,
+    Messages,
+    StatusAnswer,
+    StatusAsk,
+    Want,
+    WantChain,
+)
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import Kind, List, SealCertificate
+from tests.node.builders import (
+    CONFIG,
+    ROOT,
+    Voice,
+    contributed,
+    head_of,
+    list_body,
+    peers_named,
+    toy_manifest,
+    view_of,
+)
+
+A, B, C, D = peers_named(4)
+MANIFEST = toy_manifest(A, rounds=100)
+GENESIS = genesis(MANIFEST, 0, ROOT)
+HEAD = head_of((A, B, C))
+
+
+def core_of(me: PeerId, *linked: PeerId, head: SealCertificate = HEAD) -> NodeCore:
+    """A node that goes on from `head`, with these links."""
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(me), head, now_s=0.0)
+    core.start(0.0)
+    for peer in linked:
+        core.handle(ev.Linked(peer), 0.0)
+    return core
+
+
+def sent(actions, kind: type[Frame]) -> list[tuple[PeerId, Frame]]:
+    return [
+        (a.peer, a.frame) for a in actions if isinstance(a, ev.Send) and isinstance(a.frame, kind)
+    ]
+
+
+def recorded(actions, kind: Kind | None = None):
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, ev.RecordSlot) and kind in (None, action.message.slot.kind)
+    ]
+
+
+def faults(actions) -> list[str]:
+    return [action.reason for action in actions if isinstance(action, ev.Fault)]
+
+
+def hand(core: NodeCore, source: PeerId, *heard: ev.Heard, now_s: float = 0.0):
+    frame = Messages(messages=tuple(event.message for event in heard))
+    return core.handle(ev.FrameArrived(source, frame), now_s)
+
+
+def run_idle(core: NodeCore, start_s: float, stop_s: float, hears: tuple[PeerId, ...] = ()):
+    """Tick often; the actions that came of it."""
+    actions = []
+    beat = Heartbeat(round=5, head=HEAD.value.digest, held=(), links=())
+    for step in range(1, round((stop_s - start_s) / 0.125) + 1):
+        now_s = start_s + 0.125 * step
+        actions += core.handle(ev.Tick(), now_s)
+        for peer in hears:
+            actions += core.handle(ev.FrameArrived(peer, beat), now_s)
+    return actions
+
+
+# Messages ---------------------------------------------------------------------------------------
+
+
+def test_own_message_goes_to_every_linked_peer_after_it_is_recorded():
+    core = core_of(C, A, B)
+    actions = core.handle(contributed(5), 0.0)
+    assert [peer for peer, _ in sent(actions, Messages)] == sorted((A, B))
+    position = [isinstance(action, ev.RecordSlot) for action in actions].index(True)
+    assert not sent(actions[:position], Messages)
+
+
+def test_message_is_filed_and_forwarded_once():
+    core = core_of(C, A, B, D)
+    commit = Voice(A, HEAD.value).commit()
+    assert {peer for peer, _ in sent(hand(core, A, commit), Messages)} == {B, D}
+    assert not sent(hand(core, B, commit), Messages)
+    assert list(core.machine.view.ballots.commits) == [A]
+
+
+def test_message_with_a_forged_signature_is_a_fault_of_whoever_brought_it():
+    core = core_of(C, A, B)
+    message = replace(Voice(A, HEAD.value).commit().message, signature=bytes(64))
+    actions = core.handle(ev.FrameArrived(B, Messages(messages=(message,))), 0.0)
+    assert [action.peer for action in actions if isinstance(action, ev.Fault)] == [B]
+    assert not core.machine.view.ballots.commits
+
+
+@pytest.mark.parametrize("change", [{"run": bytes(32)}, {"shard": 1}])
+def test_message_of_another_run_or_shard_is_a_fault(change):
+    core = core_of(C, A)
+    message = Voice(A, HEAD.value).commit().message
+    foreign = replace(message, slot=replace(message.slot, **change))
+    assert faults(core.handle(ev.FrameArrived(A, Messages(messages=(foreign,))), 0.0))
+
+
+def test_malformed_body_is_a_fault():
+    core = core_of(C, A)
+    message = replace(Voice(A, HEAD.value).commit().message, body=b"\x93garbage")
+    assert (
+        "malformed"
+        in faults(core.handle(ev.FrameArrived(A, Messages(messages=(message,))), 0.0))[0]
+    )
+
+
+def test_votes_that_a_list_quotes_are_filed_before_it():
+    voices = {peer: Voice(peer, HEAD.value) for peer in (A, B, C)}
+    commits = [voice.commit() for voice in voices.values()]
+    votes = [voices[peer].vote(commits, 0) for peer in (A, B)]
+    closer = view_of(C, HEAD).closer(1)
+    quoted = tuple(vote.message.encoded for vote in votes)
+    body = replace(list_body(commits), certificate=quoted)
+    core = core_of(D, A)
+    assert not faults(hand(core, A, *commits, voices[closer].say(Kind.LIST, body, 1)))
+    assert core.machine.view.ballots.certified() == (
+        (0, core.machine.view.ballots.list_digest(body)),
+    )
+
+
+def test_certificate_that_quotes_garbage_or_a_forged_vote_certifies_nothing():
+    voices = {peer: Voice(peer, HEAD.value) for peer in (A, B, C)}
+    commits = [voice.commit() for voice in voices.values()]
+    closer = view_of(C, HEAD).closer(1)
+    good = voices[A].vote(commits, 0).message
+    forged = replace(voices[B].vote(commits, 0).message, signature=bytes(64))
+    for bad in (b"\x93garbage", forged.encoded):
+        body = List(commits=list_body(commits).commits, drifts=(), certificate=(good.encoded, bad))
+        core = core_of(D, A)
+        assert faults(hand(core, A, *commits, voices[closer].say(Kind.LIST, body, 1)))
+        assert core.machine.view.ballots.certified() == ()
+
+
+def test_list_inside_a_certificate_is_not_followed():
+    voices = {peer: Voice(peer, HEAD.value) for peer in (A, B, C)}
+    inner = voices[view_of(C, HEAD).closer(0)].propose([], 0)
+    body = List(commits=(), drifts=(), certificate=(inner.message.encoded,))
+    core = core_of(D, A)
+    hand(core, A, voices[view_of(C, HEAD).closer(1)].say(Kind.LIST, body, 1))
+    assert not core.machine.view.ballots.of(Kind.LIST, 0)
+
+
+def test_heartbeat_with_a_gap_is_answered_with_the_missing_messages():
+    core = core_of(C, A)
+    core.handle(contributed(5), 0.0)
+    beat = Heartbeat(round=5, head=HEAD.value.digest, held=(), links=())
+    actions = core.handle(ev.FrameArrived(A, beat), 1.0)
+    ((peer, frame),) = sent(actions, Messages)
+    assert isinstance(frame, Messages)
+    assert (peer, len(frame.messages)) == (A, 1)
+
+
+def test_want_becomes_a_push_and_pull_becomes_a_want_only_of_a_linked_peer():
+    core = core_of(C, A)
+    want = Want(bulk=Bulk.PART, subject=ROOT, cells=(1,))
+    actions = core.handle(ev.FrameArrived(A, want), 0.0)
+    assert ev.Push(A, Bulk.PART, ROOT, (1,)) in actions
+
+
+@pytest.mark.parametrize("frame", [Hello(wire=1, run=ROOT, addresses=())])
+def test_handshake_in_the_middle_of_a_conversation_is_a_fault(frame):
+    assert faults(core_of(C, A).handle(ev.FrameArrived(A, frame), 0.0))
+
+
+# Time -------------------------------------------------------------------------------------------
+
+
+def test_deadlines_are_kept_while_nothing_but_bytes_arrives():
+    core = core_of(C, A, B)
+    core.handle(contributed(5), 0.0)
+    actions = hand(core, A, Voice(A, HEAD.value).commit())
+    for step in range(1, 12):
+        assert not recorded(actions, Kind.HAVE)
+        actions = core.handle(ev.BytesArrived(A), 0.1 * step)
+        if 0.1 * step >= 1.0:
+            break
+    assert recorded(actions, Kind.HAVE)
+
+
+def test_suspicion_reaches_the_rounds_and_the_next_commit():
+    core = core_of(C, A, B)
+    run_idle(core, 0.0, 3.0, hears=(A,))
+    actions = core.handle(contributed(5), 3.0)
+    assert recorded(actions, Kind.COMMIT)
+    assert core.machine.view.ballots.commits[C][1].suspects == (B,)
+
+
+def test_node_that_slept_asks_where_the_others_are_before_anything_else_happens():
+    core = core_of(C, A, B)
+    commit = Voice(A, HEAD.value).commit()
+    actions = hand(core, A, commit, now_s=50.0)
+    assert {peer for peer, _ in sent(actions, StatusAsk)} == {A, B}
+    assert not recorded(core.handle(contributed(5), 50.0))
+    nonce = next(f.nonce for _, f in sent(actions, StatusAsk) if isinstance(f, StatusAsk))
+    answer = StatusAnswer(nonce=nonce, round=5, head=HEAD.value.digest)
+    stale = replace(answer, nonce=nonce + 1)
+    assert not recorded(core.handle(ev.FrameArrived(A, stale), 50.1))
+    assert recorded(core.handle(ev.FrameArrived(A, answer), 50.1), Kind.COMMIT)
+
+
+def test_node_that_slept_asks_again_with_every_beat_also_over_new_links():
+    core = core_of(C, A, B)
+    core.handle(ev.Tick(), 50.0)
+    core.handle(ev.Unlinked(A), 50.1)
+    core.handle(ev.Unlinked(B), 50.1)
+    core.handle(ev.Linked(A), 50.2)
+    actions = run_idle(core, 50.2, 51.2)
+    assert {peer for peer, _ in sent(actions, StatusAsk)} == {A}
+
+
+def test_status_is_told_at_once_with_all_messages_even_by_a_node_that_slept():
+    core = core_of(C, A, B)
+    core.handle(contributed(5), 0.0)
+    core.handle(ev.Tick(), 50.0)
+    assert core.machine.is_muted
+    actions = core.handle(ev.FrameArrived(A, StatusAsk(nonce=7)), 50.0)
+    kinds = [type(a.frame) for a in actions if isinstance(a, ev.Send) and a.peer == A]
+    assert kinds.index(Messages) < kinds.index(StatusAnswer)
+
+
+def test_heartbeats_go_to_every_linked_peer_twice_a_second():
+    core = core_of(C, A, B)
+    actions = run_idle(core, 0.0, 5.0)
+    assert len(sent(actions, Heartbeat)) == pytest.approx(20, abs=2)
+
+
+# Catching up ------------------------------------------------------------------------------------
+
+
+def chain_on(head: SealCertificate, length: int) -> tuple[SealCertificate, ...]:
+    chain, last = [], head.value
+    for _ in range(length):
+        value = replace(last, round=last.round + 1, before=last.digest)
+        seals = tuple(Voice(peer, last).seal(value).message for peer in (A, B))
+        chain.append(certify(value, seals))
+        last = value
+    return tuple(chain)
+
+
+CHAIN = chain_on(HEAD, 5)
+
+
+def ahead(core: NodeCore, peer: PeerId, working_on: int, now_s: float = 0.0):
+    beat = Heartbeat(round=working_on, head=ROOT, held=(), links=())
+    return core.handle(ev.FrameArrived(peer, beat), now_s)
+
+
+def chain_frames(core: NodeCore, peer: PeerId, chain=CHAIN, now_s: float = 0.0):
+    actions = []
+    for certificate in chain:
+        actions += core.handle(ev.FrameArrived(peer, Chain(seals=(certificate,))), now_s)
+    return actions
+
+
+def test_node_two_rounds_behind_fetches_the_chain_then_the_state_and_goes_on_from_it():
+    core = core_of(C, A, B)
+    assert sent(ahead(core, A, 10), WantChain) == [(A, WantChain(first=5))]
+    assert ev.FetchState(A, CHAIN[-1]) in chain_frames(core, A)
+    assert core.awaits_state(CHAIN[-1])
+    actions = core.handle(ev.StateReady(CHAIN[-1]), 0.0)
+    (train,) = [action for action in actions if isinstance(action, ev.Train)]
+    assert (train.certificate, train.is_resync, train.was_listed) == (CHAIN[-1], True, False)
+    assert train.lease
+    assert core.machine.head == CHAIN[-1].value
+    assert core.chain[1:] == list(CHAIN)
+
+
+def test_node_that_waits_for_a_state_signs_nothing_until_it_is_there_or_given_up():
+    core = core_of(C, A, B)
+    ahead(core, A, 10)
+    chain_frames(core, A)
+    assert not recorded(core.handle(contributed(5), 0.0))
+    failed = core.handle(ev.StateFailed(bytes(32)), 0.0)
+    assert not recorded(failed), "the failure of another fetch is no failure of this one"
+    core.handle(ev.Unlinked(A), 0.1)
+    assert recorded(core.handle(ev.Tick(), 0.2), Kind.COMMIT)
+
+
+def test_state_that_is_no_longer_wanted_changes_nothing():
+    core = core_of(C, A, B)
+    ahead(core, A, 10)
+    chain_frames(core, A)
+    core.handle(ev.StateFailed(CHAIN[-1].value.digest), 0.0)
+    assert not core.awaits_state(CHAIN[-1])
+    core.handle(ev.StateReady(CHAIN[-1]), 0.0)
+    assert core.machine.head == HEAD.value
+    assert core.chain == [HEAD]
+
+
+def test_round_that_is_sealed_during_a_catch_up_starts_it_anew_from_there():
+    core = core_of(C, A, B)
+    ahead(core, A, 10)
+    commits = [Voice(peer, HEAD.value).commit() for peer in (A, B)]
+    closer = Voice(view_of(C, HEAD).closer(0), HEAD.value)
+    if closer.peer == C:
+        closer = Voice(view_of(C, HEAD).closer(1), HEAD.value)
+    empty = List(commits=(), drifts=(), certificate=())
+    attempt = 0 if view_of(C, HEAD).closer(0) != C else 1
+    votes = [Voice(peer, HEAD.value).vote([], attempt) for peer in (A, B)]
+    hand(core, B, *commits, closer.say(Kind.LIST, empty, attempt), *votes)
+    digest = core.machine.view.ballots.list_digest(empty)
+    core.handle(ev.Applied(digest, HEAD.value.root), 0.0)
+    view = core.machine.view
+    value = seal_value(view, digest, KeyedHashSigner(C), CONFIG.samples_each)
+    assert value is not None
+    actions = hand(core, B, *(Voice(peer, HEAD.value).seal(value, attempt) for peer in (A, B)))
+    assert core.machine.head == value
+    assert (A, WantChain(first=6)) in sent(actions, WantChain)
+    chain_frames(core, A, chain_on(certify(value, ()), 4))
+    assert [c.value.round for c in core.chain] == [4, 5]
+    core.handle(ev.StateReady(core._catchup.wanted), 0.0)  # type: ignore[arg-type]
+    assert [c.value.round for c in core.chain] == [4, 5, 6, 7, 8, 9]
+
+
+def test_forged_chain_is_a_fault_of_its_source():
+    core = core_of(C, A, B)
+    ahead(core, A, 10)
+    forged = SealCertificate(value=CHAIN[0].value, seals=CHAIN[0].seals[:1])
+    assert "bad chain" in faults(chain_frames(core, A, (forged,)))[0]
+
+
+def test_chain_is_sent_from_where_it_is_asked_for_and_never_with_genesis():
+    core = core_of(A, B, head=GENESIS)
+    core.chain += CHAIN
+    for first, rounds in ((0, 5), (1, 5), (3, 3), (99, 0)):
+        actions = core.handle(ev.FrameArrived(B, WantChain(first=first)), 0.0)
+        frames = [frame for _, frame in sent(actions, Chain)]
+        seals = [seal for frame in frames if isinstance(frame, Chain) for seal in frame.seals]
+        assert len(seals) == rounds
+        assert GENESIS not in seals
+        assert all(
+            len(f.seals) <= limits.CHAIN_SEALS_PER_FRAME_MAX for f in frames if isinstance(f, Chain)
+        )
+
+
+def test_diverged_node_fetches_the_state_as_soon_as_somebody_has_sealed_the_round():
+    core = core_of(C, A, B)
+    list(core._expand([ev.Resync("test")], 0.0))
+    assert not sent(ahead(core, A, 5), WantChain)
+    assert sent(ahead(core, A, 6), WantChain) == [(A, WantChain(first=5))]
+
+
+# Seats ------------------------------------------------------------------------------------------
+
+
+def test_stranger_proves_its_state_and_asks_for_a_seat_once_per_seal():
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(D), HEAD, now_s=0.0)
+    digest = HEAD.value.digest
+    assert ev.ProveSeat(digest) in core.start(0.0)
+    assert ev.ProveSeat(digest) not in core.handle(ev.Tick(), 0.1)
+    actions = core.handle(ev.SeatProven(digest, ROOT), 0.1)
+    assert len(recorded(actions, Kind.SEAT)) == 1
+    assert not recorded(core.handle(ev.SeatProven(digest, ROOT), 0.2))
+    assert not recorded(core.handle(ev.SeatProven(bytes(32), ROOT), 0.2))
+
+
+def test_member_asks_for_no_seat():
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(A), HEAD, now_s=0.0)
+    assert ev.ProveSeat(HEAD.value.digest) not in core.start(0.0)
+    assert not recorded(core.handle(ev.SeatProven(HEAD.value.digest, ROOT), 0.0))
+
+
+def test_node_that_is_behind_asks_for_no_seat_before_it_has_caught_up():
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(D), GENESIS, now_s=0.0)
+    core.wants_seat = False
+    core.start(0.0)
+    core.handle(ev.Linked(A), 0.0)
+    ahead(core, A, 9)
+    core.wants_seat = True
+    assert not [a for a in core.handle(ev.Tick(), 0.1) if isinstance(a, ev.ProveSeat)]
+
+
+def test_leaving_member_says_so_once():
+    core = core_of(C, A)
+    assert len(recorded(core.handle(ev.Leaving(), 0.0), Kind.LEAVE)) == 1
+    assert not recorded(core.handle(ev.Leaving(), 0.0))
+
+
+def test_member_trains_on_its_lease_and_a_stranger_on_none():
+    leases = {}
+    for peer in (A, B, C, D):
+        core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(peer), HEAD, now_s=0.0)
+        (train,) = [action for action in core.start(0.0) if isinstance(action, ev.Train)]
+        leases[peer] = train.lease
+    assert leases == {A: ((0, 10),), B: ((10, 20),), C: ((20, 30),), D: ()}
+
+
+def test_finished_run_leases_nothing_more():
+    manifest = replace(MANIFEST, rounds=4)
+    core = NodeCore(manifest, CONFIG, KeyedHashSigner(A), HEAD, now_s=0.0)
+    (train,) = [action for action in core.start(0.0) if isinstance(action, ev.Train)]
+    assert core.is_finished
+    assert train.lease == ()
+
+
+def test_config_of_a_round_comes_from_the_manifest():
+    config = RoundConfig.from_manifest(MANIFEST)
+    assert (config.num_cells, config.samples_each, config.trust) == (4, 320, "friends")
+    assert (config.deadline_floor_s, config.deadline_cap_s) == (1.0, 10.0)

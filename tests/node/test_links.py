@@ -1,0 +1,161 @@
+"""Search and control streams of several nodes: the real directory over a memory transport."""
+
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import trio
+
+from dht.directory import KademliaDirectory
+from dht.routing import Contact
+from node import events as ev
+from node.config import PeerAddress
+from node.links import CONTROL_PROTOCOL, QUEUE_FRAMES, Links
+from protocol.frames import StatusAsk
+from protocol.identity import Ed25519Signer, PeerId
+from protocol.manifest import RunManifest
+from tests.memory_transport import MemoryNetwork, MemoryTransport
+from tests.node.edge import signed, toy_manifest
+
+
+@dataclass
+class Party:
+    """One node's links, and what they told it."""
+
+    transport: MemoryTransport
+    directory: KademliaDirectory
+    links: Links
+    told: list[object] = field(default_factory=list)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.transport.peer_id
+
+
+async def party(
+    stack: AsyncExitStack,
+    network: MemoryNetwork,
+    name: str,
+    *,
+    manifest: RunManifest | None = None,
+    finds_nobody: bool = False,
+) -> Party:
+    seed = name.encode() * 32
+    signer = Ed25519Signer(seed)
+    transport = await stack.enter_async_context(network.open(signer_seed=seed))
+    directory = KademliaDirectory(transport, signer, lambda: 1e9, rng=random.Random(name))
+    told: list[object] = []
+
+    async def tell(event: object) -> None:
+        told.append(event)
+
+    links = Links(
+        transport=transport,
+        directory=directory,
+        signed=signed(manifest or toy_manifest()),
+        signer=signer,
+        tell=tell,
+        finds_nobody=finds_nobody,
+    )
+    transport.serve(CONTROL_PROTOCOL, links.accept)
+    return Party(transport, directory, links, told)
+
+
+async def start(nursery: trio.Nursery, one: Party, first: Party | None) -> None:
+    await nursery.start(one.directory.run)
+    if first is not None:
+        address = first.transport.addresses()[0]
+        one.links.know(PeerAddress(first.peer, address))
+        await one.directory.join([Contact(first.peer, (address,))])
+    nursery.start_soon(one.links.run)
+
+
+async def linked_after(
+    seconds: float, autojump_clock: trio.abc.Clock, *, finds_nobody: bool
+) -> list[tuple[PeerId, ...]]:
+    """Three nodes of which two know only the first; who is linked to whom after a while."""
+    network = MemoryNetwork()
+    linked: list[tuple[PeerId, ...]] = []
+    async with AsyncExitStack() as stack:
+        make = partial(party, stack, network, finds_nobody=finds_nobody)
+        parties = [await make("a"), await make("b"), await make("c")]
+        async with trio.open_nursery() as nursery:
+            for number, one in enumerate(parties):
+                await start(nursery, one, parties[0] if number else None)
+            await trio.sleep(seconds)
+            linked += [one.links.linked() for one in parties]
+            nursery.cancel_scope.cancel()
+    return linked
+
+
+async def test_nodes_told_only_one_peer_link_to_all_through_the_directory(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    linked = await linked_after(5.0, autojump_clock, finds_nobody=False)
+    assert [len(peers) for peers in linked] == [2, 2, 2]
+
+
+async def test_nodes_told_only_one_peer_link_to_nobody_else_without_the_directory(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    linked = await linked_after(30.0, autojump_clock, finds_nobody=True)
+    assert [len(peers) for peers in linked] == [2, 1, 1]
+
+
+async def test_a_peer_of_another_run_is_told_which_field_differs(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one = await party(stack, network, "a")
+        other = await party(stack, network, "b", manifest=toy_manifest(rounds=9))
+        async with trio.open_nursery() as nursery:
+            await start(nursery, one, None)
+            await start(nursery, other, one)
+            await trio.sleep(3.0)
+            nursery.cancel_scope.cancel()
+    assert one.links.linked() == other.links.linked() == ()
+    for told in (one.told, other.told):
+        reasons = [event.reason for event in told if isinstance(event, ev.Fault)]
+        assert reasons
+        assert all("differs at rounds" in reason for reason in reasons)
+
+
+async def test_a_peer_that_sends_garbage_is_a_fault_and_unlinked(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        low, high = sorted(
+            [await party(stack, network, "a"), await party(stack, network, "b")],
+            key=lambda one: one.peer,
+        )
+        async with trio.open_nursery() as nursery:
+            await start(nursery, low, None)
+            await start(nursery, high, low)
+            await trio.sleep(3.0)
+            assert high.peer in low.links.linked()
+            low.links._queues[high.peer].send_nowait(b"\xffgarbage")
+            await trio.sleep(0.5)
+            faults = [event for event in high.told if isinstance(event, ev.Fault)]
+            assert [fault.peer for fault in faults] == [low.peer]
+            assert ev.Unlinked(low.peer) in high.told
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_reads_nothing_is_unlinked_and_nobody_waits(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one = await party(stack, network, "a")
+        send, _receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
+        silent = Ed25519Signer(b"s" * 32).peer_id
+        one.links._queues[silent] = send
+        for nonce in range(QUEUE_FRAMES + 1):
+            one.links.send(silent, StatusAsk(nonce=nonce))
+        assert silent not in one.links.linked()
+        with pytest.raises(trio.ClosedResourceError):
+            send.send_nowait(b"")

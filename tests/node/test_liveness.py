@@ -1,0 +1,143 @@
+"""R3: who is silent, measured against one's own lateness."""
+
+import pytest
+
+from node.liveness import Liveness
+from tests.node.builders import peers_named
+
+ME, A, B = peers_named(3)
+PEERS = (ME, A, B)
+
+
+def liveness() -> Liveness:
+    """Linked with A, B never heard of; a beat of half a second, suspicion after two seconds."""
+    found = Liveness(ME, heartbeat_s=0.5, suspect_s=2.0, now_s=0.0)
+    found.link_up(A, 0.0)
+    return found
+
+
+def run(machine: Liveness, start_s: float, stop_s: float, *, heard=()) -> list[float]:
+    """Tick as often as asked; the times at which the node finds that it has slept."""
+    slept = []
+    steps = round((stop_s - start_s) / machine.tick_interval_s)
+    for step in range(1, steps + 1):
+        now_s = start_s + step * machine.tick_interval_s
+        if machine.tick(now_s):
+            slept.append(now_s)
+        for peer in heard:
+            machine.heard(peer, now_s)
+    return slept
+
+
+def test_linked_peer_is_suspected_after_its_silence_and_not_before():
+    machine = liveness()
+    run(machine, 0.0, 2.0)
+    assert machine.suspects(PEERS, 2.0) == frozenset()
+    run(machine, 2.0, 2.25)
+    assert machine.suspects(PEERS, 2.25) == {A}
+
+
+def test_node_never_suspects_itself():
+    machine = liveness()
+    run(machine, 0.0, 100.0)
+    assert ME not in machine.suspects(PEERS, 100.0)
+
+
+def test_sign_of_life_ends_a_suspicion_at_once():
+    machine = liveness()
+    run(machine, 0.0, 3.0)
+    assert machine.suspects(PEERS, 3.0) == {A}
+    machine.heard(A, 3.01)
+    assert machine.suspects(PEERS, 3.01) == frozenset()
+
+
+def test_broken_link_is_forgiven_for_two_beats():
+    machine = liveness()
+    run(machine, 0.0, 1.0, heard=(A,))
+    machine.link_down(A, 1.0)
+    run(machine, 1.0, 2.0)
+    assert machine.suspects(PEERS, 2.0) == frozenset()
+    run(machine, 2.0, 2.25)
+    assert machine.suspects(PEERS, 2.25) == {A}
+
+
+def test_link_that_comes_back_ends_the_suspicion():
+    machine = liveness()
+    machine.link_down(A, 0.0)
+    run(machine, 0.0, 2.0)
+    assert machine.suspects(PEERS, 2.0) == {A}
+    machine.link_up(A, 2.0)
+    assert machine.suspects(PEERS, 2.0) == frozenset()
+
+
+def test_peer_without_a_link_of_which_others_bring_messages_is_alive():
+    machine = liveness()
+    machine.link_down(A, 0.0)
+    run(machine, 0.0, 5.0, heard=(A,))
+    assert A not in machine.suspects(PEERS, 5.0)
+
+
+def test_peer_never_linked_is_given_three_times_as_long():
+    machine = liveness()
+    machine.suspects(PEERS, 0.0)
+    run(machine, 0.0, 6.0, heard=(A,))
+    assert machine.suspects(PEERS, 6.0) == frozenset()
+    run(machine, 6.0, 6.25, heard=(A,))
+    assert machine.suspects(PEERS, 6.25) == {B}
+
+
+def test_new_member_is_looked_at_without_waiting_for_the_next_tick():
+    machine = liveness()
+    machine.suspects((ME, A), 0.0)
+    run(machine, 0.0, 3.0)
+    assert machine.suspects((ME, A), 3.0) == {A}
+    assert machine.suspects((ME,), 3.0) == frozenset()
+
+
+def test_own_lateness_is_granted_to_the_others():
+    machine = liveness()
+    run(machine, 0.0, 1.0)
+    machine.tick(2.5)  # A second and more too late, which is no sleep yet.
+    assert machine.lag_s == pytest.approx(1.375)
+    machine.tick(2.6)
+    assert machine.suspects(PEERS, 2.6) == frozenset()
+
+
+def test_lateness_long_past_excuses_nobody():
+    machine = liveness()
+    machine.tick(2.0)
+    run(machine, 2.0, 30.0, heard=(A,))
+    run(machine, 30.0, 32.25)
+    assert machine.suspects(PEERS, 32.25) == {A}
+
+
+def test_node_that_slept_says_so_once_and_forgives_every_silence():
+    machine = liveness()
+    machine.link_down(A, 0.0)
+    run(machine, 0.0, 0.5)
+    assert machine.tick(10.0)
+    assert not machine.tick(10.1)
+    assert machine.suspects(PEERS, 10.1) == frozenset()
+    run(machine, 10.0, 11.5)
+    assert machine.suspects(PEERS, 11.5) == {A}
+
+
+def test_short_lateness_is_no_sleep():
+    machine = liveness()
+    assert not machine.tick(2.1)
+    assert run(machine, 2.1, 20.0) == []
+
+
+def test_heartbeat_is_due_once_per_beat():
+    machine = liveness()
+    due = [now_s for step in range(41) if machine.beat_due(now_s := step * 0.05)]
+    assert len(due) == 5
+
+
+def test_linked_peers_are_listed_in_ascending_order():
+    machine = liveness()
+    machine.link_up(B, 0.0)
+    assert machine.linked == tuple(sorted((A, B)))
+    machine.link_down(A, 0.0)
+    machine.link_down(A, 0.0)
+    assert machine.linked == (B,)
