@@ -44,6 +44,10 @@ class Owner(Protocol):
     core: NodeCore
     store: ShardStore
 
+    def is_linked(self, peer: PeerId) -> bool:
+        """Whether a peer's hello is checked and its control stream is open."""
+        ...
+
     async def tell(self, event: ev.CoreEvent | ev.Fault) -> None:
         """Queue an event."""
         ...
@@ -77,6 +81,8 @@ class BulkStreams:
 
     async def push(self, push: ev.Push) -> None:
         """Send the cells that are here. A peer out of reach asks elsewhere, or is absent."""
+        if not self._owner.is_linked(push.to):
+            return
         items = bulk.outgoing(self._owner.core, self._owner.store, push)
         if not items:
             return
@@ -117,7 +123,13 @@ class BulkStreams:
         self._expected, self._cells = (certificate, source), {}
 
     async def accept(self, stream: Stream) -> None:
-        """Handler of inbound bulk streams. Raises PeerError for what does not fit."""
+        """Handler of inbound bulk streams. Raises PeerError for what does not fit.
+
+        A peer that is not linked may be one that only the DHT knows; its cells are none of ours.
+        """
+        if not self._owner.is_linked(stream.peer):
+            logger.debug("bulk stream of a peer without a link peer=%s", short_id(stream.peer))
+            return
         try:
             with trio.fail_after(STALL_S) as scope:
                 data = await stream.receive_frame(limits.BULK_HEADER_BYTES_MAX)

@@ -27,7 +27,7 @@ from node.work import TrainerWork
 from protocol import limits
 from protocol.errors import StateError
 from protocol.frames import Bulk, Want
-from protocol.identity import peer_id_text, short_id
+from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealCertificate
 from protocol.transport import Transport
 
@@ -80,6 +80,10 @@ class Driver:
         """Queue an event; waits while the queue is full."""
         await self._send.send(event)
 
+    def is_linked(self, peer: PeerId) -> bool:
+        """Whether a peer's hello is checked and its control stream is open."""
+        return self._links is not None and peer in self._links.linked()
+
     async def changed(self) -> None:
         """Until the core has handled another event."""
         await self._changed.wait()
@@ -100,6 +104,8 @@ class Driver:
                 if isinstance(event, ev.Fault):
                     self._fault(event)
                     continue
+                if isinstance(event, ev.Linked | ev.Unlinked):
+                    self._show_link(event)
                 await self._carry_out(self.core.handle(event, trio.current_time()))
                 self._changed.set()
                 self._changed = trio.Event()
@@ -238,6 +244,13 @@ class Driver:
     def _fault(self, fault: ev.Fault) -> None:
         logger.warning("fault peer=%s reason=%s", short_id(fault.peer), fault.reason)
         self._log.emit("fault", peer=peer_id_text(fault.peer), reason=fault.reason)
+
+    def _show_link(self, event: ev.Linked | ev.Unlinked) -> None:
+        assert self._links is not None
+        name = "linked" if isinstance(event, ev.Linked) else "unlinked"
+        logger.info("%s peer=%s", name, short_id(event.peer))
+        linked = peer_texts(self._links.linked())
+        self._log.emit(name, peer=peer_id_text(event.peer), linked=linked)
 
     def _show_phase(self) -> None:
         """Emit a phase when it changes: this is how one watches a round."""

@@ -7,6 +7,7 @@ Lives as long as its standard input: whoever started it ends it by closing the p
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
@@ -90,6 +91,7 @@ async def run_node(node: Node) -> None:
         node.log.emit(
             "listening",
             peer=me,
+            pid=os.getpid(),
             addresses=[f"{address}/p2p/{me}" for address in transport.addresses()],
         )
         async with trio.open_nursery() as nursery:

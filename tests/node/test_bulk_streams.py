@@ -13,6 +13,7 @@ from node.hooks import FlipByte, NodeHooks
 from node.shard_store import Item
 from protocol.errors import PeerError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem
+from protocol.identity import Ed25519Signer
 from protocol.messages import Commit, Kind
 from protocol.wire import encode
 from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
@@ -57,7 +58,7 @@ def hear_commit(source: Desk, target: Desk, digest: bytes) -> None:
 
 
 async def pushed(
-    hooks: NodeHooks | None = None, *, autojump_clock: trio.abc.Clock | None = None
+    hooks: NodeHooks | None = None, autojump_clock: trio.abc.Clock | None = None
 ) -> tuple[Desk, Desk, bytes]:
     """A founder pushes all its parts to a second node over the memory transport.
 
@@ -208,3 +209,18 @@ async def test_a_payload_with_a_nan_is_a_fault_although_it_was_committed() -> No
     with pytest.raises(PeerError):
         target.store.put_part(commit.root, replace(item, payload=poisoned))
     assert target.store.parts(commit.root, CELLS) == []
+
+
+async def test_cells_of_a_peer_without_a_link_are_neither_sent_nor_taken() -> None:
+    _, target, header, items = good_transfer()
+    target.linked.clear()
+    await received(target, frame(header) + frame(head(items[0])) + items[0].payload)
+    assert target.told == []
+    source = Desk(FOUNDER_SEED, MANIFEST)
+    digest, _ = committed(source)
+    source.linked.clear()
+    network = MemoryNetwork()
+    async with network.open(signer_seed=FOUNDER_SEED) as near:
+        push = ev.Push(Ed25519Signer(b"t" * 32).peer_id, Bulk.PART, digest, CELLS)
+        await source.streams(near).push(push)
+        assert near.traffic() == (0, 0)

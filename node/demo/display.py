@@ -1,0 +1,254 @@
+"""What people see while a demo runs: a picture in a terminal, lines everywhere else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from node.demo.pace import Scene, megabytes, sparkline, tell_duration, time_left_s
+from node.demo.result import DemoResult
+from node.demo.swarm_view import NodeView, SealedRound, SwarmView
+
+TOLD_LINES_SHOWN = 6
+_SPARKLINE_WIDTH = 32
+_STATUS_STYLES = {"training": "green", "finished": "cyan", "killed": "red", "starting": "yellow"}
+
+
+class Display(Protocol):
+    """SEAM: `changed` after every event, `tick` a few times a second, `finish` once.
+
+    All return at once.
+    """
+
+    def changed(self, scene: Scene) -> None:
+        """Something happened."""
+        ...
+
+    def tick(self, scene: Scene) -> None:
+        """Time has passed."""
+        ...
+
+    def finish(self, scene: Scene) -> None:
+        """Nothing more will happen."""
+        ...
+
+
+@contextmanager
+def open_display(console: Console) -> Iterator[Display]:
+    """The display that fits the console; the picture goes away when it closes."""
+    if not console.is_terminal:
+        yield LineDisplay(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveDisplay(live)
+
+
+class LineDisplay:
+    """One line per sealed round, and one for each thing out of the ordinary."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rounds_told = 0
+        self._last_told_s = -1.0
+        self._is_measuring = False
+
+    def changed(self, scene: Scene) -> None:
+        """Print what is new; a round once its loss is known, and what is later after it."""
+        for at_s, _, told in self._untold(scene.view):
+            if isinstance(told, SealedRound) and self._awaits_loss(scene, told):
+                return
+            self._tell(scene, at_s, told)
+        if scene.measured is not None and not self._is_measuring:
+            self._is_measuring = True
+            self._say(f"[{scene.now_s():6.1f} s] training one node alone, to compare")
+
+    def tick(self, scene: Scene) -> None:
+        """Lines do not move."""
+
+    def finish(self, scene: Scene) -> None:
+        """Print what still waits."""
+        for at_s, _, told in self._untold(scene.view):
+            self._tell(scene, at_s, told)
+
+    def _untold(self, view: SwarmView) -> list[tuple[float, int, SealedRound | str]]:
+        rounds = list(view.rounds.values())[self._rounds_told :]
+        entries: list[tuple[float, int, SealedRound | str]]
+        entries = [(sealed.at_s, 0, sealed) for sealed in rounds]
+        entries += [(at_s, 1, line) for at_s, line in view.told if at_s > self._last_told_s]
+        # A round comes before what it brought about at the same moment.
+        return sorted(entries, key=lambda entry: entry[:2])
+
+    def _awaits_loss(self, scene: Scene, sealed: SealedRound) -> bool:
+        is_newest = sealed is scene.view.last_sealed
+        return is_newest and scene.measured is None and sealed.round not in scene.view.losses
+
+    def _tell(self, scene: Scene, at_s: float, told: SealedRound | str) -> None:
+        if isinstance(told, SealedRound):
+            self._rounds_told += 1
+            self._say(_sealed_line(scene, told))
+        else:
+            self._last_told_s = at_s
+            self._say(f"[{at_s:6.1f} s] {told}")
+
+    def _say(self, line: str) -> None:
+        print_line(self._console, line)
+
+
+def _sealed_line(scene: Scene, sealed: SealedRound) -> str:
+    view, event = scene.view, sealed.event
+    loss = view.losses.get(sealed.round)
+    shown = "" if loss is None else f"  loss {loss:.3f}"
+    return (
+        f"[{sealed.at_s:6.1f} s] round {sealed.round:2d} of {view.num_rounds} sealed: "
+        f"{len(event.listed)} of {event.members} listed, attempt {event.attempt}, "
+        f"{event.wall_s:.1f} s{shown}  up {megabytes(view.bytes_up)}  "
+        f"down {megabytes(view.bytes_down)}  {tell_duration(time_left_s(scene))}"
+    )
+
+
+class LiveDisplay:
+    """The picture, drawn anew at every tick."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def changed(self, scene: Scene) -> None:
+        """The next tick shows it."""
+
+    def tick(self, scene: Scene) -> None:
+        """Draw."""
+        self._live.update(draw_scene(scene), refresh=True)
+
+    def finish(self, scene: Scene) -> None:
+        """The picture goes away by itself."""
+
+
+def draw_scene(scene: Scene) -> Group:
+    """The whole picture, some twenty lines of eighty columns."""
+    view = scene.view
+    title = Text("Barnraise", style="bold")
+    title.append(f"  {len(view.nodes)} real nodes on this machine", style="not bold dim")
+    return Group(
+        title,
+        Text(),
+        _progress(scene),
+        Text(),
+        _node_table(view),
+        Text(),
+        *[
+            Text(f"  {at_s:6.1f} s  {line}", style="dim", no_wrap=True, overflow="ellipsis")
+            for at_s, line in list(view.told)[-TOLD_LINES_SHOWN:]
+        ],
+    )
+
+
+def _progress(scene: Scene) -> Table:
+    view = scene.view
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", width=8)
+    table.add_column(width=_SPARKLINE_WIDTH)
+    table.add_column()
+    bar = ProgressBar(total=view.num_rounds, completed=view.num_sealed, width=_SPARKLINE_WIDTH)
+    left = "" if scene.measured is not None else tell_duration(time_left_s(scene))
+    table.add_row("rounds", bar, f"{view.num_sealed} of {view.num_rounds} sealed   {left}")
+    losses = list(view.losses.values())
+    now = f"{losses[-1]:.3f} nats per byte" if losses else "not measured yet"
+    # The first value is so much higher that the rest would be one flat line.
+    curve = sparkline(losses[1:], _SPARKLINE_WIDTH)
+    table.add_row("loss", Text(curve, style="blue"), now)
+    table.add_row("bytes", f"up {megabytes(view.bytes_up)}, down {megabytes(view.bytes_down)}", "")
+    if scene.measured is not None:
+        bar = ProgressBar(total=1.0, completed=scene.measured, width=_SPARKLINE_WIDTH)
+        table.add_row("alone", bar, tell_duration(time_left_s(scene)))
+    return table
+
+
+def _node_table(view: SwarmView) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in ("node", "peer id", "status", "round", "phase"):
+        table.add_column(header)
+    for header in ("links", "listed", "up", "down"):
+        table.add_column(header, justify="right")
+    for node in view.nodes.values():
+        table.add_row(
+            node.name,
+            Text(node.peer[-8:], style="dim"),
+            Text(node.status, style=_STATUS_STYLES[node.status]),
+            str(min(node.round, view.num_rounds)),
+            node.phase if node.status == "training" else "",
+            str(_num_links(view, node)),
+            str(len(view.rounds_listed(node.name))),
+            megabytes(node.bytes_up),
+            megabytes(node.bytes_down),
+        )
+    return table
+
+
+def _num_links(view: SwarmView, node: NodeView) -> int:
+    return 0 if node.status == "killed" else len(node.linked)
+
+
+def print_result(console: Console, result: DemoResult) -> None:
+    """The end of a demo: table, losses, the sample."""
+    console.print()
+    console.print(_result_table(result))
+    console.print()
+    for line in result_lines(result):
+        print_line(console, line)
+    if result.sample is not None:
+        print_line(console, "\nThe trained model writes:\n")
+        for line in result.sample.splitlines():
+            print_line(console, f"    {line}".rstrip())
+
+
+def print_line(console: Console, line: str) -> None:
+    """A line as it is: text of nodes and models is never taken for markup.
+
+    A terminal gets it wrapped between words, a file whole.
+    """
+    console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def result_lines(result: DemoResult) -> list[str]:
+    """The findings in sentences, one per line."""
+    lines = [result.story] if result.story else []
+    if result.loss_last is not None and result.loss_first is not None:
+        lines.append(
+            f"Loss on held-out text: {result.loss_first:.3f} at genesis, "
+            f"{result.loss_last:.3f} at the end, nats per byte."
+        )
+    if result.ahead is not None:
+        than = "better" if result.ahead > 0 else "worse"
+        lines.append(
+            f"One node alone, same seed and steps: {result.loss_alone:.3f}; "
+            f"the swarm is {abs(result.ahead):.3f} {than}."
+        )
+    equal = "equal to the bit" if result.anchors_equal else "NOT EQUAL"
+    lines.append(f"The surviving nodes' final weights, read from their checkpoints: {equal}.")
+    lines.append(f"{result.rounds_sealed} rounds sealed; {result.wall_s:.0f} s in all.")
+    return lines
+
+
+def _result_table(result: DemoResult) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for header in ("node", "peer id", "role", "end"):
+        table.add_column(header)
+    for header in ("listed", "sent", "received", "last loss"):
+        table.add_column(header, justify="right")
+    for node in result.nodes:
+        table.add_row(
+            node.name,
+            node.peer[-8:],
+            node.role,
+            node.status,
+            str(node.rounds_listed),
+            megabytes(node.bytes_up),
+            megabytes(node.bytes_down),
+            "" if node.validation is None else f"{node.validation:.3f}",
+        )
+    return table

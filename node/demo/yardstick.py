@@ -1,0 +1,120 @@
+"""What the swarm is held against, measured in processes of their own: this one loads no torch."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from node.children import child_environment, end_child
+from node.demo.log_tail import log_tail
+from protocol.errors import StateError
+
+THREADS_MAX = 4
+"""The demo's model is so small that more threads only wait for each other."""
+
+TEXT_BYTES = 200
+
+_READ_BYTES = 64 * 1024
+
+Line = dict[str, object]
+
+YARDSTICK_COMMAND = (sys.executable, "-P", "-m", "training.yardstick_main")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickSetting:
+    """Which run is measured, and with which program."""
+
+    manifest: Path
+    run: bytes
+    log: Path
+    command: tuple[str, ...] = YARDSTICK_COMMAND
+
+    def arguments(self, task: tuple[str, ...]) -> list[str]:
+        """The command line of one task, for one of two that run beside each other."""
+        threads = max(1, min(THREADS_MAX, (os.cpu_count() or 1) // 2))
+        line = [*self.command, "--manifest", str(self.manifest), "--run", self.run.hex()]
+        return [*line, "--threads", str(threads), "--child", *task]
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What was found out; filled in as it comes. Losses are nats per byte."""
+
+    loss_first: float | None = None
+    loss_last: float | None = None
+    loss_alone: float | None = None
+    text: str | None = None
+    alone_curve: list[tuple[int, float]] = field(default_factory=list)
+    """(inner step, loss) of one node that trained alone."""
+
+
+async def measure(
+    setting: YardstickSetting, checkpoint: Path | None, tell: Callable[[float], None]
+) -> Measured:
+    """Train one node alone, and measure genesis and `checkpoint`; `tell` gets the share done.
+
+    Without a checkpoint only the former. Raises StateError with its last words if a process fails.
+    """
+    measured = Measured()
+
+    def hear_alone(line: Line) -> None:
+        if line["kind"] == "point":
+            step = int(_number(line["step"]))
+            measured.alone_curve.append((step, _number(line["loss"])))
+            tell(step / _number(line["steps"]))
+        else:
+            measured.loss_alone = _number(line["loss_alone"])
+
+    def hear_swarm(line: Line) -> None:
+        measured.loss_first = _number(line["loss_first"])
+        measured.loss_last = _number(line["loss_last"])
+        measured.text = str(line["text"])
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_run, setting, ("alone",), hear_alone)
+            if checkpoint is not None:
+                task = ("measure", str(checkpoint), "--text-bytes", str(TEXT_BYTES))
+                nursery.start_soon(_run, setting, task, hear_swarm)
+    except* StateError as group:
+        raise group.exceptions[0] from None
+    return measured
+
+
+async def _run(
+    setting: YardstickSetting, task: tuple[str, ...], hear: Callable[[Line], None]
+) -> None:
+    """One yardstick process from its start to its end, whatever ends us."""
+    with setting.log.open("ab") as log:
+        process = await trio.lowlevel.open_process(
+            setting.arguments(task),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=child_environment(),
+        )
+    try:
+        assert process.stdout is not None
+        rest = b""
+        while data := await process.stdout.receive_some(_READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                hear(json.loads(line))
+        status = await process.wait()
+    finally:
+        await end_child(process)
+    if status != 0:
+        raise StateError(
+            f"the yardstick ended with status {status}; its last words:\n{log_tail(setting.log)}"
+        )
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
