@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from node.deadlines import LearnedDeadline
 from node.events import Contributed
-from node.proposal import LIST_AFTER, held_runs, holds_all_expected, lock_report, propose
+from node.proposal import (
+    LIST_AFTER,
+    held_runs,
+    holds_all_expected,
+    is_hopeless,
+    lock_report,
+    propose,
+)
 from node.round_view import RoundView
 from protocol import limits
 from protocol.identity import PeerId
@@ -47,7 +54,7 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     if not view.own_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
-    if not is_complete and now_s < view.attempt_start_s + deadline.seconds(view.attempt):
+    if not is_complete and now_s < view.attempt_start_s + deadline.seconds(view.time_outs):
         return
     if is_complete and view.attempt == 0:
         deadline.observe(now_s - view.opened_s)
@@ -58,7 +65,7 @@ def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     """The closer of the attempt proposes, once."""
     if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
         return
-    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.attempt))
+    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
     if body is not None:
         yield Statement(Kind.LIST, body, view.attempt)
 
@@ -122,7 +129,7 @@ def commit_body(
 
 def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
     """When the attempt is given up; stands still while listed bytes arrive."""
-    deadline_s = deadline.seconds(view.attempt)
+    deadline_s = deadline.seconds(view.time_outs)
     return max(
         view.attempt_start_s + TIME_OUT_AFTER * deadline_s,
         view.progress_s + deadline_s,
@@ -135,14 +142,14 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
         return False
     has_list = bool(view.ballots.of(Kind.LIST, view.attempt))
     closer_is_gone = not has_list and view.closer(view.attempt) in view.suspects
-    return closer_is_gone or now_s >= time_out_s(view, deadline)
+    return closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
 
 
 def due_times(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[float]:
     """When something may fall due without anything being heard."""
     if view.opened_s is None:
         return
-    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.attempt)
+    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.time_outs)
     yield start_s + deadline_s / 2
     yield start_s + deadline_s
     yield start_s + LIST_AFTER * deadline_s

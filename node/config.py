@@ -57,7 +57,7 @@ class NodeConfig:
     """Torch threads of the trainer; more than cores divided by nodes slows all of them down."""
 
     wait_seats: int = 0
-    """A founder holds its first COMMIT for so many joiners, at most 20 s."""
+    """A founder holds its first COMMIT for so many joiners, at most 12 s."""
 
     validate_every: int = 1
     """Held-out loss every so many rounds, by members in turn; each costs the time of a few inner

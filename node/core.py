@@ -166,6 +166,7 @@ class NodeCore:
             case ev.TrainerReady():
                 self.wants_seat = True
             case ev.Leaving():
+                self.wants_seat = False
                 yield from self._expand(self.machine.leave(), now_s)
             case _:
                 yield from self._round(event, now_s)

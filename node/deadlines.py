@@ -11,7 +11,9 @@ MARGIN = 2.0
 """A peer twice as late as nine of ten arrivals lately is late; below that it is only slow."""
 
 GROWTH = 1.5
-"""Time-outs grow by this per attempt (R2)."""
+GROWTH_STEPS_MAX = 8
+"""Each time-out of a round makes the next one longer (R2), up to 25 times: an attempt that ended
+because its closer was gone was not too short."""
 
 
 class LearnedDeadline:
@@ -26,11 +28,11 @@ class LearnedDeadline:
         """Learn from one phase that came to its end."""
         self._seen_s.append(duration_s)
 
-    def seconds(self, attempt: int = 0) -> float:
-        """The deadline for `attempt`; the cap holds for attempt 0, growth goes beyond it."""
+    def seconds(self, time_outs: int = 0) -> float:
+        """The deadline after so many time-outs in this round; growth goes beyond the cap."""
         learned = self._floor_s
         if self._seen_s:
             ordered = sorted(self._seen_s)
             learned = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
         base = min(max(learned, self._floor_s), self._cap_s)
-        return float(base * GROWTH ** min(attempt, 16))
+        return float(base * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))

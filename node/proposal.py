@@ -1,7 +1,9 @@
 """What members say about the bytes they hold, and what the closer proposes from it (R2)."""
 
 from collections.abc import Iterator
+from itertools import islice
 
+from node import roster as rosters
 from node.round_view import RoundView
 from protocol import limits
 from protocol.identity import PeerId
@@ -83,25 +85,40 @@ def awaited_haves(view: RoundView) -> frozenset[PeerId]:
 
 
 def held_runs(view: RoundView) -> Iterator[Held]:
-    """The body of a HAVE: per run of cells, whose parts are in the own store.
+    """The body of a HAVE: per run of the cells that this node sums now, whose parts are here.
 
+    Only of those: a sender holds all its own parts, and would else be complete by its own word.
     Yields at most HAVE_RUNS_MAX: senders of every other cell only can make more, and what is not
     said is not listed.
     """
+    runs = (run for piece in view.own_slices() for run in _runs_in(view, piece))
+    return islice(runs, limits.HAVE_RUNS_MAX)
+
+
+def _runs_in(view: RoundView, piece: rosters.Slice) -> Iterator[Held]:
     commits = [(sender, digest) for sender, digest, _ in view.commits()]
-    first, current, runs = 0, b"", 0
-    for cell in range(view.num_cells):
+    first, current = piece.first, b""
+    for cell in range(piece.first, piece.stop):
         senders = {s for s, digest in commits if cell in view.parts.get(digest, ())}
         bits = pack_senders(senders, view.members) if senders else b""
         if bits != current:
             if current:
                 yield Held(first=first, stop=cell, senders=current)
-                runs += 1
-            if runs == limits.HAVE_RUNS_MAX:
-                return
             first, current = cell, bits
     if current:
-        yield Held(first=first, stop=view.num_cells, senders=current)
+        yield Held(first=first, stop=piece.stop, senders=current)
+
+
+def is_hopeless(view: RoundView) -> bool:
+    """Whether this node is the closer, all reducers have spoken, and nobody is complete.
+
+    A reducer died, and was suspected too late for the HAVEs of this attempt: on to the next one,
+    in which substitutes speak.
+    """
+    if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
+        return False
+    has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
+    return has_spoken and not complete_senders(view)
 
 
 def holds_all_expected(view: RoundView) -> bool:

@@ -219,10 +219,7 @@ def _with_voters(
     if not stay | enter:
         # A roster that would have no voter keeps the old ones, even those that lost their seat.
         kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
-        others = [seats[peer] for peer in sorted(seats.keys() - kept.keys())]
-        for seat in others[: limits.SEATS_MAX - len(kept)]:
-            kept[seat.peer] = seat
-        return Roster(seats=_sorted(kept), window=window)
+        return Roster(seats=_sorted({**seats, **kept}), window=window)
     decided = {}
     for peer, seat in seats.items():
         if peer in stay:

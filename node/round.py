@@ -15,7 +15,7 @@ from typing import assert_never
 from node import events as ev
 from node import supply
 from node.admission import breach, concerns
-from node.agreement import commit_body, due_times, is_given_up, statements
+from node.agreement import commit_body, due_times, is_given_up, statements, time_out_s
 from node.ballots import Entry
 from node.chain import certify, check_seal, seal_value
 from node.deadlines import LearnedDeadline
@@ -241,7 +241,7 @@ class RoundMachine:
     def _supply(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R3: move bytes towards whoever sums them now, sum, and take the outer step."""
         view = self.view
-        deadline_s = self._deadline.seconds(view.attempt)
+        deadline_s = self._deadline.seconds(view.time_outs)
         for digest, _ in supply.certified_lists(view):
             view.certified_s.setdefault(digest, now_s)
         yield from supply.push_parts(view)
@@ -256,6 +256,7 @@ class RoundMachine:
         if self.is_muted:
             return
         if view.is_voter and is_given_up(view, self._deadline, now_s=now_s):
+            view.time_outs += now_s >= time_out_s(view, self._deadline)
             self._enter(view.attempt + 1, now_s)
         for said in statements(view, self._deadline, now_s=now_s):
             yield from self._sign(said.kind, said.body, attempt=said.attempt)

@@ -38,7 +38,7 @@ class RoundConfig:
     deadline_floor_s: float
     deadline_cap_s: float
     wait_seats: int = 0
-    wait_seats_s: float = 20.0
+    wait_seats_s: float = 12.0
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
@@ -60,6 +60,7 @@ class RoundView:
     `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
     who were expected when the own parts were pushed last.
 
+    `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives. `own_seal` is the
     own SEAL of `head`, `shown` a checked certificate of this very round from a peer that is ahead,
@@ -75,6 +76,7 @@ class RoundView:
     ballots: Ballots = field(init=False)
     slices: tuple[rosters.Slice, ...] = field(init=False)
     attempt: int = 0
+    time_outs: int = 0
     opened_s: float | None = None
     entered_s: float = 0.0
     progress_s: float = 0.0

@@ -17,18 +17,19 @@ _ROTATE_BYTES = 4 << 20
 
 
 class SlotLog:
-    """Append-only; one writer."""
+    """Append-only; one writer. Beyond `rotate_bytes` all but the last two rounds are dropped."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, rotate_bytes: int = _ROTATE_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._rotate_bytes = rotate_bytes
         self._file = path.open("ab")
         # What is appended behind a torn record could never be read again.
         self._file.truncate(sum(len(record) for record, _ in _records(path.read_bytes())))
 
     def append(self, messages: Sequence[SignedMessage]) -> None:
         """Write the messages; on the disk when this returns. Blocks: call it in a thread."""
-        if self._file.tell() > _ROTATE_BYTES:
+        if self._file.tell() > self._rotate_bytes:
             self._rotate(messages[0].slot.round)
         for message in messages:
             self._file.write(_LENGTH.pack(len(message.encoded)) + message.encoded)

@@ -180,8 +180,8 @@ def test_report_is_made_once_in_every_attempt_but_the_first():
 # Time-outs --------------------------------------------------------------------------------------
 
 
-def given_up(heard=(), *, now_s, **fields):
-    view = view_of(THIRD, HEAD, heard, **{"opened_s": 0.0, **fields})
+def given_up(heard=(), *, me=THIRD, now_s, **fields):
+    view = view_of(me, HEAD, heard, **{"opened_s": 0.0, **fields})
     return is_given_up(view, deadline_1_s(), now_s=now_s)
 
 
@@ -195,8 +195,13 @@ def test_time_out_stands_still_while_bytes_arrive():
     assert given_up(now_s=3.5, progress_s=2.5)
 
 
-def test_time_out_of_a_later_attempt_counts_from_its_start_and_is_longer():
-    fields = {"attempt": 1, "entered_s": 10.0}
+def test_time_out_of_a_later_attempt_counts_from_its_start():
+    assert not given_up(now_s=12.9, attempt=1, entered_s=10.0)
+    assert given_up(now_s=13.0, attempt=1, entered_s=10.0)
+
+
+def test_time_out_is_longer_after_a_time_out_however_many_attempts_were_skipped():
+    fields = {"attempt": 9, "entered_s": 10.0, "time_outs": 1}
     assert not given_up(now_s=10.0 + 3.0 * 1.5 - 0.1, **fields)
     assert given_up(now_s=10.0 + 3.0 * 1.5, **fields)
 
@@ -206,6 +211,12 @@ def test_attempt_whose_closer_is_suspected_is_given_up_at_once_unless_it_spoke()
     assert given_up(now_s=0.0, suspects=suspects)
     assert not given_up([*COMMITS, one.propose(X)], now_s=0.0, suspects=suspects)
     assert not given_up(now_s=0.0, suspects=frozenset({SECOND}))
+
+
+def test_attempt_in_which_nobody_is_complete_is_given_up_by_its_closer_without_a_time_out():
+    heard = [*COMMITS, *(voice.have(b"\x00") for voice in (one, two, three))]
+    assert given_up(heard, me=FIRST, now_s=0.0)
+    assert not given_up(heard, me=SECOND, now_s=0.0)
 
 
 def test_round_that_has_not_opened_has_no_time_out():

@@ -5,17 +5,16 @@ import random
 import pytest
 
 from node import proposal
-from node.proposal import complete_senders, held_runs, pack_senders, propose, unpack_senders
-from protocol.messages import Have, Held, Kind, List
-from tests.node.builders import (
-    CONFIG,
-    Voice,
-    digest_of,
-    head_of,
-    list_body,
-    peers_named,
-    view_of,
+from node.proposal import (
+    complete_senders,
+    held_runs,
+    is_hopeless,
+    pack_senders,
+    propose,
+    unpack_senders,
 )
+from protocol.messages import Have, Held, Kind, List
+from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
 PEERS = peers_named(3)
 A, B, C = PEERS
@@ -103,11 +102,14 @@ def test_later_closer_needs_the_reports_of_a_quorum():
     assert proposed([*heard, c.report(1)], attempt=1) == list_body(COMMITS)
 
 
-def test_later_closer_takes_up_the_highest_proven_lock_with_its_certificate():
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_later_closer_takes_up_the_highest_proven_lock_with_its_certificate(is_reversed):
     x, y = COMMITS[:2], COMMITS[1:]
     votes_x = [v.vote(x, 0) for v in (a, b)]
     votes_y = [v.vote(y, 1) for v in (b, c)]
-    heard = [*COMMITS, *votes_x, *votes_y, a.have(ALL, 2), a.report(2, (0, x)), c.report(2, (1, y))]
+    locks = [(1, y), (0, x)] if is_reversed else [(0, x), (1, y)]
+    reports = [voice.report(2, lock) for voice, lock in zip((a, c), locks, strict=True)]
+    heard = [*COMMITS, *votes_x, *votes_y, a.have(ALL, 2), *reports]
     found = proposed(heard, attempt=2)
     assert found is not None
     assert found.commits == list_body(y).commits
@@ -160,11 +162,43 @@ def test_report_carries_the_lock_with_its_proof_or_else_the_missing_cells(is_loc
 
 
 def test_have_tells_runs_of_equal_cells_and_leaves_out_what_nobody_sent():
+    head = head_of(PEERS[:2])
+    view = view_of(A, head, [Voice(peer, head.value).commit() for peer in PEERS[:2]])
+    view.suspect(frozenset({B}))  # So that A sums every slice.
+    ids = [digest for _, digest, _ in view.commits()]
+    view.parts.update({ids[0]: {1, 2}, ids[1]: {2}})
+    found = {cell: run.senders for run in held_runs(view) for cell in range(run.first, run.stop)}
+    assert found == {1: b"\x01", 2: b"\x03"}
+    view.parts.clear()
+    assert list(held_runs(view)) == []
+
+
+def test_have_tells_only_of_cells_that_its_signer_sums():
     view = view_of(A, HEAD, COMMITS)
-    ids = [heard.message.digest for heard in COMMITS]
-    view.parts.update({ids[0]: {1, 2}, ids[1]: {1, 2}, ids[2]: {2}})
-    assert list(held_runs(view)) == [
-        Held(first=1, stop=2, senders=b"\x03"),
-        Held(first=2, stop=3, senders=b"\x07"),
-    ]
-    assert list(held_runs(view_of(A, HEAD, COMMITS))) == []
+    view.parts.update({heard.message.digest: {0, 1, 2} for heard in COMMITS})
+    (own,) = [piece for piece in view.slices if piece.reducers[0] == A]
+    assert list(held_runs(view)) == [Held(first=own.first, stop=own.stop, senders=ALL)]
+    view.attempt = 2
+    assert sum(run.stop - run.first for run in held_runs(view)) == CONFIG.num_cells
+
+
+@pytest.mark.parametrize(
+    ("haves", "suspects", "hopeless"),
+    [
+        ((), frozenset(), False),
+        ((a,), frozenset(), False),  # Others may still speak.
+        ((a, b), frozenset({C}), True),
+        ((a, b, c), frozenset(), True),
+    ],
+)
+def test_closer_gives_an_attempt_up_once_all_have_spoken_and_nobody_is_complete(
+    haves, suspects, hopeless
+):
+    attempt = next(n for n in range(3) if view_of(A, HEAD).closer(n) == A)
+    heard = [*COMMITS, *(voice.have(NOBODY, attempt) for voice in haves)]
+    view = view_of(A, HEAD, heard, attempt=attempt, suspects=suspects)
+    assert is_hopeless(view) is hopeless
+    other = view_of(B, HEAD, heard, attempt=attempt, suspects=suspects)
+    assert not is_hopeless(other)
+    whole = [*COMMITS, *(voice.have(ALL, attempt) for voice in (a, b, c))]
+    assert not is_hopeless(view_of(A, HEAD, whole, attempt=attempt))

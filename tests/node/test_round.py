@@ -1,16 +1,12 @@
-"""R2, R3, R6, R7: the machine of one shard's rounds, alone among scripted peers and in a soup."""
+"""R2, R3, R6, R7: the machine of one shard's rounds among scripted peers."""
 
-import random
 from dataclasses import replace
 
-import pytest
-
 from node import events as ev
-from node.chain import seal_value
 from node.round import RoundMachine
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind, Leave, Seal, SealValue, Seat
+from protocol.messages import Kind
 from sim.world import peer_named
 from tests.node.builders import (
     CONFIG,
@@ -19,77 +15,10 @@ from tests.node.builders import (
     contributed,
     digest_of,
     head_of,
-    list_body,
-    machine_of,
-    peers_named,
     results,
     signed,
-    view_of,
 )
-from tests.node.soup import Soup
-
-PEERS = peers_named(3)
-HEAD = head_of(PEERS)
-FIRST, SECOND, ME = (view_of(PEERS[0], HEAD).closer(attempt) for attempt in range(3))
-one, two = Voice(FIRST, HEAD.value), Voice(SECOND, HEAD.value)
-OTHERS = [one.commit(), two.commit()]
-
-
-class Script:
-    """The machine of ME, the closer of attempt 2, and what it did so far."""
-
-    def __init__(self, me=ME) -> None:
-        self.machine: RoundMachine = machine_of(me, HEAD)
-        self.done: list[ev.RoundAction] = []
-
-    def tell(self, *events, now_s: float = 0.0) -> list[ev.RoundAction]:
-        """Hand events on; the actions that came of them."""
-        found = [action for event in events for action in self.machine.handle(event, now_s)]
-        self.done += found
-        return found
-
-    def begin(self) -> list[ev.Heard]:
-        """All three have committed; their COMMITs, ascending by sender."""
-        own = signed(self.tell(contributed(5)), Kind.COMMIT)[0]
-        self.tell(*OTHERS)
-        entry = self.machine.view.ballots.find(own.digest)
-        assert entry is not None
-        heard = [*OTHERS, ev.Heard(entry.message, entry.body)]
-        return sorted(heard, key=lambda event: event.message.sender)
-
-    def value(self, commits) -> SealValue:
-        """What a seal of these commits says; the machine must hold its state."""
-        view = self.machine.view
-        found = seal_value(view, digest_of(HEAD.value, commits), KeyedHashSigner(ME), 10)
-        assert found is not None
-        return found
-
-    def is_muted(self) -> bool:
-        return self.machine.is_muted
-
-    def signed(self, kind: Kind):
-        return [(m.slot.attempt, m) for m in signed(self.done, kind)]
-
-    def seals(self) -> list[tuple[int, bytes]]:
-        bodies = [self.machine_body(m) for _, m in self.signed(Kind.SEAL)]
-        attempts = [attempt for attempt, _ in self.signed(Kind.SEAL)]
-        return [(a, b.list_digest) for a, b in zip(attempts, bodies, strict=True)]
-
-    def machine_body(self, message) -> Seal:
-        for view in (self.machine.view, self.machine.previous):
-            entry = view.ballots.find(message.digest) if view else None
-            if entry is not None:
-                assert isinstance(entry.body, Seal)
-                return entry.body
-        raise AssertionError("signed, but not filed")
-
-    def adopted(self) -> list[ev.Adopt]:
-        return [action for action in self.done if isinstance(action, ev.Adopt)]
-
-
-def lists_of(commits):
-    """X is without ME, Y is everybody."""
-    return [heard for heard in commits if heard.message.sender != ME], commits
+from tests.node.script import FIRST, HEAD, ME, OTHERS, PEERS, SECOND, Script, lists_of, one, two
 
 
 def test_round_among_timely_peers_is_committed_voted_sealed_and_adopted():
@@ -221,6 +150,21 @@ def test_silent_closer_is_passed_over_after_the_time_out():
     assert [attempt for attempt, _ in script.signed(Kind.NEWATTEMPT)] == [1]
 
 
+def test_time_outs_grow_while_attempts_that_were_skipped_for_a_dead_closer_do_not_count():
+    script = Script()
+    script.begin()
+    script.tell(ev.SuspicionsChanged(frozenset({FIRST})))
+    assert (script.machine.view.attempt, script.machine.view.time_outs) == (1, 0)
+    now_s = 0.0
+    for time_out_s in (3.0, 4.5, 6.75):
+        script.tell(ev.Tick(), now_s=now_s + time_out_s - 0.1)
+        before = script.machine.view.attempt
+        now_s += time_out_s
+        script.tell(ev.Tick(), now_s=now_s)
+        assert script.machine.view.attempt > before
+    assert script.machine.view.time_outs == 3
+
+
 def test_sealed_without_me_is_told_so_that_the_contribution_is_taken_back():
     script = Script()
     x, _ = lists_of(script.begin())
@@ -264,107 +208,6 @@ def test_founder_waits_for_the_seats_it_was_told_of_but_not_for_ever():
             machine.handle(ev.SeatChecked(joiner, start.value.digest, True), 0.0)
         actions = machine.handle(contributed(1), now_s)
         assert len(signed(actions, Kind.COMMIT)) == commits
-
-
-# What must not count ----------------------------------------------------------------------------
-
-
-def faults(actions):
-    return [action.reason for action in actions if isinstance(action, ev.Fault)]
-
-
-def test_second_commit_of_one_sender_is_a_fault_and_is_not_counted():
-    script = Script()
-    script.tell(one.commit("first"))
-    assert "two different COMMIT" in faults(script.tell(one.commit("second")))[0]
-    assert len(script.machine.view.ballots.commits) == 1
-
-
-def test_list_of_somebody_who_is_not_the_closer_is_a_fault_and_gets_no_vote():
-    script = Script()
-    commits = script.begin()
-    assert "not its to propose" in faults(script.tell(two.propose(commits, 0)))[0]
-    assert not script.signed(Kind.VOTE)
-
-
-BAD_COMMITS = [{"base": ROOT}, {"cell_norms": (1.0,)}, {"tokens": 0}]
-
-
-@pytest.mark.parametrize("changes", BAD_COMMITS, ids=lambda changes: next(iter(changes)))
-def test_commit_that_could_not_be_summed_is_a_fault_and_is_not_listed(changes):
-    script = Script()
-    assert faults(script.tell(one.commit("bad", **changes)))
-    assert not script.machine.view.ballots.commits
-
-
-def test_statements_of_strangers_and_seats_of_members_are_ignored():
-    stranger = Voice(peer_named("stranger"), HEAD.value)
-    script = Script()
-    seat = Seat(proof=bytes(32), device="")
-    assert not script.tell(stranger.commit(), stranger.vote([]), one.say(Kind.SEAT, seat))
-    assert not list(script.machine.view.ballots.messages())
-
-
-def test_seal_with_another_seal_before_it_is_a_fault():
-    script = Script()
-    body = Seal(value=ROOT, list_digest=ROOT, root=ROOT)
-    assert faults(script.tell(one.say(Kind.SEAL, body, subject=ROOT)))
-    assert not faults(script.tell(one.say(Kind.SEAL, body, subject=HEAD.value.digest)))
-
-
-def test_joiner_whose_proof_is_wrong_is_not_named_and_one_whose_proof_is_right_is():
-    liar, joiner = peer_named("liar"), peer_named("joiner")
-    script = Script()
-    for peer in (liar, joiner):
-        seat = Seat(proof=bytes(32), device="")
-        (check,) = script.tell(Voice(peer, HEAD.value).say(Kind.SEAT, seat))
-        assert check == ev.CheckSeat(peer, HEAD.value.digest, bytes(32))
-    script.tell(
-        ev.SeatChecked(liar, HEAD.value.digest, False),
-        ev.SeatChecked(joiner, HEAD.value.digest, True),
-        ev.SeatChecked(peer_named("late"), ROOT, True),
-    )
-    script.tell(contributed(5))
-    (_, commit) = next(iter(script.machine.view.ballots.commits.values()))
-    assert commit.joins == (joiner,)
-
-
-def test_leave_is_told_to_the_others_by_every_commit_until_the_seal_that_drops_it():
-    script = Script()
-    script.tell(one.say(Kind.LEAVE, Leave(reason="")), contributed(5))
-    assert script.machine.view.ballots.commits[ME][1].gone == (FIRST,)
-
-
-def test_slice_that_was_summed_for_a_round_gone_by_says_nothing_in_this_one():
-    script = Script()
-    script.begin()
-    assert not script.tell(ev.Reduced(ROOT, 0, 1, ROOT))
-    assert not script.tell(ev.Reduced(ROOT, 77, 78, ROOT))
-
-
-def test_messages_of_the_next_round_are_kept_until_it_begins():
-    script = Script()
-    _, everybody = lists_of(script.begin())
-    script.tell(one.propose(everybody), one.vote(everybody))
-    script.tell(*results(digest_of(HEAD.value, everybody)))
-    value = script.value(everybody)
-    early = Voice(FIRST, value).commit("early")
-    script.tell(early, early, two.seal(value))
-    assert script.machine.view.ballots.commits.keys() == {FIRST}
-
-
-def test_state_that_differs_from_the_sealed_one_asks_for_a_resync_and_never_replaces_the_anchor():
-    script = Script()
-    _, everybody = lists_of(script.begin())
-    digest = digest_of(HEAD.value, everybody)
-    honest = replace(HEAD.value, round=5, before=HEAD.value.digest, root=ROOT)
-    honest = replace(honest, commits=list_body(everybody).commits)
-    arrived, applied = results(digest)
-    script.tell(one.propose(everybody), one.vote(everybody), arrived, applied)
-    script.tell(one.seal(honest), two.seal(honest))
-    assert not script.adopted()
-    assert any(isinstance(action, ev.Resync) for action in script.done)
-    assert script.machine.head == HEAD.value
 
 
 # R3 ---------------------------------------------------------------------------------------------
@@ -419,33 +262,3 @@ def test_parts_of_a_list_that_is_summed_reach_every_other_member():
     assert len(signed(found, Kind.AGG)) == 1
     pushes = {(a.to, a.cells) for a in found if isinstance(a, ev.Push)}
     assert pushes == {(FIRST, (piece.first,)), (SECOND, (piece.first,))}
-
-
-# The soup ---------------------------------------------------------------------------------------
-
-
-def stir(seed: str) -> Soup:
-    """Chaos among one to five voters, then a good run."""
-    rng = random.Random(seed)
-    num_voters = rng.choice((1, 2, 3, 3, 4, 5))
-    peers = peers_named(num_voters + rng.choice((0, 0, 1)))
-    soup = Soup(head_of(peers[:num_voters], peers[num_voters:]), rng)
-    soup.shake(rng.choice((100, 400, 1500)))
-    if num_voters >= 3 and rng.random() < 0.6:
-        soup.kill(rng.choice(peers))
-    soup.shake(300)
-    soup.heal()
-    assert not soup.faults, f"honest peers convict each other: {soup.faults}"
-    assert all(len(values) == 1 for values in soup.adopted.values())
-    return soup
-
-
-def test_no_slot_is_filled_twice_and_no_round_has_two_seals_whatever_arrives(seed):
-    rounds = [len(stir(f"{seed}/{case}").adopted) for case in range(60)]
-    assert sum(rounds) >= 60, "a soup in which nothing happens shows nothing"
-
-
-@pytest.mark.slow
-def test_no_slot_is_filled_twice_and_no_round_has_two_seals_in_many_soups(seed):
-    for case in range(2000):
-        stir(f"{seed}/{case}")

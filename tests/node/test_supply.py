@@ -8,15 +8,7 @@ from node.events import Apply, Pull, Push, Reduce
 from protocol.frames import Bulk
 from protocol.messages import Kind, List, SealCertificate
 from sim.world import peer_named
-from tests.node.builders import (
-    CONFIG,
-    Voice,
-    digest_of,
-    head_of,
-    list_body,
-    peers_named,
-    view_of,
-)
+from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
 PEERS = peers_named(3)
 HEAD = head_of(PEERS)

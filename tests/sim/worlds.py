@@ -122,6 +122,10 @@ class WatchedWorld(World):
     def living(self) -> list[SimNode]:
         return self._living()
 
+    def tell(self, peer: PeerId, event: ev.CoreEvent) -> None:
+        """An event of a node's own edge: its operator, its trainer."""
+        self._tell(self.nodes[peer], event)
+
     def until_round(self, index: int, *, max_s: float = 200.0) -> None:
         """Let time pass until every living, thawed node has sealed that round."""
         self.run(

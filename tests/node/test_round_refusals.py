@@ -1,0 +1,126 @@
+"""R1, R2, R11: what a round machine must not count, and what it tells the others."""
+
+from dataclasses import replace
+
+import pytest
+
+from node import events as ev
+from node.chain import certify
+from protocol.messages import Kind, Leave, Seal, Seat
+from sim.world import peer_named
+from tests.node.builders import ROOT, Voice, contributed, digest_of, list_body, results, state_after
+from tests.node.script import FIRST, HEAD, ME, Script, faults, lists_of, one, two
+
+
+def test_second_commit_of_one_sender_is_a_fault_and_is_not_counted():
+    script = Script()
+    script.tell(one.commit("first"))
+    assert "two different COMMIT" in faults(script.tell(one.commit("second")))[0]
+    assert len(script.machine.view.ballots.commits) == 1
+
+
+def test_list_of_somebody_who_is_not_the_closer_is_a_fault_and_gets_no_vote():
+    script = Script()
+    commits = script.begin()
+    assert "not its to propose" in faults(script.tell(two.propose(commits, 0)))[0]
+    assert not script.signed(Kind.VOTE)
+
+
+BAD_COMMITS = [{"base": ROOT}, {"cell_norms": (1.0,)}, {"tokens": 0}]
+
+
+@pytest.mark.parametrize("changes", BAD_COMMITS, ids=lambda changes: next(iter(changes)))
+def test_commit_that_could_not_be_summed_is_a_fault_and_is_not_listed(changes):
+    script = Script()
+    assert faults(script.tell(one.commit("bad", **changes)))
+    assert not script.machine.view.ballots.commits
+
+
+def test_statements_of_strangers_and_seats_of_members_are_ignored():
+    stranger = Voice(peer_named("stranger"), HEAD.value)
+    script = Script()
+    seat = Seat(proof=bytes(32), device="")
+    assert not script.tell(stranger.commit(), stranger.vote([]), one.say(Kind.SEAT, seat))
+    assert not list(script.machine.view.ballots.messages())
+
+
+def test_seal_with_another_seal_before_it_is_a_fault():
+    script = Script()
+    body = Seal(value=ROOT, list_digest=ROOT, root=ROOT)
+    assert faults(script.tell(one.say(Kind.SEAL, body, subject=ROOT)))
+    assert not faults(script.tell(one.say(Kind.SEAL, body, subject=HEAD.value.digest)))
+
+
+def test_joiner_whose_proof_is_wrong_is_not_named_and_one_whose_proof_is_right_is():
+    liar, joiner = peer_named("liar"), peer_named("joiner")
+    script = Script()
+    for peer in (liar, joiner):
+        seat = Seat(proof=bytes(32), device="")
+        (check,) = script.tell(Voice(peer, HEAD.value).say(Kind.SEAT, seat))
+        assert check == ev.CheckSeat(peer, HEAD.value.digest, bytes(32))
+    script.tell(
+        ev.SeatChecked(liar, HEAD.value.digest, False),
+        ev.SeatChecked(joiner, HEAD.value.digest, True),
+        ev.SeatChecked(peer_named("late"), ROOT, True),
+    )
+    script.tell(contributed(5))
+    (_, commit) = next(iter(script.machine.view.ballots.commits.values()))
+    assert commit.joins == (joiner,)
+
+
+def test_leave_is_told_to_the_others_by_every_commit_until_the_seal_that_drops_it():
+    script = Script()
+    script.tell(one.say(Kind.LEAVE, Leave(reason="")), contributed(5))
+    assert script.machine.view.ballots.commits[ME][1].gone == (FIRST,)
+
+
+def test_slice_that_was_summed_for_a_round_gone_by_says_nothing_in_this_one():
+    script = Script()
+    script.begin()
+    assert not script.tell(ev.Reduced(ROOT, 0, 1, ROOT))
+    assert not script.tell(ev.Reduced(ROOT, 77, 78, ROOT))
+
+
+def test_messages_of_the_next_round_are_kept_until_it_begins():
+    script = Script()
+    _, everybody = lists_of(script.begin())
+    script.tell(one.propose(everybody), one.vote(everybody))
+    script.tell(*results(digest_of(HEAD.value, everybody)))
+    value = script.value(everybody)
+    early = Voice(FIRST, value).commit("early")
+    script.tell(early, early, two.seal(value))
+    assert script.machine.view.ballots.commits.keys() == {FIRST}
+
+
+def test_state_that_differs_from_the_sealed_one_asks_for_a_resync_and_never_replaces_the_anchor():
+    script = Script()
+    _, everybody = lists_of(script.begin())
+    digest = digest_of(HEAD.value, everybody)
+    honest = replace(HEAD.value, round=5, before=HEAD.value.digest, root=ROOT)
+    honest = replace(honest, commits=list_body(everybody).commits)
+    arrived, applied = results(digest)
+    script.tell(one.propose(everybody), one.vote(everybody), arrived, applied)
+    script.tell(one.seal(honest), two.seal(honest))
+    assert not script.adopted()
+    assert any(isinstance(action, ev.Resync) for action in script.done)
+    assert script.machine.head == HEAD.value
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_seal_that_is_shown_is_adopted_only_with_the_very_state_it_names(is_equal):
+    script = Script()
+    commits = script.begin()
+    root = state_after(digest_of(HEAD.value, commits)) if is_equal else ROOT
+    value = replace(HEAD.value, round=5, before=HEAD.value.digest, root=root)
+    value = replace(value, commits=list_body(commits).commits)
+    seals = tuple(voice.seal(value).message for voice in (one, two))
+    script.tell(ev.SealShown(certify(value, seals)), *results(value.list_digest))
+    assert [adopt.certificate.value for adopt in script.adopted()] == [value] * is_equal
+    assert any(isinstance(action, ev.Resync) for action in script.done) is not is_equal
+
+
+def test_seal_that_is_shown_without_a_quorum_is_ignored():
+    script = Script()
+    value = replace(HEAD.value, round=5, before=HEAD.value.digest, commits=())
+    script.tell(ev.SealShown(certify(value, (one.seal(value).message,))))
+    assert not script.done
