@@ -197,7 +197,7 @@ class BulkStreams:
             scope.deadline = trio.current_time() + STALL_S
             await owner.compute(partial(owner.store.check_state_cell, certificate.value.root, item))
             self._cells[item.index] = item.payload
-            await owner.tell(ev.BytesArrived(stream.peer))
+            await owner.tell(ev.BytesArrived(stream.peer, is_state=True))
         if self._expected is expected and len(self._cells) == owner.store.num_state_cells:
             self._expected = None
             await owner.state_arrived(certificate, self._cells)

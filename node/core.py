@@ -153,9 +153,10 @@ class NodeCore:
             case ev.FrameArrived(peer=peer, frame=frame):
                 self.liveness.heard(peer, now_s)
                 yield from self._frame(peer, frame, now_s)
-            case ev.BytesArrived(peer=peer):
+            case ev.BytesArrived(peer=peer, is_state=is_state):
                 self.liveness.heard(peer, now_s)
-                self._catchup.moved(peer, now_s=now_s)
+                if is_state:
+                    self._catchup.moved(peer, now_s=now_s)
             case ev.SeatProven(basis=basis, proof=proof):
                 yield from self._expand(self.machine.take_seat(basis, proof, now_s), now_s)
             case ev.StateReady(certificate=certificate):

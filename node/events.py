@@ -250,9 +250,10 @@ class FrameArrived:
 
 @dataclass(frozen=True, slots=True)
 class BytesArrived:
-    """Bulk bytes of a peer are arriving: it lives."""
+    """Bulk bytes of a peer are arriving: it lives. `is_state` if they are of the wanted state."""
 
     peer: PeerId
+    is_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

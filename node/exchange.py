@@ -229,6 +229,10 @@ class Driver:
             logger.warning("state sync failed reason=%s", error)
             await self.tell(ev.StateFailed(certificate.value.digest))
             return
+        # The head may have gone on by itself while the cells came.
+        if not self.core.awaits_state(certificate):
+            logger.info("state no longer wanted round=%d", certificate.value.round)
+            return
         self.store.replace_state(self._parts.hooks.synced_state(state))
         self._log.emit("synced", round=certificate.value.round)
         logger.info("state synced round=%d", certificate.value.round)

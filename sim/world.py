@@ -331,7 +331,7 @@ class World:
     def _bulk_arrived(
         self, node: SimNode, source: PeerId, header: BulkHeader, items: list[Item], tries: int
     ) -> None:
-        self._tell(node, ev.BytesArrived(source))
+        self._tell(node, ev.BytesArrived(source, is_state=header.bulk is Bulk.STATE))
         if header.bulk is Bulk.STATE:
             self._state_arrived(node, header, items)
             return

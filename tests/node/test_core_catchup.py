@@ -119,3 +119,18 @@ def test_diverged_node_fetches_the_state_as_soon_as_somebody_has_sealed_the_roun
     list(core._expand([ev.Resync("test")], 0.0))
     assert not sent(ahead(core, A, 5), WantChain)
     assert sent(ahead(core, A, 6), WantChain) == [(A, WantChain(first=5))]
+
+
+def test_source_that_sends_everything_but_the_state_is_given_up_for_another():
+    def asked_anew(*, is_state: bool):
+        core = core_of(C, A, B)
+        ahead(core, A, 10)
+        chain_frames(core, A)
+        ahead(core, B, 10, now_s=0.5)
+        actions = []
+        for step in range(1, 16):
+            actions += core.handle(ev.BytesArrived(A, is_state=is_state), 0.5 * step)
+        return sent(actions, WantChain)
+
+    assert [peer for peer, _ in asked_anew(is_state=False)] == [B]
+    assert asked_anew(is_state=True) == []
