@@ -15,7 +15,9 @@ from protocol.frames import Bulk, BulkHeader
 
 def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
     """The cells to send for a Push; empty if they are not here (the asker asks elsewhere)."""
-    cells = [cell for cell in push.cells if cell < core.machine.config.num_cells]
+    # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
+    asked = tuple(dict.fromkeys(push.cells))
+    cells = [cell for cell in asked if cell < core.machine.config.num_cells]
     match push.bulk:
         case Bulk.PART:
             root = core.part_root(push.subject)
@@ -25,7 +27,7 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
         case Bulk.STATE:
             for certificate in reversed(core.chain[-3:]):
                 if certificate.value.digest == push.subject:
-                    return store.state_cells(certificate.value.root, push.cells)
+                    return store.state_cells(certificate.value.root, asked)
             return []
 
 

@@ -1,6 +1,7 @@
 """Bulk streams: cells out, cells in, each checked on arrival. One stream per transfer."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -34,6 +35,10 @@ resets a stream whose reader does not read."""
 
 SMALL_BYTES = 64 * limits.KIB
 """Below it, hashing costs less than the way to a worker thread and back."""
+
+PUSHES_MAX = {Bulk.PART: 16, Bulk.RESULT: 16, Bulk.STATE: 2}
+"""Transfers to one peer at a time, by kind. A whole state is one, or two where it has many slots;
+what is asked for beyond is not sent, and an honest peer asks again."""
 
 T = TypeVar("T")
 
@@ -75,19 +80,22 @@ class BulkStreams:
         self._log = log
         self._expected: tuple[SealCertificate, PeerId] | None = None
         self._cells: dict[int, bytes] = {}
+        self._pushing: Counter[tuple[PeerId, Bulk]] = Counter()
         self.parts_in_flight = 0
 
     # Out ----------------------------------------------------------------------------------------
 
     async def push(self, push: ev.Push) -> None:
         """Send the cells that are here. A peer out of reach asks elsewhere, or is absent."""
-        if not self._owner.is_linked(push.to):
+        lane = (push.to, push.bulk)
+        if not self._owner.is_linked(push.to) or self._pushing[lane] >= PUSHES_MAX[push.bulk]:
             return
         items = bulk.outgoing(self._owner.core, self._owner.store, push)
         if not items:
             return
         is_part = push.bulk is Bulk.PART
         round_index = self._owner.core.machine.view.index
+        self._pushing[lane] += 1
         if is_part:
             self.parts_in_flight += 1
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
@@ -100,6 +108,8 @@ class BulkStreams:
                 self._tell_parts(push.to, round_index, len(items), "out")
         finally:
             self.parts_in_flight -= is_part
+            self._pushing[lane] -= 1
+            self._pushing += Counter()  # Forgets the zeros: a peer may come under many names.
 
     async def _send_items(self, push: ev.Push, items: list[Item]) -> None:
         with trio.fail_after(STALL_S) as scope:
@@ -196,6 +206,8 @@ class BulkStreams:
             item = await self._receive_item(stream, header)
             scope.deadline = trio.current_time() + STALL_S
             await owner.compute(partial(owner.store.check_state_cell, certificate.value.root, item))
+            if self._expected is not expected:
+                return  # Given up for another seal or source: cells of two states do not mix.
             self._cells[item.index] = item.payload
             await owner.tell(ev.BytesArrived(stream.peer, is_state=True))
         if self._expected is expected and len(self._cells) == owner.store.num_state_cells:

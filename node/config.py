@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
@@ -26,7 +26,10 @@ def parse_peer_address(text: str) -> PeerAddress:
     match = _MULTIADDR.fullmatch(text)
     if match is None:
         raise ConfigError(f"{text!r} is no address like /ip4/203.0.113.1/tcp/4001/p2p/12D3Koo...")
-    return PeerAddress(parse_peer_id(match["peer"]), match["address"])
+    try:
+        return PeerAddress(parse_peer_id(match["peer"]), match["address"])
+    except DecodeError as error:
+        raise ConfigError(f"{text!r} names no peer: {error}") from error
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -213,7 +213,10 @@ class NodeCore:
                 yield from self._relay.fill(peer, frame, self.views(), now_s)
             case Messages(messages=messages):
                 for message in messages:
-                    yield from self._message(peer, message, now_s)
+                    actions = list(self._message(peer, message, now_s))
+                    yield from actions
+                    if any(isinstance(a, ev.Fault) and a.peer == peer for a in actions):
+                        break  # Each bad signature costs a check; one is enough to know.
             case Want(bulk=bulk, subject=subject, cells=cells):
                 yield ev.Push(peer, bulk, subject, cells)
             case WantChain(first=first):

@@ -20,7 +20,8 @@ from node.checkpoints import Checkpoints
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.links import Links
-from node.shard_store import ShardStore
+from node.round_view import RoundView
+from node.shard_store import ShardStore, State
 from node.slot_log import SlotLog
 from node.status import EventLog, peer_texts
 from node.work import TrainerWork
@@ -33,8 +34,12 @@ from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-EVENTS_WAITING_MAX = 4096
-"""Beyond it readers of streams wait, and so do the peers behind them."""
+EVENTS_WAITING_MAX = 64
+"""Beyond it readers of streams wait, and so do the peers behind them. Waiting readers take turns,
+the queue does not: what one peer floods into it stands before everybody's next frame."""
+
+FAULTS_SHOWN_MAX, FAULTS_SHOWN_S = 20, 10.0
+"""So many per so long go to the log: a hostile peer makes thousands a second."""
 
 T = TypeVar("T")
 CoreInput = ev.CoreEvent | ev.Fault
@@ -69,6 +74,8 @@ class Driver:
         self._work: TrainerWork | None = None
         self._phase = ("", 0, 0)
         self._round_began_s = trio.current_time()
+        self._arrived: tuple[SealCertificate, State] | None = None
+        self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log)
         self.finished = trio.Event()
 
@@ -106,10 +113,14 @@ class Driver:
                     continue
                 if isinstance(event, ev.Linked | ev.Unlinked):
                     self._show_link(event)
+                if isinstance(event, ev.StateReady) and not await self._take_state(event):
+                    continue
                 await self._carry_out(self.core.handle(event, trio.current_time()))
                 self._changed.set()
                 self._changed = trio.Event()
                 self._show_phase()
+                if isinstance(event, ev.StateReady):
+                    self._go_on_from(event.certificate)
 
     # Actions ------------------------------------------------------------------------------------
 
@@ -146,27 +157,39 @@ class Driver:
                 logger.warning("resync reason=%s", reason)
                 self._log.emit("resync", reason=reason)
             case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
-                self._spawn(partial(self._answer, action))
+                self._spawn(partial(self._answer, action, self.core.machine.view))
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(task)
 
-    async def _answer(self, action: ev.Reduce | ev.Apply | ev.CheckSeat | ev.ProveSeat) -> None:
-        """Compute in a thread, and tell the core."""
-        store, view = self.store, self.core.machine.view
+    async def _compute_in(self, view: RoundView, work: Callable[[], T]) -> T | None:
+        """As `compute`; None if the round went on first, and its cells may be gone."""
+        async with self._limiter:
+            if self.core.machine.view is not view:
+                return None
+            return await trio.to_thread.run_sync(work)
+
+    async def _answer(
+        self, action: ev.Reduce | ev.Apply | ev.CheckSeat | ev.ProveSeat, view: RoundView
+    ) -> None:
+        """Compute in a thread, and tell the core. `view` is the round that the action is of."""
+        store, root = self.store, None
+        if isinstance(action, ev.Reduce | ev.Apply) and self.core.machine.view is not view:
+            return
+        event: CoreInput
         match action:
             case ev.Reduce(list_digest=digest, first=first, stop=stop):
                 entries = bulk.rooted(self.core, action)
-                root = await self.compute(
-                    partial(store.reduce, digest, entries, first=first, stop=stop)
+                root = await self._compute_in(
+                    view, partial(store.reduce, digest, entries, first=first, stop=stop)
                 )
-                event: CoreInput = ev.Reduced(digest, first, stop, root)
+                event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest, is_empty=is_empty):
-                root = await self.compute(
-                    partial(store.apply, digest, is_empty=is_empty, round_index=view.index)
+                root = await self._compute_in(
+                    view, partial(store.apply, digest, is_empty=is_empty, round_index=view.index)
                 )
-                event = ev.Applied(digest, root)
+                event = ev.Applied(digest, root or b"")
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 expected = await self.compute(partial(store.seat_proof, peer, basis))
                 event = ev.SeatChecked(peer, basis, expected == proof)
@@ -175,7 +198,8 @@ class Driver:
                 proof = await self.compute(partial(store.seat_proof, me, basis))
                 event = ev.SeatProven(basis, proof)
         # The round went on meanwhile: what was computed belongs to no round under way.
-        if isinstance(event, ev.Reduced | ev.Applied) and self.core.machine.view is not view:
+        is_late = root is None or self.core.machine.view is not view
+        if isinstance(event, ev.Reduced | ev.Applied) and is_late:
             return
         await self.tell(event)
 
@@ -221,7 +245,7 @@ class Driver:
             self.finished.set()
 
     async def state_arrived(self, certificate: SealCertificate, cells: dict[int, bytes]) -> None:
-        """All cells of a sealed state are here and verified: go on from it."""
+        """All cells of a sealed state are here and verified: the loop goes on from it."""
         root = certificate.value.root
         try:
             state = await self.compute(partial(self.store.assemble, root, cells))
@@ -229,14 +253,27 @@ class Driver:
             logger.warning("state sync failed reason=%s", error)
             await self.tell(ev.StateFailed(certificate.value.digest))
             return
-        # The head may have gone on by itself while the cells came.
-        if not self.core.awaits_state(certificate):
-            logger.info("state no longer wanted round=%d", certificate.value.round)
-            return
-        self.store.replace_state(self._parts.hooks.synced_state(state))
+        self._arrived = (certificate, state)
+        await self.tell(ev.StateReady(certificate))
+
+    async def _take_state(self, event: ev.StateReady) -> bool:
+        """Put a synchronised state in place; False if the core has given it up meanwhile.
+
+        The head may have gone on by itself, or the source be gone. Asked here in the loop: between
+        store and core must be no other event, or a round would go on with the state of another.
+        """
+        arrived, self._arrived = self._arrived, None
+        is_it = arrived is not None and arrived[0] == event.certificate
+        if arrived is None or not is_it or not self.core.awaits_state(event.certificate):
+            logger.info("state came too late round=%d", event.certificate.value.round)
+            return False
+        state = self._parts.hooks.synced_state(arrived[1])
+        await self.compute(partial(self.store.replace_state, state))
+        return True
+
+    def _go_on_from(self, certificate: SealCertificate) -> None:
         self._log.emit("synced", round=certificate.value.round)
         logger.info("state synced round=%d", certificate.value.round)
-        await self.tell(ev.StateReady(certificate))
         if certificate.value.round >= self.core.manifest.rounds:
             self._parts.checkpoints.offer(
                 certificate, self.store.state.anchor_N, self.store.state.slots
@@ -246,6 +283,14 @@ class Driver:
     # Telling people -----------------------------------------------------------------------------
 
     def _fault(self, fault: ev.Fault) -> None:
+        now_s = trio.current_time()
+        if now_s - self._faults_since_s >= FAULTS_SHOWN_S:
+            if self._num_faults > FAULTS_SHOWN_MAX:
+                logger.warning("more faults count=%d", self._num_faults - FAULTS_SHOWN_MAX)
+            self._faults_since_s, self._num_faults = now_s, 0
+        self._num_faults += 1
+        if self._num_faults > FAULTS_SHOWN_MAX:
+            return
         logger.warning("fault peer=%s reason=%s", short_id(fault.peer), fault.reason)
         self._log.emit("fault", peer=peer_id_text(fault.peer), reason=fault.reason)
 

@@ -51,6 +51,14 @@ YIELD_S = 1.5
 have found us yet."""
 
 RETRY_S_MAX = 60.0
+
+WRITE_S = 30.0
+"""A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
+a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
+
+KNOWN_MAX = 256
+"""Peers that are kept to be dialled: four times the seats. Anybody can announce made-up ones."""
+
 ANNOUNCE_TTL_S = 600.0
 
 Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
@@ -146,7 +154,19 @@ class Links:
         except DecodeError as error:
             logger.debug("announcement ignored peer=%s reason=%s", short_id(writer), error)
             return
+        if writer not in self._known and len(self._known) >= KNOWN_MAX:
+            self._forget_one()
         self._known[writer] = said.addresses
+
+    def _forget_one(self) -> None:
+        """Forget the peer that was out of reach most often; honest ones are announced again."""
+        connected = set(self.transport.connected())
+        idle = [peer for peer in self._known if peer not in connected]
+        hopeless = max(
+            idle or self._known, key=lambda peer: self._retries.get(peer, _Retry()).delay_s
+        )
+        del self._known[hopeless]
+        self._retries.pop(hopeless, None)
 
     def _dial_known(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
@@ -253,7 +273,9 @@ class Links:
                 del self._queues[peer]
             send.close()
             receive.close()
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            # A link that was dropped ends late: a newer one may be up by then. Not shielded: this
+            # is only cancelled with the whole node, and then nobody is left to hear it.
+            if peer not in self._queues:
                 await self.tell(ev.Unlinked(peer))
 
     async def _read(self, stream: Stream) -> None:
@@ -269,7 +291,11 @@ class Links:
     ) -> None:
         try:
             async for data in queue:
-                await stream.send_frame(data)
+                with trio.move_on_after(WRITE_S) as patience:
+                    await stream.send_frame(data)
+                if patience.cancelled_caught:
+                    logger.info("link ended peer=%s reason=reads nothing", short_id(stream.peer))
+                    break
         except BarnraiseError as error:
             logger.debug("write ended peer=%s reason=%s", short_id(stream.peer), error)
         # Our queue was closed or the peer is gone: end the reader too.

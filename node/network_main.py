@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import trio
 
@@ -33,12 +34,13 @@ from node.keystore import load_or_create_identity
 from node.links import CONTROL_PROTOCOL, Links
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.slot_log import SlotLog
+from node.slot_log import SlotLog, refuse_signed
+from node.state_lock import locked_state
 from node.status import EventLog
 from node.trainer_channel import TrainerConfig
 from node.work import TrainerWork, WorkParts
 from protocol import limits
-from protocol.errors import BarnraiseError, ConfigError, NetworkError, UnreachableError
+from protocol.errors import BarnraiseError, ConfigError, NetworkError, PeerError, UnreachableError
 from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.manifest import SignedManifest, open_manifest
 from protocol.wire import decode
@@ -47,12 +49,18 @@ from training.genesis import genesis_weights
 logger = logging.getLogger(__name__)
 
 SHARD = 0
+SLOT_LOG = "slots.log"
 EXIT_BUG, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 TRAINER_END_S = 5.0
 """For the trainer's look at the last anchor."""
 
 LEAVE_S = 0.3
 """For the LEAVE to reach the peers before the streams close."""
+
+LEAVE_QUEUED_S = 1.0
+"""For it to get into a queue that is full. Whoever wants to go is not held up for longer."""
+
+INPUT_LINE_BYTES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +75,16 @@ class Node:
 
 
 def read_signed_manifest(path: Path, signer: Ed25519Signer) -> SignedManifest:
-    """The manifest in a file, its signature checked. Raises ConfigError or PeerError."""
+    """The manifest in a file, its signature checked. Raises ConfigError."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(limits.MANIFEST_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the manifest {path}: {error.strerror}") from error
-    open_manifest(data, signer)
+    try:
+        open_manifest(data, signer)
+    except PeerError as error:
+        raise ConfigError(f"{path} is no manifest of a run: {error}") from error
     return decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
 
 
@@ -125,6 +137,7 @@ def _assemble(
     config, manifest = node.config, node.signed.manifest
     folder = config.state / "runs" / manifest.digest.hex()[:12]
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_signed(folder / SLOT_LOG)
     (anchor_N,) = genesis_weights(manifest, SHARD)
     store = ShardStore(manifest, SHARD, anchor_N)
     rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
@@ -137,7 +150,7 @@ def _assemble(
         store=store,
         transport=transport,
         log=node.log,
-        slots=SlotLog(folder / "slots.log"),
+        slots=SlotLog(folder / SLOT_LOG),
         checkpoints=checkpoints,
         hooks=node.hooks,
     )
@@ -202,21 +215,30 @@ async def _watch_stdin(stop: Callable[[], Awaitable[None]], scope: trio.CancelSc
     while True:
         # The stubs that libp2p's dependencies bring predate this argument's name.
         line = await trio.to_thread.run_sync(
-            sys.stdin.readline,
+            partial(read_line, sys.stdin),
             abandon_on_cancel=True,  # type: ignore[call-arg]
         )
         if not line:
             logger.warning("standard input ended: stopping")
             scope.cancel()
             return
-        if line.strip() == "leave":
+        if line.strip() == b"leave":
             await stop()
+
+
+def read_line(stdin: TextIO | None) -> bytes:
+    """The next line or piece of one, whatever bytes it is made of; empty at the end.
+
+    There is no standard input at all where it was closed before the process began.
+    """
+    return b"" if stdin is None else stdin.buffer.readline(INPUT_LINE_BYTES_MAX)
 
 
 async def _stop(scope: trio.CancelScope, driver: Driver) -> None:
     """Say that we go, give it a moment to be heard, and go."""
     logger.info("leaving")
-    await driver.tell(ev.Leaving())
+    with trio.move_on_after(LEAVE_QUEUED_S):
+        await driver.tell(ev.Leaving())
     await trio.sleep(LEAVE_S)
     scope.cancel()
 
@@ -261,22 +283,31 @@ async def _main(arguments: argparse.Namespace) -> None:
     log = EventLog.on_stdout(is_enabled=arguments.events)
     try:
         config = _config(arguments)
-        signer = load_or_create_identity(config.state)
-        signed = read_signed_manifest(config.manifest, signer)
-        hooks = hooks_named(arguments.test_switch)
-        if hooks.name:
-            logger.warning("this node is bent for a test switch=%s", hooks.name)
-        await run_node(Node(config=config, signed=signed, signer=signer, hooks=hooks, log=log))
-    except* BarnraiseError as group:
-        error = _first(group)
+        with locked_state(config.state):
+            signer = load_or_create_identity(config.state)
+            signed = read_signed_manifest(config.manifest, signer)
+            hooks = hooks_named(arguments.test_switch)
+            if hooks.name:
+                logger.warning("this node is bent for a test switch=%s", hooks.name)
+            await run_node(Node(config=config, signed=signed, signer=signer, hooks=hooks, log=log))
+    except* (BarnraiseError, OSError) as group:
+        error = user_error(group, config.state)
         log.emit("error", kind=type(error).__name__, message=str(error))
         raise error from None
 
 
-def _first(group: BaseExceptionGroup[BarnraiseError]) -> BarnraiseError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("an exception group is never empty")
+def user_error(group: BaseExceptionGroup[BaseException], state: Path) -> BarnraiseError:
+    """What to tell the user: the first error, that of a disk with what can be done about it.
+
+    Sockets are not behind it: their errors are NetworkErrors.
+    """
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, BarnraiseError):
+        return error
+    where = getattr(error, "filename", None) or state
+    return ConfigError(f"cannot use {where}: {getattr(error, 'strerror', None) or error}")
 
 
 def main() -> int:

@@ -9,11 +9,24 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from protocol.errors import DecodeError
+from protocol.errors import ConfigError, DecodeError
 from protocol.messages import SignedMessage, decode_message
 
 _LENGTH = struct.Struct(">I")
 _ROTATE_BYTES = 4 << 20
+
+
+def refuse_signed(path: Path) -> None:
+    """Raise ConfigError if the log holds signatures of an earlier start of the node.
+
+    A node that came back at genesis would fill the same slots with other values and convict itself
+    (R12). Until it can resume from disk, it must not start on such a folder.
+    """
+    if path.exists() and read_slots(path):
+        raise ConfigError(
+            f"{path} holds signatures of an earlier start of this node, and resuming a run is not "
+            "built yet: start with an empty --state folder"
+        )
 
 
 class SlotLog:

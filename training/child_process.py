@@ -24,8 +24,13 @@ def set_thread_budget(threads: int) -> None:
 
 
 def leave_interrupts_to_parent() -> None:
-    """Ctrl+C goes to the whole group; the parent decides what it means, and ends us."""
+    """Ctrl+C goes to the whole group; the parent decides what it means, and ends us.
+
+    So does the SIGTERM of a service manager or `timeout`: a child that died of it would make an
+    error of an orderly end. The parent ends us by closing our standard input, or with SIGKILL.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def exit_now() -> None:

@@ -95,8 +95,8 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     name = checkpoint_name(meta.clock.round)
     writing = folder / (_TEMPORARY + name)
     writing.mkdir()
-    save_file(_tensors(spec, state.anchors), writing / ANCHOR_FILE)
-    save_file(_slot_tensors(spec, state.slots), writing / OUTER_FILE)
+    _save(_tensors(spec, state.anchors), writing / ANCHOR_FILE)
+    _save(_slot_tensors(spec, state.slots), writing / OUTER_FILE)
     (writing / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), writing))
     for path in (writing / ANCHOR_FILE, writing / OUTER_FILE, writing / META_FILE):
         _fsync_file(path)
@@ -109,6 +109,14 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     _point_at(folder, name)
     _prune(folder, meta.clock.round)
     return target
+
+
+def _save(tensors: dict[str, NDArray[np.float32]], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        # A full disk, of which the library makes an error of its own.
+        raise OSError(f"{path}: {error}") from error
 
 
 def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[str]) -> Checkpoint:

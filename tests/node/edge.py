@@ -13,74 +13,20 @@ from node.hooks import NodeHooks
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
 from node.status import EventLog
-from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.manifest import (
-    CorpusSpec,
-    InnerSpec,
-    ModelSpec,
-    OuterSpec,
-    RunManifest,
-    SignedManifest,
-    TimingSpec,
-    sign_manifest,
-)
+from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 from protocol.messages import SealCertificate
 from tests.memory_transport import MemoryTransport
+from tests.node import builders
 
 FOUNDER_SEED = b"f" * 32
-NUMEL = 3 * 1024 + 100
+NUMEL = 4 * 1024 - 100
 
 
 def toy_manifest(**changes: object) -> RunManifest:
-    """A run of one tensor in four cells, founded by FOUNDER_SEED."""
-    manifest = RunManifest(
-        wire=1,
-        arithmetic=1,
-        title="toy",
-        founder=Ed25519Signer(FOUNDER_SEED).peer_id,
-        created_unix_s=0,
-        trust="friends",
-        survive="any",
-        rounds=5,
-        model=ModelSpec(name="toy", settings=(), seed=0),
-        shards=(ShardSpec("model", (TensorSpec("w", (NUMEL,)),), ((0,),)),),
-        cell_elements=1024,
-        corpus=CorpusSpec(
-            name="none",
-            digest=bytes(32),
-            num_blocks=1,
-            block_bytes=4096,
-            held_out_every=10,
-            permutation_seed=0,
-        ),
-        inner=InnerSpec(
-            inner_steps=2,
-            batch=4,
-            learning_rate=1e-3,
-            learning_rate_floor=0.1,
-            warmup_steps=0,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            drift_max=2,
-        ),
-        outer=OuterSpec(
-            preset="diloco",
-            codec="fp16",
-            feedback=1.0,
-            aggregator="mean",
-            optimizer="nesterov",
-            learning_rate=0.7,
-            momentum=0.5,
-            overlap=1,
-        ),
-        timing=TimingSpec(
-            deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0
-        ),
-    )
-    return replace(manifest, **changes)  # type: ignore[arg-type]  # test values are what they are
+    """The toy run of the pure machines' tests, founded by FOUNDER_SEED."""
+    founder = Ed25519Signer(FOUNDER_SEED).peer_id
+    return replace(builders.toy_manifest(founder), **changes)  # type: ignore[arg-type]  # test values
 
 
 def signed(manifest: RunManifest) -> SignedManifest:

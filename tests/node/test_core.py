@@ -55,6 +55,19 @@ def test_message_with_a_forged_signature_is_a_fault_of_whoever_brought_it():
     assert not core.machine.view.ballots.commits
 
 
+def test_rest_of_a_frame_behind_a_forged_signature_is_not_even_checked():
+    core = core_of(C, A, B)
+    good = Voice(B, HEAD.value).commit()
+    forged = [
+        ev.Heard(replace(Voice(B, HEAD.value).vote([], n).message, signature=bytes(64)), good.body)
+        for n in range(5)
+    ]
+    assert len(faults(hand(core, A, *forged, good))) == 1
+    assert core.views()[0].ballots.find(good.message.digest) is None
+    assert not faults(hand(core, B, good))
+    assert core.views()[0].ballots.find(good.message.digest) is not None
+
+
 @pytest.mark.parametrize("change", [{"run": bytes(32)}, {"shard": 1}])
 def test_message_of_another_run_or_shard_is_a_fault(change):
     core = core_of(C, A)

@@ -12,11 +12,12 @@ from dht.directory import KademliaDirectory
 from dht.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
-from node.links import CONTROL_PROTOCOL, QUEUE_FRAMES, Links
+from node.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, Announcement, Links
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
-from tests.memory_transport import MemoryNetwork, MemoryTransport
+from protocol.wire import encode
+from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
 from tests.node.edge import signed, toy_manifest
 
 
@@ -159,3 +160,48 @@ async def test_a_peer_that_reads_nothing_is_unlinked_and_nobody_waits(
         assert silent not in one.links.linked()
         with pytest.raises(trio.ClosedResourceError):
             send.send_nowait(b"")
+
+
+async def test_a_dropped_link_that_ends_late_does_not_end_the_newer_one() -> None:
+    async with AsyncExitStack() as stack:
+        one = await party(stack, MemoryNetwork(), "a")
+        peer = Ed25519Signer(b"s" * 32).peer_id
+        async with AsyncExitStack() as older:
+            await older.enter_async_context(one.links._linked(peer))
+            for nonce in range(QUEUE_FRAMES + 1):
+                one.links.send(peer, StatusAsk(nonce=nonce))
+            async with one.links._linked(peer):
+                await older.aclose()
+                assert one.links.linked() == (peer,)
+                assert one.told == [ev.Linked(peer), ev.Linked(peer)]
+    assert one.told[2:] == [ev.Unlinked(peer)]
+
+
+async def test_a_writer_whose_peer_takes_no_frame_gives_up(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one, other = await party(stack, network, "a"), await party(stack, network, "b")
+        ours, _theirs = stream_pair(one.transport, other.transport)
+        send, receive = trio.open_memory_channel[bytes](100)
+        for _ in range(100):
+            send.send_nowait(bytes(60_000))
+        started_s = trio.current_time()
+        with trio.fail_after(10 * WRITE_S):
+            await one.links._write(ours, receive, scope := trio.CancelScope())
+        assert scope.cancel_called
+        assert trio.current_time() - started_s == pytest.approx(WRITE_S)
+
+
+async def test_made_up_announcements_push_out_each_other_and_no_connected_peer() -> None:
+    network = MemoryNetwork()
+    value = encode(Announcement(("/ip4/203.0.113.1/tcp/1",)))
+    async with AsyncExitStack() as stack:
+        one, other = await party(stack, network, "a"), await party(stack, network, "b")
+        await one.transport.connect(other.peer, other.transport.addresses())
+        one.links._note_record(other.peer, value)
+        for number in range(KNOWN_MAX + 50):
+            one.links._note_record(PeerId(number.to_bytes(38, "big")), value)
+        assert len(one.links._known) == KNOWN_MAX
+        assert other.peer in one.links._known

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.slot_log import SlotLog, read_slots
+from node.slot_log import SlotLog, read_slots, refuse_signed
+from protocol.errors import ConfigError
 from tests.node.builders import Voice, head_of, peers_named
 
 A, B = peers_named(2)
@@ -64,3 +65,13 @@ def test_rotation_keeps_the_last_two_rounds(tmp_path):
 def _later(rounds: int) -> Voice:
     head = head_of((A, B)).value
     return Voice(A, replace(head, round=head.round + rounds))
+
+
+def test_node_that_has_signed_before_does_not_start_anew(tmp_path):
+    path = tmp_path / "slots"
+    refuse_signed(path)
+    SlotLog(path).close()
+    refuse_signed(path)
+    written(path, MESSAGES[:1])
+    with pytest.raises(ConfigError, match="empty --state"):
+        refuse_signed(path)
