@@ -3,6 +3,8 @@
 A node that runs with hooks says so at start. Only `sim` and the tests make other hooks.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +30,8 @@ class NodeHooks:
         del before_N
         return anchor_N
 
-    def own_update(self, update_N: NDArray[np.float32]) -> None:
-        """The own decoded contribution of this round."""
+    def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
+        """The own contribution of this round; `decode` gives the vector that it stands for."""
 
     def synced_state(self, state: State) -> State:
         """A state that came from peers and has the sealed root."""
@@ -50,9 +52,9 @@ class OwnUpdate(NodeHooks):
         self._update_N: NDArray[np.float32] | None = None
         self._own_N: NDArray[np.float32] | None = None
 
-    def own_update(self, update_N: NDArray[np.float32]) -> None:
+    def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
         """Remember it for the next adoption."""
-        self._update_N = update_N
+        self._update_N = decode()
 
     def adopted_anchor(
         self, anchor_N: NDArray[np.float32], before_N: NDArray[np.float32]

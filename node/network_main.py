@@ -189,6 +189,8 @@ async def _join(node: Node, directory: KademliaDirectory, links: Links) -> None:
     """Ask the bootstrap peers. Raises UnreachableError if there are some and none answers."""
     addresses = [parse_peer_address(text) for text in node.config.bootstrap]
     if not addresses:
+        if node.signer.peer_id != node.signed.manifest.founder:
+            logger.warning("no --bootstrap address: waiting for peers to find this node")
         return
     for address in addresses:
         links.know(address)

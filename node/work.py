@@ -110,7 +110,7 @@ class TrainerWork:
         if parts.core.machine.view.index == self._round:
             store = partial(parts.store.contribute, contribution.payloads)
             root, norms = await trio.to_thread.run_sync(store)
-            parts.hooks.own_update(parts.store.decode(contribution.payloads))
+            parts.hooks.own_contribution(partial(parts.store.decode, contribution.payloads))
             await parts.tell(
                 ev.Contributed(
                     round=self._round,
