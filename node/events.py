@@ -80,13 +80,6 @@ class SuspicionsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SealShown:
-    """A peer that is ahead shows a final seal; not checked yet."""
-
-    certificate: SealCertificate
-
-
-@dataclass(frozen=True, slots=True)
 class Woke:
     """This node did not run for so long that the others may have gone on without it (R3)."""
 
@@ -111,7 +104,6 @@ RoundEvent = (
     | Applied
     | SeatChecked
     | SuspicionsChanged
-    | SealShown
     | Woke
     | StatusHeard
     | Tick

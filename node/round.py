@@ -17,11 +17,10 @@ from node import supply
 from node.admission import breach, concerns
 from node.agreement import commit_body, due_times, is_given_up, statements, time_out_s
 from node.ballots import Entry
-from node.chain import certify, check_seal, seal_value
+from node.chain import certify, seal_value
 from node.deadlines import LearnedDeadline
 from node.round_view import RoundConfig, RoundView
 from protocol import limits
-from protocol.errors import ProofError
 from protocol.frames import Bulk
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
@@ -137,8 +136,6 @@ class RoundMachine:
             case ev.SuspicionsChanged(suspects=suspects):
                 self._suspects = suspects
                 self.view.suspect(suspects)
-            case ev.SealShown(certificate=certificate):
-                self._show(certificate)
             case ev.Woke():
                 self._awake = {self._signer.peer_id}
             case ev.StatusHeard(peer=peer):
@@ -196,15 +193,6 @@ class RoundMachine:
         piece = next(p for p in view.slices if p.first == event.first)
         yield from supply.push_results(view, event.list_digest, piece)
 
-    def _show(self, certificate: SealCertificate) -> None:
-        if certificate.value.round != self.view.index or self.view.shown is not None:
-            return
-        try:
-            check_seal(self.view.head, certificate, self._signer, trust=self.config.trust)
-        except ProofError:
-            return
-        self.view.shown = certificate
-
     # Rules --------------------------------------------------------------------------------------
 
     def _commit(self, now_s: float) -> Iterator[ev.RoundAction]:
@@ -247,8 +235,8 @@ class RoundMachine:
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
         yield from supply.reduce_slices(view)
-        yield from supply.pull_results(view, self.view.shown, now_s=now_s, deadline_s=deadline_s)
-        yield from supply.apply_results(view, self.view.shown)
+        yield from supply.pull_results(view, now_s=now_s, deadline_s=deadline_s)
+        yield from supply.apply_results(view)
 
     def _agree(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: HAVE, LIST, VOTE and the report to a new closer, each once per slot."""
@@ -291,23 +279,13 @@ class RoundMachine:
         """R2: a quorum of SEALs of one attempt makes the round final."""
         view = self.view
         sealed = view.ballots.sealed(view.basis)
-        if self.view.shown is not None:
-            certificate = self.view.shown
-        elif sealed is not None:
-            value = self._value(sealed[0].list_digest)
-            if value is None:
-                return
-            if value.digest != sealed[0].value:
-                yield from self._diverge("our seal of it would say something else")
-                return
-            certificate = certify(value, sealed[1])
-        else:
+        value = self._value(sealed[0].list_digest) if sealed else None
+        if sealed is None or value is None:
             return
-        root = view.applied.get(certificate.value.list_digest)
-        if root is not None and root != certificate.value.root:
-            yield from self._diverge("our outer step gave another state")
-        elif root is not None:
-            yield from self._adopt(certificate, now_s)
+        if value.digest != sealed[0].value:
+            yield from self._diverge("ours would be another: in state, roster or clock")
+        else:
+            yield from self._adopt(certify(value, sealed[1]), now_s)
 
     def _diverge(self, reason: str) -> Iterator[ev.RoundAction]:
         self.view.is_diverged = True

@@ -14,7 +14,6 @@ from protocol.messages import (
     Kind,
     List,
     Seal,
-    SealCertificate,
     SealValue,
     Slot,
     slice_subject,
@@ -63,8 +62,7 @@ class RoundView:
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives. `own_seal` is the
-    own SEAL of `head`, `shown` a checked certificate of this very round from a peer that is ahead,
-    `early` messages of the next round by digest.
+    own SEAL of `head`, `early` messages of the next round by digest.
     """
 
     me: PeerId
@@ -91,7 +89,6 @@ class RoundView:
     asked: dict[tuple[bytes, int], tuple[float, int]] = field(default_factory=dict)
     contribution: Contributed | None = None
     own_seal: bytes = b""
-    shown: SealCertificate | None = None
     proven_seats: set[PeerId] = field(default_factory=set)
     early: dict[bytes, Entry] = field(default_factory=dict)
     is_diverged: bool = False

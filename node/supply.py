@@ -11,7 +11,7 @@ from node.proposal import unpack_senders
 from node.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind, List, SealCertificate
+from protocol.messages import Have, Kind, List
 
 
 def push_parts(view: RoundView) -> Iterator[RoundAction]:
@@ -104,19 +104,13 @@ def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterat
         yield Push(member, Bulk.RESULT, digest, _cells(piece))
 
 
-def pull_results(
-    view: RoundView,
-    shown: SealCertificate | None,
-    *,
-    now_s: float,
-    deadline_s: float,
-) -> Iterator[RoundAction]:
+def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
     """Results that should be here by now.
 
     Members are pushed to, and ask after half a deadline. An observer and a straggler ask at once,
     but only for what is final.
     """
-    final = shown.value.list_digest if shown else _sealed_list(view)
+    final = _sealed_list(view)
     digests = [final] if final else []
     if view.is_member:
         digests += [
@@ -153,11 +147,9 @@ def _result_sources(view: RoundView, digest: bytes, piece: rosters.Slice) -> lis
     return [peer for peer in alive if peer != view.me]
 
 
-def apply_results(view: RoundView, shown: SealCertificate | None) -> Iterator[RoundAction]:
+def apply_results(view: RoundView) -> Iterator[RoundAction]:
     """Take the outer step once every cell of a certified or final LIST has its result."""
     complete = {digest: not body.commits for digest, body in certified_lists(view)}
-    if shown is not None:
-        complete[shown.value.list_digest] = not shown.value.commits
     sealed = _sealed_list(view)
     if sealed:
         complete.setdefault(sealed, False)

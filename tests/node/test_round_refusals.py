@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from node import events as ev
-from node.chain import certify
 from protocol.messages import Kind, Leave, Seal, Seat
 from sim.world import peer_named
-from tests.node.builders import ROOT, Voice, contributed, digest_of, list_body, results, state_after
+from tests.node.builders import ROOT, Voice, contributed, digest_of, list_body, results
 from tests.node.script import FIRST, HEAD, ME, Script, faults, lists_of, one, two
 
 
@@ -104,23 +103,3 @@ def test_state_that_differs_from_the_sealed_one_asks_for_a_resync_and_never_repl
     assert not script.adopted()
     assert any(isinstance(action, ev.Resync) for action in script.done)
     assert script.machine.head == HEAD.value
-
-
-@pytest.mark.parametrize("is_equal", [True, False])
-def test_seal_that_is_shown_is_adopted_only_with_the_very_state_it_names(is_equal):
-    script = Script()
-    commits = script.begin()
-    root = state_after(digest_of(HEAD.value, commits)) if is_equal else ROOT
-    value = replace(HEAD.value, round=5, before=HEAD.value.digest, root=root)
-    value = replace(value, commits=list_body(commits).commits)
-    seals = tuple(voice.seal(value).message for voice in (one, two))
-    script.tell(ev.SealShown(certify(value, seals)), *results(value.list_digest))
-    assert [adopt.certificate.value for adopt in script.adopted()] == [value] * is_equal
-    assert any(isinstance(action, ev.Resync) for action in script.done) is not is_equal
-
-
-def test_seal_that_is_shown_without_a_quorum_is_ignored():
-    script = Script()
-    value = replace(HEAD.value, round=5, before=HEAD.value.digest, commits=())
-    script.tell(ev.SealShown(certify(value, (one.seal(value).message,))))
-    assert not script.done

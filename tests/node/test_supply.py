@@ -6,7 +6,7 @@ from node import supply
 from node.ballots import Entry
 from node.events import Apply, Pull, Push, Reduce
 from protocol.frames import Bulk
-from protocol.messages import Kind, List, SealCertificate
+from protocol.messages import Kind, List
 from sim.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
@@ -119,10 +119,10 @@ def test_results_are_pushed_to_everybody_expected_but_oneself():
 def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewhere():
     mine = view(R0, CERTIFIED, certified_s={DIGEST_X: 0.0})
     mine.results[DIGEST_X] = {0, 2}
-    assert not list(supply.pull_results(mine, None, now_s=0.4, deadline_s=1.0))
+    assert not list(supply.pull_results(mine, now_s=0.4, deadline_s=1.0))
     sources = []
     for step in range(2, 6):
-        found = list(supply.pull_results(mine, None, now_s=0.25 * step, deadline_s=1.0))
+        found = list(supply.pull_results(mine, now_s=0.25 * step, deadline_s=1.0))
         assert all(isinstance(p, Pull) and p.cells == (1,) for p in found)
         sources += [pull.source for pull in found if isinstance(pull, Pull)]
     assert set(sources) == {R1, R2}
@@ -132,12 +132,12 @@ def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewher
 def test_observer_pulls_no_result_before_the_round_is_final():
     stranger = peer_named("stranger")
     watching = view(stranger, CERTIFIED, certified_s={DIGEST_X: 0.0})
-    assert not list(supply.pull_results(watching, None, now_s=99.0, deadline_s=1.0))
+    assert not list(supply.pull_results(watching, now_s=99.0, deadline_s=1.0))
     value = final_value()
     for voice in (zero, one):
         heard = voice.seal(value)
         watching.ballots.add(Entry(heard.message, heard.body))
-    assert list(supply.pull_results(watching, None, now_s=99.0, deadline_s=1.0))
+    assert list(supply.pull_results(watching, now_s=99.0, deadline_s=1.0))
 
 
 def final_value():
@@ -149,22 +149,23 @@ def final_value():
 def test_outer_step_waits_for_every_cell_and_is_taken_once():
     mine = view(R0, CERTIFIED)
     mine.results[DIGEST_X] = {0, 1}
-    assert not list(supply.apply_results(mine, None))
+    assert not list(supply.apply_results(mine))
     mine.results[DIGEST_X].add(2)
-    assert list(supply.apply_results(mine, None)) == [Apply(DIGEST_X, False)]
-    assert not list(supply.apply_results(mine, None))
+    assert list(supply.apply_results(mine)) == [Apply(DIGEST_X, False)]
+    assert not list(supply.apply_results(mine))
 
 
 def test_results_of_a_list_that_is_not_certified_are_not_applied():
     mine = view(R0, [*COMMITS, zero.propose(X), zero.vote(X)])
     mine.results[DIGEST_X] = set(CELLS)
-    assert not list(supply.apply_results(mine, None))
-    shown = SealCertificate(value=final_value(), seals=())
-    assert list(supply.apply_results(mine, shown)) == [Apply(DIGEST_X, False)]
+    assert not list(supply.apply_results(mine))
+    final = view(R0, [*COMMITS, zero.seal(final_value()), one.seal(final_value())])
+    final.results[DIGEST_X] = set(CELLS)
+    assert list(supply.apply_results(final)) == [Apply(DIGEST_X, False)]
 
 
 def test_certified_empty_list_needs_no_result():
     empty = List(commits=(), drifts=(), certificate=())
     mine = view(R0, [*COMMITS, zero.say(Kind.LIST, empty), zero.vote([]), one.vote([])])
-    assert list(supply.apply_results(mine, None)) == [Apply(digest_of(HEAD.value, []), True)]
+    assert list(supply.apply_results(mine)) == [Apply(digest_of(HEAD.value, []), True)]
     assert not list(supply.reduce_slices(mine))
