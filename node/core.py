@@ -158,7 +158,7 @@ class NodeCore:
                 if is_state:
                     self._catchup.moved(peer, now_s=now_s)
             case ev.SeatProven(basis=basis, proof=proof):
-                yield from self._expand(self.machine.take_seat(basis, proof, now_s), now_s)
+                yield from self._expand(self.machine.take_seat(basis, proof), now_s)
             case ev.StateReady(certificate=certificate):
                 yield from self._resynced(certificate, now_s)
             case ev.StateFailed(basis=basis):

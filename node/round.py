@@ -81,7 +81,7 @@ class RoundMachine:
         self.view = self._new_view(head, now_s)
         self.previous = None
 
-    def take_seat(self, basis: bytes, proof: bytes, now_s: float) -> Iterator[ev.RoundAction]:
+    def take_seat(self, basis: bytes, proof: bytes) -> Iterator[ev.RoundAction]:
         """R11: ask for a seat, with the proof that the state of `basis` is here."""
         view = self.view
         is_current = basis == view.basis and not view.is_member and not self.is_muted

@@ -6,7 +6,7 @@ settings, never code.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from blake3 import blake3
 
@@ -31,7 +31,6 @@ _DOMAIN = b"barnraise/manifest/1"
 
 Name = Annotated[str, Size(1, 64)]
 Positive = Annotated[int, Range(1, 2**53)]
-Trust = Literal["friends", "open"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,6 @@ class World:
         self.now_s = 0.0
         self.nodes: dict[PeerId, SimNode] = {}
         self.faults: list[tuple[PeerId, str]] = []
-        self.num_events = 0
         self._seed = seed
         self._pace = pace or Pace()
         self._heap: list[tuple[float, int, PeerId, Callable[[SimNode], None]]] = []
@@ -155,7 +154,6 @@ class World:
                 raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
             self.now_s, _, peer, run = heapq.heappop(self._heap)
             node = self.nodes[peer]
-            self.num_events += 1
             if peer in self._frozen:
                 self._frozen[peer].append(run)
             elif node.is_alive:
