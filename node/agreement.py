@@ -105,9 +105,17 @@ def _report(view: RoundView) -> Iterator[Statement]:
         yield Statement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
 
 
-def commit_body(
-    view: RoundView, mine: Contributed, *, suspects: frozenset[PeerId], left: set[PeerId]
-) -> Commit:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What this node saw since its last COMMIT: whom it suspects, who said that it leaves, and
+    whether the date is past at which the run is to stop."""
+
+    suspects: frozenset[PeerId]
+    left: set[PeerId]
+    is_past_end: bool
+
+
+def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
     return Commit(
@@ -121,9 +129,10 @@ def commit_body(
         residual_after=mine.residual_after,
         seal=view.own_seal,
         joins=tuple(sorted(view.proven_seats - members)[: limits.SEATS_MAX]),
-        suspects=tuple(sorted((suspects & members) - {view.me})),
-        gone=tuple(sorted(left & members)),
+        suspects=tuple(sorted((seen.suspects & members) - {view.me})),
+        gone=tuple(sorted(seen.left & members)),
         bans=(),
+        is_past_end=seen.is_past_end,
     )
 
 

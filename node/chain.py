@@ -1,6 +1,13 @@
 """The chain of seals: genesis, the next link, and the check of a link (R1, R2, R9, R11)."""
 
-from node.roster import Listed, genesis_roster, has_quorum, next_clock, next_roster
+from node.roster import (
+    ClockRules,
+    Listed,
+    genesis_roster,
+    has_quorum,
+    next_clock,
+    next_roster,
+)
 from node.round_view import RoundView
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
@@ -28,7 +35,7 @@ def genesis(manifest: RunManifest, shard: int, root: bytes) -> SealCertificate:
         drifts=(),
         root=root,
         roster=genesis_roster(manifest.founder),
-        clock=SealClock(step=0, tokens=0, cursor=0, unused=()),
+        clock=SealClock(step=0, tokens=0, cursor=0, unused=(), ends_run=False),
     )
     return SealCertificate(value=value, seals=())
 
@@ -96,7 +103,7 @@ def is_own_seal(data: bytes, sender: PeerId, head: SealValue, signer: Signer) ->
 
 
 def seal_value(
-    view: RoundView, digest: bytes, signer: Signer, samples_each: int
+    view: RoundView, digest: bytes, signer: Signer, rules: ClockRules
 ) -> SealValue | None:
     """What the seal of a LIST says; None while its COMMITs or the root of its state are unknown."""
     body = view.ballots.list_of(digest)
@@ -118,5 +125,5 @@ def seal_value(
         drifts=body.drifts,
         root=root,
         roster=next_roster(head.roster, view.index, listed, trust=view.trust),
-        clock=next_clock(head, listed, samples_each),
+        clock=next_clock(head, listed, rules),
     )

@@ -85,8 +85,8 @@ class NodeCore:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last round of the run is sealed."""
-        return self.machine.head.round >= self.manifest.rounds
+        """Whether the last seal of the run is adopted."""
+        return self.machine.head.clock.ends_run
 
     @property
     def rounds(self) -> dict[PeerId, int]:
@@ -301,7 +301,7 @@ class NodeCore:
         yield from self._train(was_listed=False, is_resync=True)
 
     def _train(self, *, was_listed: bool, is_resync: bool) -> Iterator[ev.CoreAction]:
-        head, samples = self.machine.head, self.machine.config.samples_each
+        head, samples = self.machine.head, self.machine.config.clock.samples_each
         leases = {} if self.is_finished else rosters.leases(head, samples)[0]
         lease = leases.get(self._me, ())
         yield ev.Train(self.machine.certificate, lease, was_listed, is_resync)

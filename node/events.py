@@ -92,6 +92,11 @@ class StatusHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTimePassed:
+    """By the own wall clock the run's last hour is over: say so in the next COMMITs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -106,6 +111,7 @@ RoundEvent = (
     | SuspicionsChanged
     | Woke
     | StatusHeard
+    | EndTimePassed
     | Tick
 )
 

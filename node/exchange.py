@@ -274,7 +274,7 @@ class Driver:
     def _go_on_from(self, certificate: SealCertificate) -> None:
         self._log.emit("synced", round=certificate.value.round)
         logger.info("state synced round=%d", certificate.value.round)
-        if certificate.value.round >= self.core.manifest.rounds:
+        if self.core.is_finished:
             self._parts.checkpoints.offer(
                 certificate, self.store.state.anchor_N, self.store.state.slots
             )

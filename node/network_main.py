@@ -247,7 +247,7 @@ async def _stop(scope: trio.CancelScope, driver: Driver) -> None:
 
 async def _linger(driver: Driver, linger_s: float) -> None:
     """Serve those who still work on the last round."""
-    last = driver.core.manifest.rounds
+    last = driver.core.machine.head.round
     with trio.move_on_after(linger_s):
         while any(round_index <= last for round_index in driver.core.rounds.values()):
             await driver.changed()

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.identity import PeerId
+from protocol.manifest import RunManifest
 from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
 from training.exchange import Lease
 from training.leases import give_back, lease_size, part_of_lease, take
@@ -29,6 +30,27 @@ class Listed:
     sender: PeerId
     commit: Commit
     is_proved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRules:
+    """What of the manifest the clock of the next seal depends on."""
+
+    samples_each: int
+    """The lease per member and round."""
+
+    rounds: int
+    tokens: int
+    """The run ends with so many rounds, or with so many tokens unless 0."""
+
+    @classmethod
+    def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
+        """The law of the run."""
+        return cls(
+            samples_each=manifest.inner.inner_steps * manifest.inner.batch,
+            rounds=manifest.rounds,
+            tokens=manifest.stop.tokens,
+        )
 
 
 def genesis_roster(founder: PeerId) -> Roster:
@@ -111,23 +133,28 @@ def _intervals(gaps: Lease) -> tuple[Interval, ...]:
     return tuple(Interval(first=first, stop=stop) for first, stop in gaps)
 
 
-def next_clock(value: SealValue, listed: Sequence[Listed], samples_each: int) -> SealClock:
+def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) -> SealClock:
     """The clock after a round on `value` that listed these contributions.
 
     Samples of members that are not listed go back whole; a listed member gives back the tail that
     its COMMIT says it did not use.
     """
-    leased, clock = leases(value, samples_each)
-    used = {entry.sender: min(entry.commit.samples, samples_each) for entry in listed}
+    leased, clock = leases(value, rules.samples_each)
+    used = {entry.sender: min(entry.commit.samples, rules.samples_each) for entry in listed}
     unused: Lease = tuple((gap.first, gap.stop) for gap in clock.unused)
     for peer, lease in leased.items():
         spent = used.get(peer, 0)
         unused = give_back(unused, part_of_lease(lease, spent, lease_size(lease) - spent))
+    tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
+    past_end = sum(entry.commit.is_past_end for entry in listed)
     return SealClock(
         step=clock.step + _weighted_median_steps(listed),
-        tokens=clock.tokens + sum(entry.commit.tokens for entry in listed),
+        tokens=tokens,
         cursor=clock.cursor,
         unused=_intervals(unused),
+        ends_run=value.round + 1 >= rules.rounds
+        or 0 < rules.tokens <= tokens
+        or 2 * past_end > len(listed),
     )
 
 

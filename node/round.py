@@ -15,7 +15,7 @@ from typing import assert_never
 from node import events as ev
 from node import supply
 from node.admission import breach, concerns
-from node.agreement import commit_body, due_times, is_given_up, statements, time_out_s
+from node.agreement import Seen, commit_body, due_times, is_given_up, statements, time_out_s
 from node.ballots import Entry
 from node.chain import certify, seal_value
 from node.deadlines import LearnedDeadline
@@ -52,6 +52,7 @@ class RoundMachine:
         self._suspects: frozenset[PeerId] = frozenset()
         self._left: set[PeerId] = set()
         self._awake: set[PeerId] | None = None
+        self._is_past_end = False
         self._wakeup_s = now_s
         self.certificate = head
         self.view = self._new_view(head, now_s)
@@ -141,6 +142,8 @@ class RoundMachine:
             case ev.StatusHeard(peer=peer):
                 if self._awake is not None:
                     self._awake.add(peer)
+            case ev.EndTimePassed():
+                self._is_past_end = True
             case ev.Tick():
                 pass
             case _:
@@ -202,7 +205,8 @@ class RoundMachine:
             return
         if self._waits_for_seats(now_s):
             return
-        body = commit_body(view, mine, suspects=self._suspects, left=self._left)
+        seen = Seen(suspects=self._suspects, left=self._left, is_past_end=self._is_past_end)
+        body = commit_body(view, mine, seen)
         signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
         view.own_commit = signed.digest
         view.parts[signed.digest] = set(range(view.num_cells))
@@ -269,7 +273,7 @@ class RoundMachine:
                 yield from self._sign_seal(value, attempt)
 
     def _value(self, digest: bytes) -> SealValue | None:
-        return seal_value(self.view, digest, self._signer, self.config.samples_each)
+        return seal_value(self.view, digest, self._signer, self.config.clock)
 
     def _sign_seal(self, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
         body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)

@@ -27,13 +27,13 @@ Lock = tuple[int, bytes]
 class RoundConfig:
     """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
 
-    `samples_each` is the lease per member and round. A founder holds its first COMMIT until
+    A founder holds its first COMMIT until
     `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
     """
 
     trust: str
     num_cells: int
-    samples_each: int
+    clock: rosters.ClockRules
     deadline_floor_s: float
     deadline_cap_s: float
     wait_seats: int = 0
@@ -45,7 +45,7 @@ class RoundConfig:
         return cls(
             trust=manifest.trust,
             num_cells=manifest.layout(shard).num_cells(0),
-            samples_each=manifest.inner.inner_steps * manifest.inner.batch,
+            clock=rosters.ClockRules.from_manifest(manifest),
             deadline_floor_s=manifest.timing.deadline_floor_s,
             deadline_cap_s=manifest.timing.deadline_cap_s,
         )

@@ -112,17 +112,18 @@ class Trainer:
         clock: RunClock,
         lease: Lease,
         anchors: tuple[NDArray[np.float32], ...],
+        listed: bool = False,
         validate: bool = False,
     ) -> None:
         """Begin training from these anchors, one flat vector per fragment; called once.
 
-        The anchors are copied. `validate` asks for a Validation of them. Raises TrainerError if
-        the trainer is dead.
+        The anchors are copied. `listed` is about the round before (see Start); `validate` asks for
+        a Validation of the anchors. Raises TrainerError if the trainer is dead.
         """
         for fragment, anchor_N in enumerate(anchors):
             await trio.to_thread.run_sync(self._channel.write_anchor, fragment, anchor_N)
         self._finished = not lease
-        await self._send(Start(clock=clock, lease=lease, validate=validate))
+        await self._send(Start(clock=clock, lease=lease, listed=listed, validate=validate))
 
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.

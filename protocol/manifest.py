@@ -136,6 +136,18 @@ class TimingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopSpec:
+    """What else than the number of rounds ends the run; 0 stands for never.
+
+    The first seal with that many `tokens` is the last, and the first one most of whose listed
+    COMMITs were signed after `unix_s` by their senders' clocks.
+    """
+
+    tokens: Annotated[int, Range(0, 2**62)] = 0
+    unix_s: Annotated[int, Range(0, 2**53)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
     """One run. Everything in here is law for every peer; local taste is `NodeConfig`."""
 
@@ -154,6 +166,7 @@ class RunManifest:
     inner: InnerSpec
     outer: OuterSpec
     timing: TimingSpec
+    stop: StopSpec = StopSpec()
 
     def __post_init__(self) -> None:
         if self.cell_elements.bit_count() != 1 or self.cell_elements < 0:

@@ -63,7 +63,8 @@ class Commit:
     """COMMIT: one signed grid root binds the whole contribution, and reports what its sender saw.
 
     `root` is over the cell roots of the encoded fragment; `base` names the seal whose anchor it is
-    relative to; `seal` is the sender's own SEAL of round r - L, or empty.
+    relative to; `seal` is the sender's own SEAL of round r - L, or empty. `is_past_end` says that
+    by the sender's clock the date is past at which the manifest stops the run.
     """
 
     root: Digest
@@ -81,6 +82,7 @@ class Commit:
     suspects: Peers
     gone: Peers
     bans: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    is_past_end: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,13 +295,14 @@ class SealClock:
     """The clock of the run (R9): functions of it are equal on every peer.
 
     `step` sums the token-weighted median H of every round; `cursor` is the first sample never
-    leased; `unused` are leased samples that came back.
+    leased; `unused` are leased samples that came back. `ends_run` marks the last seal of the run.
     """
 
     step: Annotated[int, Range(0, 2**53)]
     tokens: Annotated[int, Range(0, 2**62)]
     cursor: Annotated[int, Range(0, 2**62)]
     unused: Annotated[tuple[Interval, ...], Size(0, limits.LEASE_INTERVALS_MAX)]
+    ends_run: bool
 
     def __post_init__(self) -> None:
         bounds = [bound for gap in self.unused for bound in (gap.first, gap.stop)]

@@ -23,10 +23,15 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """To the trainer: the whole anchor lies in the mapping; begin with this lease."""
+    """To the trainer: the whole anchor lies in the mapping; begin with this lease.
+
+    `listed` says whether the own contribution of the round before is in the seal that made this
+    anchor: a trainer that goes on from disk needs it to settle its residual (R6).
+    """
 
     clock: RunClock
     lease: Lease
+    listed: bool
     validate: bool
 
 

@@ -12,6 +12,7 @@ from blake3 import blake3
 from node import events as ev
 from node.ballots import Entry
 from node.chain import genesis
+from node.roster import ClockRules
 from node.round import RoundMachine
 from node.round_view import RoundConfig, RoundView
 from protocol.frames import Bulk
@@ -48,8 +49,13 @@ from protocol.messages import (
 from sim.world import peer_named
 
 ROOT = blake3(b"state").digest()
+CLOCK_RULES = ClockRules(samples_each=10, rounds=1000, tokens=0)
 CONFIG = RoundConfig(
-    trust="friends", num_cells=3, samples_each=10, deadline_floor_s=1.0, deadline_cap_s=10.0
+    trust="friends",
+    num_cells=3,
+    clock=CLOCK_RULES,
+    deadline_floor_s=1.0,
+    deadline_cap_s=10.0,
 )
 
 
@@ -143,6 +149,7 @@ def commit_body(head: SealValue, mark: str = "", **changes: Any) -> Commit:
         suspects=(),
         gone=(),
         bans=(),
+        is_past_end=False,
     )
     return replace(body, **changes)
 

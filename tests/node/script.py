@@ -5,6 +5,7 @@ from node.chain import seal_value
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealValue
 from tests.node.builders import (
+    CONFIG,
     Voice,
     contributed,
     digest_of,
@@ -47,7 +48,7 @@ class Script:
     def value(self, commits) -> SealValue:
         """What a seal of these commits says; the machine must hold its state."""
         view = self.machine.view
-        found = seal_value(view, digest_of(HEAD.value, commits), KeyedHashSigner(ME), 10)
+        found = seal_value(view, digest_of(HEAD.value, commits), KeyedHashSigner(ME), CONFIG.clock)
         assert found is not None
         return found
 

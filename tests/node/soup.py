@@ -315,5 +315,5 @@ def value_of(machine: RoundMachine, commits: tuple[bytes, ...]) -> SealCertifica
     """The seal value that a machine would give to a list it holds the result of."""
     view = machine.view
     digest = list_digest(view.basis, 0, view.index, commits, ())
-    value = seal_value(view, digest, KeyedHashSigner(view.me), CONFIG.samples_each)
+    value = seal_value(view, digest, KeyedHashSigner(view.me), CONFIG.clock)
     return certify(value, ()) if value else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.agreement import commit_body, due_times, is_given_up, statements, time_out_s
+from node.agreement import Seen, commit_body, due_times, is_given_up, statements, time_out_s
 from node.deadlines import LearnedDeadline
 from protocol.messages import Kind, List
 from sim.world import peer_named
@@ -241,8 +241,11 @@ def test_commit_reports_members_only_and_never_suspects_its_sender():
     body = commit_body(
         view,
         contributed(5),
-        suspects=frozenset({FIRST, THIRD, stranger}),
-        left={SECOND, stranger},
+        Seen(
+            suspects=frozenset({FIRST, THIRD, stranger}),
+            left={SECOND, stranger},
+            is_past_end=False,
+        ),
     )
     assert (body.joins, body.suspects, body.gone) == ((joiner,), (FIRST,), (SECOND,))
     assert body.base == HEAD.value.digest

@@ -139,7 +139,7 @@ def test_seal_value_is_the_same_on_every_peer_and_whatever_came_first():
         view = view_of(me, HEAD, [*order, a.propose(commits)])
         view.applied[digest] = state_after(digest)
         view.suspect(frozenset({B}))
-        value = seal_value(view, digest, KeyedHashSigner(me), CONFIG.samples_each)
+        value = seal_value(view, digest, KeyedHashSigner(me), CONFIG.clock)
         assert value is not None
         values.add(value.digest)
         assert (value.round, value.before) == (5, HEAD.value.digest)
@@ -156,7 +156,7 @@ def test_seal_value_waits_for_the_list_its_commits_and_the_state():
         view = view_of(D, HEAD, heard)
         if has_state:
             view.applied[digest] = ROOT
-        assert seal_value(view, digest, SIGNER, CONFIG.samples_each) is None
+        assert seal_value(view, digest, SIGNER, CONFIG.clock) is None
 
 
 def test_voter_whose_commit_proves_its_seal_is_proved_and_others_are_not():
@@ -172,7 +172,7 @@ def test_voter_whose_commit_proves_its_seal_is_proved_and_others_are_not():
     view = view_of(A, head, [*commits, speakers[0].propose(commits)])
     digest = digest_of(head.value, commits)
     view.applied[digest] = ROOT
-    value = seal_value(view, digest, KeyedHashSigner(A), CONFIG.samples_each)
+    value = seal_value(view, digest, KeyedHashSigner(A), CONFIG.clock)
     assert value is not None
     proved = {seat.peer: seat.proved for seat in value.roster.seats}
     assert proved == {A: 5, B: 4, C: 4, D: 5}

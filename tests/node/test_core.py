@@ -253,8 +253,9 @@ def test_member_trains_on_its_lease_and_a_stranger_on_none():
 
 
 def test_finished_run_leases_nothing_more():
-    manifest = replace(MANIFEST, rounds=4)
-    core = NodeCore(manifest, CONFIG, KeyedHashSigner(A), HEAD, now_s=0.0)
+    value = replace(HEAD.value, clock=replace(HEAD.value.clock, ends_run=True))
+    head = replace(HEAD, value=value)
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(A), head, now_s=0.0)
     (train,) = [action for action in core.start(0.0) if isinstance(action, ev.Train)]
     assert core.is_finished
     assert train.lease == ()
@@ -262,5 +263,5 @@ def test_finished_run_leases_nothing_more():
 
 def test_config_of_a_round_comes_from_the_manifest():
     config = RoundConfig.from_manifest(MANIFEST)
-    assert (config.num_cells, config.samples_each, config.trust) == (4, 320, "friends")
+    assert (config.num_cells, config.clock.samples_each, config.trust) == (4, 320, "friends")
     assert (config.deadline_floor_s, config.deadline_cap_s) == (1.0, 10.0)

@@ -82,7 +82,7 @@ def test_round_that_is_sealed_during_a_catch_up_starts_it_anew_from_there():
     digest = core.machine.view.ballots.list_digest(empty)
     core.handle(ev.Applied(digest, HEAD.value.root), 0.0)
     view = core.machine.view
-    value = seal_value(view, digest, KeyedHashSigner(C), CONFIG.samples_each)
+    value = seal_value(view, digest, KeyedHashSigner(C), CONFIG.clock)
     assert value is not None
     actions = hand(core, B, *(Voice(peer, HEAD.value).seal(value, attempt) for peer in (A, B)))
     assert core.machine.head == value

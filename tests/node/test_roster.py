@@ -10,6 +10,7 @@ from node.roster import Listed, closer, eldest_voter, has_quorum, next_clock, ne
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Roster, SealClock, SealValue
+from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import commit_body, head_of, peers_named, roster_of, seat
 from training.leases import lease_size
 
@@ -291,7 +292,7 @@ def test_leases_are_disjoint_and_none_is_lost_over_many_rounds(seed):
         for entry in entries:
             mine = [n for a, b in leased[entry.sender] for n in range(a, b)]
             spent |= set(mine[: entry.commit.samples])
-        clock = next_clock(value, entries, 10)
+        clock = next_clock(value, entries, RULES)
         unused = {n for gap in clock.unused for n in range(gap.first, gap.stop)}
         assert spent | unused == set(range(clock.cursor))
         assert not spent & unused
@@ -299,14 +300,14 @@ def test_leases_are_disjoint_and_none_is_lost_over_many_rounds(seed):
 
 
 def test_returned_samples_are_leased_again_before_new_ones():
-    clock = next_clock(HEAD, [listed(A)], 10)
+    clock = next_clock(HEAD, [listed(A)], RULES)
     second, _ = rosters.leases(replace(HEAD, clock=clock), 10)
     assert (clock.cursor, lease_size(second[A])) == (30, 10)
     assert second == {A: ((10, 20),), B: ((20, 30),), C: ((30, 40),)}
 
 
 def test_member_that_claims_more_samples_than_it_leased_spends_its_lease_only():
-    clock = next_clock(HEAD, [listed(A, samples=10**6), listed(B), listed(C)], 10)
+    clock = next_clock(HEAD, [listed(A, samples=10**6), listed(B), listed(C)], RULES)
     assert (clock.cursor, clock.unused) == (30, ())
 
 
@@ -326,14 +327,14 @@ def test_clock_advances_by_the_token_weighted_median_of_the_steps(steps_and_toke
         listed(peer, steps=steps, tokens=tokens)
         for peer, (steps, tokens) in zip((A, B, C), steps_and_tokens, strict=False)
     ]
-    value = replace(HEAD, clock=SealClock(step=100, tokens=7, cursor=0, unused=()))
-    clock = next_clock(value, entries, 10)
+    value = replace(HEAD, clock=SealClock(step=100, tokens=7, cursor=0, unused=(), ends_run=False))
+    clock = next_clock(value, entries, RULES)
     assert clock.step == 100 + median
     assert clock.tokens == 7 + sum(tokens for _, tokens in steps_and_tokens)
 
 
 def test_empty_list_gives_every_lease_back_and_stops_the_clock():
-    clock = next_clock(HEAD, [], 10)
+    clock = next_clock(HEAD, [], RULES)
     assert (clock.step, clock.tokens) == (0, 0)
     again, _ = rosters.leases(replace(HEAD, clock=clock), 10)
     assert again == rosters.leases(HEAD, 10)[0]
@@ -347,3 +348,30 @@ def test_digest_of_a_seal_covers_its_roster_and_clock():
         replace(HEAD, before=bytes(32)),
     ]
     assert len({value.digest for value in (HEAD, *other)}) == 5
+
+
+# The end of the run -----------------------------------------------------------------------------
+
+
+def ends_run(*entries: Listed, **rules: int) -> bool:
+    return next_clock(HEAD, entries, replace(RULES, **rules)).ends_run
+
+
+@pytest.mark.parametrize(("rounds", "is_last"), [(4, True), (5, True), (6, False)])
+def test_seal_of_the_last_round_ends_the_run_even_if_it_carries(rounds, is_last):
+    assert ends_run(listed(A), rounds=rounds) == is_last
+    assert ends_run(rounds=rounds) == is_last
+
+
+@pytest.mark.parametrize(("tokens", "is_last"), [(0, False), (19, True), (20, True), (21, False)])
+def test_seal_that_reaches_the_tokens_of_the_run_ends_it(tokens, is_last):
+    assert ends_run(listed(A), listed(B), tokens=tokens) == is_last
+
+
+@pytest.mark.parametrize(
+    ("past_end", "is_last"),
+    [((), False), ((True,), True), ((True, False), False), ((True, True, False), True)],
+)
+def test_run_ends_once_most_listed_commits_are_signed_past_its_date(past_end, is_last):
+    entries = [listed(p, is_past_end=e) for p, e in zip((A, B, C), past_end, strict=False)]
+    assert ends_run(*entries) == is_last

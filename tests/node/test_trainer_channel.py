@@ -228,8 +228,8 @@ async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
     ("does", "complaint"),
     [
         ("os.write(1, b'hello world'); wait()", "claims"),
-        ("say(Start(clock=RunClock(round=0, step=0, tokens=0), lease=(), validate=False)); wait()",
-         "unknown kind"),
+        ("say(Deliver(sequence=0, listed=False, clock=RunClock(round=0, step=0, tokens=0), "
+         "lease=(), validate=False)); wait()", "unknown kind"),
         ("contribute(fragment=1); wait()", "fragment 1"),
         ("contribute(lengths=(1,)); wait()", "1 cells"),
         ("contribute(lengths=(1 << 40, 1)); wait()", "of its slot"),

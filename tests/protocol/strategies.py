@@ -161,7 +161,7 @@ def _clocks(draw: st.DrawFn) -> SealClock:
     bounds = sorted(draw(st.sets(st.integers(0, 2**62), max_size=8)))
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
     return SealClock(
-        **{name: draw(values(hints[name])) for name in ("step", "tokens", "cursor")},
+        **{name: draw(values(hints[name])) for name in ("step", "tokens", "cursor", "ends_run")},
         unused=tuple(Interval(first=a, stop=b) for a, b in pairs),
     )
 

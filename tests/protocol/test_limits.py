@@ -154,6 +154,7 @@ def largest_commit(cells: int) -> Commit:
         suspects=PEERS,
         gone=PEERS,
         bans=DIGESTS,
+        is_past_end=True,
     )
 
 
@@ -198,7 +199,7 @@ def largest_seal() -> SealCertificate:
         drifts=DIGESTS,
         root=digest(3),
         roster=Roster(seats=seats, window=(rounds,) * limits.SEAL_WINDOW),
-        clock=SealClock(step=2**53, tokens=2**62, cursor=2**62, unused=gaps),
+        clock=SealClock(step=2**53, tokens=2**62, cursor=2**62, unused=gaps, ends_run=True),
     )
     return SealCertificate(value=value, seals=(bytes(323),) * limits.SEATS_MAX)
 

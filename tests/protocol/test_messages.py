@@ -301,7 +301,7 @@ def test_roster_without_a_seat_is_no_roster():
 
 def gaps(*bounds: tuple[int, int]) -> SealClock:
     unused = tuple(Interval(first=first, stop=stop) for first, stop in bounds)
-    return SealClock(step=0, tokens=0, cursor=0, unused=unused)
+    return SealClock(step=0, tokens=0, cursor=0, unused=unused, ends_run=False)
 
 
 def test_unused_samples_have_one_form():

@@ -105,6 +105,8 @@ def strangers(kind: Any, limit: object, item: Any) -> list[Any]:
     wrong: list[Any] = [None, {}, {1: 2}, msgpack.ExtType(5, b""), msgpack.ExtType(1, b"x")]
     if isinstance(limit, OneOf):
         wrong += ["", "another", b"friends", 0]
+    elif kind is bool:
+        wrong += [int(item), "true", b"", [item], 1.0]
     elif kind is int:
         bound = range_of(int, limit)
         wrong += [True, False, float(item), str(item), b"", [item]]

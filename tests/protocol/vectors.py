@@ -181,6 +181,7 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
             suspects=(PEERS[1],),
             gone=(),
             bans=(digest(0xB4),),
+            is_past_end=True,
         ),
     ),
     Kind.HAVE: (
@@ -239,6 +240,7 @@ SEAL_VALUE = SealValue(
         tokens=1 << 40,
         cursor=640,
         unused=(Interval(first=0, stop=320), Interval(first=400, stop=2**62)),
+        ends_run=True,
     ),
 )
 CERTIFICATE = SealCertificate(value=SEAL_VALUE, seals=(SIGNED_SEAL.encoded,))

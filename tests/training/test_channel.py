@@ -44,7 +44,7 @@ CONTRIBUTED = Contributed(
     loss=2.5,
 )
 FRAMES: list[Frame] = [
-    Start(clock=CLOCK, lease=((0, 3), (9, 11)), validate=True),
+    Start(clock=CLOCK, lease=((0, 3), (9, 11)), listed=False, validate=True),
     Deliver(sequence=3, listed=False, clock=CLOCK, lease=(), validate=False),
     Ready(threads=1, parameters=7344),
     CONTRIBUTED,
@@ -227,7 +227,7 @@ class Channel:
         self.is_open = True
 
     def open(self, *, validate=False):
-        self.send(Start(clock=CLOCK, lease=((0, 9),), validate=validate))
+        self.send(Start(clock=CLOCK, lease=((0, 9),), listed=False, validate=validate))
         return self.exchange.opening()
 
     def send(self, frame):
@@ -344,7 +344,9 @@ def test_a_slot_is_used_again_after_its_outcome(channel):
         ticket.result()
 
 
-@pytest.mark.parametrize("frame", [deliver(5), Start(clock=CLOCK, lease=(), validate=False)])
+@pytest.mark.parametrize(
+    "frame", [deliver(5), Start(clock=CLOCK, lease=(), listed=False, validate=False)]
+)
 def test_an_outcome_that_nobody_waits_for_is_an_error(channel, frame):
     channel.open()
     ticket = channel.exchange.begin(0, contribution(0, b"x"))

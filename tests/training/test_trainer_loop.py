@@ -64,7 +64,7 @@ def clock(rounds):
 
 
 def start(lease=((0, SAMPLES),), *, validate=False):
-    return Start(clock=clock(0), lease=lease, validate=validate)
+    return Start(clock=clock(0), lease=lease, listed=False, validate=validate)
 
 
 def deliver(sequence, lease, *, validate=False):
