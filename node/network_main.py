@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -23,33 +22,23 @@ from dht.directory import KademliaDirectory
 from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from dht.routing import Contact
 from node import events as ev
+from node.assembly import Node, assemble
 from node.bulk_streams import BULK_PROTOCOL
-from node.chain import genesis
-from node.checkpoints import Checkpoints
 from node.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
-from node.core import NodeCore
-from node.exchange import Driver, DriverParts
-from node.hooks import NodeHooks, hooks_named
+from node.exchange import Driver
+from node.hooks import hooks_named
 from node.keystore import load_or_create_identity
 from node.links import CONTROL_PROTOCOL, Links
-from node.round_view import RoundConfig
-from node.shard_store import ShardStore
-from node.slot_log import SlotLog, refuse_signed
 from node.state_lock import locked_state
 from node.status import EventLog
-from node.trainer_channel import TrainerConfig
-from node.work import TrainerWork, WorkParts
 from protocol import limits
 from protocol.errors import BarnraiseError, ConfigError, NetworkError, PeerError, UnreachableError
 from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.manifest import SignedManifest, open_manifest
 from protocol.wire import decode
-from training.genesis import genesis_weights
 
 logger = logging.getLogger(__name__)
 
-SHARD = 0
-SLOT_LOG = "slots.log"
 EXIT_BUG, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 TRAINER_END_S = 5.0
 """For the trainer's look at the last anchor."""
@@ -61,17 +50,6 @@ LEAVE_QUEUED_S = 1.0
 """For it to get into a queue that is full. Whoever wants to go is not held up for longer."""
 
 INPUT_LINE_BYTES_MAX = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """Everything that one node is made of."""
-
-    config: NodeConfig
-    signed: SignedManifest
-    signer: Ed25519Signer
-    hooks: NodeHooks
-    log: EventLog
 
 
 def read_signed_manifest(path: Path, signer: Ed25519Signer) -> SignedManifest:
@@ -96,7 +74,8 @@ async def run_node(node: Node) -> None:
     )
     async with open_transport(transport_config, signer_seed=node.signer.seed) as transport:
         directory = KademliaDirectory(transport, node.signer, time.time)
-        driver, links, work, checkpoints = _assemble(node, transport, directory)
+        made = assemble(node, transport, directory)
+        driver, links, work, checkpoints = made.driver, made.links, made.work, made.checkpoints
         transport.serve(CONTROL_PROTOCOL, links.accept)
         transport.serve(BULK_PROTOCOL, driver.bulk.accept)
         me = peer_id_text(node.signer.peer_id)
@@ -128,61 +107,6 @@ async def run_node(node: Node) -> None:
             with trio.move_on_after(TRAINER_END_S):
                 await work.done.wait()
             nursery.cancel_scope.cancel()
-
-
-def _assemble(
-    node: Node, transport: Libp2pTransport, directory: KademliaDirectory
-) -> tuple[Driver, Links, TrainerWork, Checkpoints]:
-    """The machines and edges of one node, connected."""
-    config, manifest = node.config, node.signed.manifest
-    folder = config.state / "runs" / manifest.digest.hex()[:12]
-    folder.mkdir(parents=True, exist_ok=True)
-    refuse_signed(folder / SLOT_LOG)
-    (anchor_N,) = genesis_weights(manifest, SHARD)
-    store = ShardStore(manifest, SHARD, anchor_N)
-    rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
-    start = genesis(manifest, SHARD, store.state.root)
-    core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
-    core.wants_seat = False  # Until the trainer is up.
-    checkpoints = Checkpoints(folder / "checkpoints", manifest, SHARD)
-    parts = DriverParts(
-        core=core,
-        store=store,
-        transport=transport,
-        log=node.log,
-        slots=SlotLog(folder / SLOT_LOG),
-        checkpoints=checkpoints,
-        hooks=node.hooks,
-    )
-    driver = Driver(parts, compute_threads=config.compute_threads)
-    links = Links(
-        transport=transport,
-        directory=directory,
-        signed=node.signed,
-        signer=node.signer,
-        tell=driver.tell,
-        finds_nobody=node.hooks.finds_nobody,
-    )
-    work = TrainerWork(
-        WorkParts(
-            core=core,
-            store=store,
-            hooks=node.hooks,
-            log=node.log,
-            tell=driver.tell,
-            validate_every=config.validate_every,
-            is_observer=config.is_observer,
-        ),
-        TrainerConfig(
-            folder=folder,
-            manifest=manifest,
-            manifest_path=config.manifest,
-            shard=SHARD,
-            threads=config.threads,
-        ),
-    )
-    driver.connect(links, work)
-    return driver, links, work, checkpoints
 
 
 async def _join(node: Node, directory: KademliaDirectory, links: Links) -> None:
