@@ -45,8 +45,15 @@ class ManifestMismatch(ConfigError):
     """
 
     def __init__(self, field: str, ours: object, theirs: object) -> None:
-        super().__init__(f"manifest differs at {field}: ours {ours!r:.80}, theirs {theirs!r:.80}")
+        super().__init__(
+            f"manifest differs at {field}: ours {_shown(ours)}, theirs {_shown(theirs)}; that peer "
+            "trains another run: name a peer of this one, or join that one by its invite link"
+        )
         self.field = field
+
+
+def _shown(value: object) -> str:
+    return value.hex()[:16] if isinstance(value, bytes) else repr(value)[:80]
 
 
 class CorpusError(ConfigError):

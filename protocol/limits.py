@@ -54,6 +54,9 @@ BULK_ITEM_HEADER_BYTES_MAX = 2 * KIB
 """Index, length and a Merkle proof of at most 32 nodes of 34 bytes; 14 for 12 288 state cells."""
 
 MANIFEST_BYTES_MAX = 256 * KIB
+MODEL_FILE_BYTES_MAX = 1 * MIB
+"""A model file is read whole before its digest is compared. The longest models are some 100 KiB."""
+
 TENSORS_MAX = 16_384
 """About what a manifest can hold: a tensor takes 16 bytes or more (a name of two, dtype, index)."""
 

@@ -7,24 +7,9 @@ All is numpy, element-wise, one IEEE-rounded operation at a time. `np.sum`, `np.
 """
 
 import math
-from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-Key = TypeVar("Key", bytes, str)
-
-
-def stack_rows(
-    rows: Mapping[Key, NDArray[np.float32]],
-) -> tuple[tuple[Key, ...], NDArray[np.float32]]:
-    """Rows by peer id as one (P, N) array, with the ids in the order of the rows: ascending.
-
-    Float addition is not associative; with one order for all, arrival changes no bit.
-    """
-    order = tuple(sorted(rows))
-    return order, np.stack([rows[peer] for peer in order])
 
 
 def weighted_sum(

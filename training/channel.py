@@ -12,14 +12,10 @@ the contribution in it has arrived, so neither end ever writes what the other re
 """
 
 import errno
-import logging
 import mmap
 import os
-import queue
 import struct
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,27 +29,15 @@ from protocol import limits
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.compression import CODECS
+from training.control_pipe import ControlPipe
 from training.exchange import Contribution, Outcome
-from training.frames import (
-    TO_TRAINER,
-    Contributed,
-    Deliver,
-    Frame,
-    FrameReader,
-    Start,
-    ToTrainer,
-    pack_frame,
-)
-
-logger = logging.getLogger(__name__)
+from training.frames import Contributed, Deliver, Frame, Start
 
 _MAGIC = b"BARNCHAN"
 _VERSION = 1
 _HEADER = struct.Struct(">8sIIQQ32s")
 _REGION_BYTES = 4096
 """Regions start at multiples of this, a page on most machines."""
-
-_PIPE_READ_BYTES = 64 * limits.KIB
 
 CHANNEL_SUFFIX = ".channel"
 
@@ -200,33 +184,17 @@ class ChannelFile:
 
 
 class ChannelExchange:
-    """Exchange over the channel. Used by one thread; a second one, its own, reads the pipe.
+    """Exchange over the channel. Used by one thread."""
 
-    That thread sees at once when the network process is gone: it calls `on_closed`, where the
-    trainer process ends itself in the middle of whatever it computes. Without `on_closed` the next
-    `result` raises TrainerError.
-    """
-
-    def __init__(
-        self,
-        channel: ChannelFile,
-        *,
-        read_fd: int,
-        write_fd: int,
-        on_closed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, channel: ChannelFile, pipe: ControlPipe) -> None:
         self._channel = channel
-        self._read_fd = read_fd
-        self._write_fd = write_fd
-        self._on_closed = on_closed
+        self._pipe = pipe
         self._anchors: list[NDArray[np.float32]] = []
         self._sent: dict[int, int] = {}
         """Sequence to fragment of contributions without an outcome."""
         self._outcomes: dict[int, Outcome] = {}
         self._next_sequence = 0
         self._validate_round: int | None = None
-        self._inbox: queue.SimpleQueue[ToTrainer | TrainerError] = queue.SimpleQueue()
-        threading.Thread(target=self._read_frames, name="channel", daemon=True).start()
 
     @property
     def anchors(self) -> tuple[NDArray[np.float32], ...]:
@@ -238,7 +206,7 @@ class ChannelExchange:
 
         Raises TrainerError when the network process is gone.
         """
-        frame = self._receive()
+        frame = self._pipe.receive()
         if not isinstance(frame, Start):
             raise TrainerError(f"{type(frame).__name__} before Start")
         fragments = range(len(self._channel.spec.fragment_numels))
@@ -275,7 +243,7 @@ class ChannelExchange:
     def outcome(self, sequence: int) -> Outcome:
         """Block until the outcome of contribution `sequence` is here; once per contribution."""
         while sequence not in self._outcomes:
-            frame = self._receive()
+            frame = self._pipe.receive()
             # In the order of begin: a later one would free a slot that is still in use.
             if not isinstance(frame, Deliver) or frame.sequence != min(self._sent, default=None):
                 raise TrainerError(f"an unexpected {type(frame).__name__} frame")
@@ -298,32 +266,7 @@ class ChannelExchange:
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Raises TrainerError when the network process is gone."""
-        view = memoryview(pack_frame(frame))
-        try:
-            while view:
-                view = view[os.write(self._write_fd, view) :]
-        except OSError as error:
-            raise TrainerError(f"the network process is gone: {error}") from error
-
-    def _receive(self) -> ToTrainer:
-        frame = self._inbox.get()
-        if isinstance(frame, TrainerError):
-            self._inbox.put(frame)  # Every later call must fail too, not wait for ever.
-            raise frame
-        return frame
-
-    def _read_frames(self) -> None:
-        reader = FrameReader(TO_TRAINER)
-        closed = TrainerError("the network process is gone")
-        try:
-            while data := os.read(self._read_fd, _PIPE_READ_BYTES):
-                for frame in reader.feed(data):
-                    self._inbox.put(frame)
-        except (OSError, TrainerError) as error:
-            closed = TrainerError(f"the network process broke the channel: {error}")
-            logger.warning("channel broken error=%s", error)
-        self._inbox.put(closed)
-        self._on_closed()
+        self._pipe.send(frame)
 
 
 @dataclass(frozen=True, slots=True)

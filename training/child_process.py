@@ -33,6 +33,19 @@ def leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def take_control_pipe() -> tuple[int, int]:
+    """Standard input and output, for frames alone: what is printed goes to standard error instead.
+
+    Returns the descriptors to read from and to write to.
+    """
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return read_fd, write_fd
+
+
 def exit_now() -> None:
     """End the process from any thread, in the middle of whatever another one computes."""
     # sys.exit would end only the thread, and a training step may last long.

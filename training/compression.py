@@ -149,12 +149,19 @@ class ErrorFeedback:
         self._beta = np.float32(beta)
         self._cell_elements = cell_elements
         self._residual_N: NDArray[np.float32] | None = None
-        self._pending: tuple[Encoded, NDArray[np.float32] | None] | None = None
+        self._is_open = False
+        self._after_N: NDArray[np.float32] | None = None
 
     @property
     def residual_N(self) -> NDArray[np.float32] | None:
         """The residual of the last commit, for a checkpoint; None stands for zero. Not a copy."""
         return self._residual_N
+
+    @property
+    def residual_after_N(self) -> NDArray[np.float32] | None:
+        """What `commit` would make the residual; asked only between `encode` and the outcome."""
+        assert self._is_open, "nothing is under way"
+        return self._after_N
 
     @property
     def root(self) -> bytes:
@@ -166,7 +173,7 @@ class ErrorFeedback:
 
         Raises ValueError if a sum with the residual is not finite. Nothing is then open.
         """
-        assert self._pending is None, "the contribution before is neither committed nor aborted"
+        assert not self._is_open, "the contribution before is neither committed nor aborted"
         total_N = x_N
         if self._residual_N is not None:
             total_N = x_N + self._beta * self._residual_N
@@ -180,24 +187,38 @@ class ErrorFeedback:
                 np.subtract(cell_N, decoded_N, out=after_N[cell])
         root_after = residual_root(after_N, self._cell_elements)
         encoded = Encoded(tuple(payloads), self.root, root_after)
-        self._pending = (encoded, after_N)
+        self._is_open, self._after_N = True, after_N
         return encoded
 
     def commit(self) -> None:
         """The contribution was sealed: the residual is what it left over."""
-        assert self._pending is not None, "nothing to commit"
-        self._residual_N = self._pending[1]
-        self._pending = None
+        assert self._is_open, "nothing to commit"
+        self._residual_N = self._after_N
+        self._close()
 
     def abort(self) -> None:
         """The contribution was not sealed: the residual stays what it was before."""
-        assert self._pending is not None, "nothing to abort"
-        self._pending = None
+        assert self._is_open, "nothing to abort"
+        self._close()
 
     def restore(self, residual_N: NDArray[np.float32] | None) -> None:
         """Take a checkpoint's residual; None (zero) after a resync. Drops what is open."""
-        self._pending = None
+        self._close()
         self._residual_N = None if residual_N is None else residual_N.astype(np.float32)
+
+    def reopen(
+        self, before_N: NDArray[np.float32] | None, after_N: NDArray[np.float32] | None
+    ) -> None:
+        """Open the transaction of a process before us again: its contribution is under way still.
+
+        `commit` or `abort` ends it, as if this object had encoded it.
+        """
+        self.restore(before_N)
+        self._is_open = True
+        self._after_N = None if after_N is None else after_N.astype(np.float32)
+
+    def _close(self) -> None:
+        self._is_open, self._after_N = False, None
 
 
 def residual_root(

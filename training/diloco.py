@@ -6,6 +6,7 @@ The pseudo-gradient is anchor minus local weights. It goes out through error fee
 a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,29 +16,34 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from protocol.errors import StateError
+from protocol.errors import CheckpointError, StateError
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
 from training.compression import CODECS, ErrorFeedback
 from training.exchange import Contribution, Exchange, Lease, Outcome, RunClock, Ticket
-from training.inner import apply_gradient
+from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
+from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
 from training.merge import MERGES, Merge
-from training.models import read_fragment, write_fragment
+from training.models import check_parameters, read_fragment, write_fragment
 from training.registry import Registry
 from training.schedule import SCHEDULES, Schedule
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """Where a trainer enters the run: the sealed anchors, the clock and its first lease.
 
-    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. The caller does
-    not write to the anchors.
+    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` says
+    whether the own contribution of the round before is in the seal that made these anchors. The
+    caller does not write to the anchors.
     """
 
     anchors: tuple[NDArray[np.float32], ...]
     clock: RunClock
     lease: Lease
+    listed: bool = False
 
 
 class Session(Exchange, Protocol):
@@ -78,7 +84,11 @@ class DiLoCo:
 
     H, codec, schedule and learning rate come from the manifest, and the weights of `model` are
     overwritten with the start's anchors. Absent peers never raise; `step` raises StateError when
-    the own weights are no longer finite, and what the exchange raises when it is gone.
+    the own weights are no longer finite, and what the exchange raises when it is gone. A model that
+    is not the run's raises ConfigError here.
+
+    With an `inner_store` each round is kept before it leaves, and a process that begins anew takes
+    up what the one before it left there: moments, residual, and a contribution that is under way.
     """
 
     def __init__(
@@ -88,9 +98,11 @@ class DiLoCo:
         *,
         exchange: Session,
         shard: int = 0,
+        inner_store: InnerStore | None = None,
     ) -> None:
         manifest, start = exchange.manifest, exchange.start
         spec = manifest.outer
+        check_parameters(model, manifest, shard)
         self._model = model
         self._inner_optimizer = inner_optimizer
         self._exchange = exchange
@@ -108,7 +120,14 @@ class DiLoCo:
         self._tickets: dict[int, Ticket] = {}
         self._clock = start.clock
         self._lease = start.lease
+        if inner_store is None and isinstance(exchange, KeepsInnerState):
+            inner_store = exchange.inner_store
+        self._inner_store = inner_store
+        self._under_way: Contribution | None = None
+        """What the process before us may have handed over in the round in hand."""
         self._begin_round()
+        if inner_store is not None:
+            self._take_up(inner_store.newest(start.clock.round), start)
 
     @property
     def clock(self) -> RunClock:
@@ -135,8 +154,11 @@ class DiLoCo:
 
         `loss` (nats per byte) is only shown to people. `samples` is how many sequences the
         gradient is of, by default the manifest's batch. Blocks in a round until it is sealed and
-        then returns its outcome, else None.
+        then returns its outcome, else None. Where `resume` is due it does that and nothing else:
+        the gradients at hand are of samples that were contributed before.
         """
+        if self._under_way is not None:
+            return self.resume()
         global_step = self._clock.step + self._local_step
         apply_gradient(self._model, self._inner_optimizer, self._manifest, global_step)
         self._local_step += 1
@@ -150,6 +172,19 @@ class DiLoCo:
             outcome = self._finish(fragment)
         return outcome
 
+    def resume(self) -> Outcome | None:
+        """Hand over again what was under way when the process before us died, byte for byte.
+
+        Blocks until the round is sealed and returns its outcome; None, at once, if nothing was
+        under way. Call it before the first batch: training for this round is done.
+        """
+        if self._under_way is None:
+            return None
+        contribution, self._under_way = self._under_way, None
+        fragment = contribution.fragment
+        self._tickets[fragment] = self._exchange.begin(fragment, contribution)
+        return self._finish(fragment)
+
     def residuals(self) -> tuple[NDArray[np.float32] | None, ...]:
         """Per fragment the error feedback's residual, for a checkpoint; None stands for zero."""
         return tuple(feedback.residual_N for feedback in self._feedback)
@@ -158,6 +193,39 @@ class DiLoCo:
         """Take a checkpoint's residuals; only right if its anchor is the one we start from."""
         for feedback, residual_N in zip(self._feedback, residuals, strict=True):
             feedback.restore(residual_N)
+
+    def _take_up(self, state: InnerState | None, start: RunStart) -> None:
+        if state is None:
+            return
+        self._take_moments(state)
+        fragment = state.contribution.fragment
+        anchor = anchor_digest(start.anchors[fragment])
+        if state.round == start.clock.round and state.anchor == anchor and start.lease:
+            self.restore_residuals(state.residuals)
+            before_N = state.residuals[fragment]
+            self._feedback[fragment].reopen(before_N, state.residual_after_N)
+            self._under_way = state.contribution
+        elif state.round == start.clock.round - 1:
+            self.restore_residuals(state.residuals)
+            if start.listed:
+                self._feedback[fragment].restore(state.residual_after_N)
+        # From an older round, or from another branch, the residual belongs to weights long gone.
+        logger.info(
+            "inner state taken up round=%d of=%d under_way=%s",
+            start.clock.round,
+            state.round,
+            self._under_way is not None,
+        )
+
+    def _take_moments(self, state: InnerState) -> None:
+        optimizer = self._inner_optimizer
+        if state.optimizer != type(optimizer).__name__:
+            logger.warning("moments start afresh reason=they are of %s", state.optimizer)
+            return
+        try:
+            load_optimizer_tensors(self._model, optimizer, state.moments)
+        except CheckpointError as error:
+            logger.warning("moments start afresh reason=%s", error)
 
     def _begin_round(self) -> None:
         self._local_step = 0
@@ -180,7 +248,25 @@ class DiLoCo:
             residual_after=encoded.residual_after,
             loss=self._loss_total / self._local_step,
         )
+        self._keep(contribution)
         self._tickets[fragment] = self._exchange.begin(fragment, contribution)
+
+    def _keep(self, contribution: Contribution) -> None:
+        # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
+        if self._inner_store is None:
+            return
+        fragment = contribution.fragment
+        self._inner_store.save(
+            InnerState(
+                round=self._clock.round,
+                anchor=anchor_digest(self._anchors[fragment]),
+                contribution=contribution,
+                residuals=self.residuals(),
+                residual_after_N=self._feedback[fragment].residual_after_N,
+                optimizer=type(self._inner_optimizer).__name__,
+                moments=optimizer_tensors(self._model, self._inner_optimizer),
+            )
+        )
 
     def _finish(self, fragment: int) -> Outcome:
         outcome = self._tickets.pop(fragment).result()

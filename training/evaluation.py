@@ -1,20 +1,35 @@
-"""Validation loss and sampling.
+"""Validation loss on held-out text.
 
 B sequences, W window (context + 1 bytes)
 """
+
+import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from protocol.errors import StateError
 from training.inner import batch_loss
 
 
+def _tell_nobody(done: int) -> None:
+    del done
+
+
 def validation_loss(
-    model: nn.Module, windows_BW: NDArray[np.uint8], batch_windows: int = 64
+    model: nn.Module,
+    windows_BW: NDArray[np.uint8],
+    batch_windows: int = 64,
+    *,
+    tell: Callable[[int], None] = _tell_nobody,
 ) -> float:
-    """Mean nats per byte over windows of context + 1 held-out bytes; the mode is put back."""
+    """Mean nats per byte over windows of context + 1 held-out bytes; the mode is put back.
+
+    `tell` gets the number of windows done, after each batch of them.
+    """
     was_training = model.training
     model.eval()
     total = 0.0
@@ -22,25 +37,20 @@ def validation_loss(
         for start in range(0, len(windows_BW), batch_windows):
             part = windows_BW[start : start + batch_windows]
             total += float(batch_loss(model, part)) * len(part)
+            tell(start + len(part))
     model.train(was_training)
     return total / len(windows_BW)
 
 
-def generate(model: nn.Module, prompt: bytes, num_bytes: int, seed: int) -> bytes:
-    """`num_bytes` sampled bytes that continue a non-empty `prompt`, at temperature 1.
-
-    Equal arguments give equal bytes on one machine. The model must have an attribute `context`.
-    """
-    context = model.context
-    assert isinstance(context, int)
-    generator = torch.Generator().manual_seed(seed)
-    text = list(prompt)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        for _ in range(num_bytes):
-            logits_V = model(torch.tensor([text[-context:]]))[0, -1].cpu()
-            probabilities_V = torch.softmax(logits_V.double(), dim=0)
-            text.append(int(torch.multinomial(probabilities_V, 1, generator=generator)))
-    model.train(was_training)
-    return bytes(text[len(prompt) :])
+def finite_loss(
+    model: nn.Module,
+    windows_BW: NDArray[np.uint8],
+    batch_windows: int,
+    *,
+    tell: Callable[[int], None] = _tell_nobody,
+) -> float:
+    """`validation_loss` for whoever reports it. Raises StateError for weights that give none."""
+    loss = validation_loss(model, windows_BW, batch_windows, tell=tell)
+    if not math.isfinite(loss):
+        raise StateError(f"these weights predict nothing: their loss is {loss}")
+    return loss

@@ -66,13 +66,15 @@ class Ticket(Protocol):
     def result(self) -> Outcome:
         """Block until the round is sealed; called by the trainer, once per ticket.
 
-        Raises TrainerError when the network process is gone.
+        Raises TrainerError when the network process is gone; in a user's program, what it gave as
+        its reason.
         """
         ...
 
 
 class Exchange(Protocol):
-    """SEAM: where contributions go. Implementations: the channel to the network process; tests."""
+    """SEAM: where contributions go. Implementations: the channel to the network process, in our own
+    trainer and in a user's program (`node.swarm`); tests."""
 
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """Hand over the contribution of this round; called by the trainer, once per round.

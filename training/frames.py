@@ -22,6 +22,30 @@ _LENGTH = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """To a user's process that is the trainer, first: the run, and where its files are.
+
+    `run` is the digest of the manifest at `manifest`; the mapped file at `channel` is ready; the
+    trainer's inner states are in the folder `inner`.
+    """
+
+    run: bytes
+    manifest: str
+    channel: str
+    inner: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """To a user's process: the network process ends, and why; see `training.failure`."""
+
+    kind: str
+    message: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """To the trainer: the whole anchor lies in the mapping; begin with this lease.
 
@@ -51,10 +75,17 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From the trainer: the model is built; `threads` is what torch says it uses."""
+    """From the trainer: the model is built; `threads` is what torch says it uses.
+
+    `device` is its name for people, `precision` what matrices are multiplied in (`float32`,
+    `bfloat16`), `micro_batch` how many sequences pass through the model at once.
+    """
 
     threads: int
     parameters: int
+    device: str
+    precision: str
+    micro_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +119,25 @@ class Validation:
     loss: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """From a user's process: it leaves the run.
+
+    The end of the pipe says so too, but not while a forked child, such as a data loader's worker,
+    holds a copy of our end.
+    """
+
+
 FromTrainer = Ready | Contributed | Progress | Validation
+FromUser = FromTrainer | Leaving
 ToTrainer = Start | Deliver
-Frame = FromTrainer | ToTrainer
+ToUser = Attach | Failed | ToTrainer
+Frame = FromUser | ToUser
 
 FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation)
+FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
 TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver)
+TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
 
 F = typing.TypeVar("F", bound=Frame)
 

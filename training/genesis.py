@@ -5,6 +5,7 @@ uniform, from raw Philox integers by one shift and single float32 operations: no
 generator and no transcendental, whose last bit depends on version and processor.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,13 @@ from protocol.errors import ManifestError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest
 from training.registry import Registry
+
+MODEL_FILE = "file"
+"""The name of a model that is in a file, which the manifest names by its digest. Every peer has the
+file from a person: a manifest never carries code. Its schema is the manifest's own shards."""
+
+DIGEST_SETTING = "digest"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _LAYERS_MAX = 1024
 _WIDTH_MAX = 65_536
@@ -50,16 +58,24 @@ def genesis_weights(manifest: RunManifest, shard: int = 0) -> tuple[NDArray[np.f
 
     Raises ManifestError where the manifest's shard does not fit its model.
     """
-    schema = SCHEMAS[manifest.model.name](manifest.model)
     spec = manifest.shards[shard]
-    for tensor in spec.tensors:
-        if tensor.name not in schema or schema[tensor.name].shape != tensor.shape:
-            raise ManifestError(f"shard {spec.name}: {tensor.name} is no tensor of the model")
+    schema = _schema(manifest.model, spec)
     values = [
         _draw(schema[tensor.name], f"{manifest.model.seed}/genesis/{tensor.name}")
         for tensor in spec.tensors
     ]
     return tuple(np.concatenate([values[i] for i in fragment]) for fragment in spec.fragments)
+
+
+def _schema(model: ModelSpec, spec: ShardSpec) -> Mapping[str, Initial]:
+    if model.name == MODEL_FILE:
+        file_digest(model)
+        return {tensor.name: file_initial(tensor) for tensor in spec.tensors}
+    schema = SCHEMAS[model.name](model)
+    for tensor in spec.tensors:
+        if tensor.name not in schema or schema[tensor.name].shape != tensor.shape:
+            raise ManifestError(f"shard {spec.name}: {tensor.name} is no tensor of the model")
+    return schema
 
 
 def _draw(initial: Initial, path: str) -> NDArray[np.float32]:
@@ -132,6 +148,33 @@ def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
 
 
 SCHEMAS.register("gpt", gpt_schema)
+
+
+def file_initial(tensor: TensorSpec) -> Initial:
+    """First values of a parameter of a model file, which is known by name and shape alone.
+
+    Vectors and scalars: zeros where the last part of the name has `bias` in it, else ones, so that
+    norms and gains begin as the identity. All else: uniform within +-1 / sqrt(fan_in), fan_in being
+    the elements behind the first axis, as for the rows of nn.Linear, nn.Embedding and convolutions.
+    """
+    if len(tensor.shape) < 2:
+        is_bias = "bias" in tensor.name.rpartition(".")[2]
+        return Initial(tensor.shape, center=0.0 if is_bias else 1.0)
+    return Initial(tensor.shape, spread=_spread(tensor.numel // tensor.shape[0]))
+
+
+def file_digest(model: ModelSpec) -> str:
+    """The digest, 64 hexadecimal digits, of the file that holds the model; its settings checked.
+
+    Raises ManifestError for a model that is none in a file, and naming the setting that is wrong.
+    """
+    if model.name != MODEL_FILE:
+        raise ManifestError(f"the model {model.name} is built in, it needs no file")
+    setting_int(model, "context", _CONTEXT_MAX)
+    digest = model.setting(DIGEST_SETTING)
+    if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
+        raise ManifestError(f"model {model.name}: {DIGEST_SETTING} is {digest!r:.80}")
+    return digest
 
 
 def _spread(fan_in: int) -> float:

@@ -8,7 +8,8 @@ they are neither averaged nor reset at a round.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from torch.nn import functional
 from protocol.errors import CheckpointError
 from protocol.manifest import InnerSpec, RunManifest
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_ELEMENT_WISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+"""Moments of torch's optimizers that have the shape of their parameter."""
 
 
 def learning_rate(manifest: RunManifest, step: int) -> float:
@@ -58,18 +60,37 @@ def batch_loss(model: nn.Module, windows_BW: NDArray[np.uint8] | torch.Tensor) -
         # int64 is what embeddings want, and a copy: windows may lie in a read-only mapping.
         windows_BW = torch.from_numpy(windows_BW.astype(np.int64))
     windows = windows_BW.to(next(model.parameters()).device, torch.int64)
-    logits_BTV = model(windows[:, :-1])
+    # Under autocast logits are bfloat16: too coarse for a loss, whatever the device.
+    logits_BTV = model(windows[:, :-1]).float()
     return functional.cross_entropy(logits_BTV.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def accumulate_gradient(
-    model: nn.Module, optimizer: torch.optim.Optimizer, windows_BW: NDArray[np.uint8] | torch.Tensor
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    windows_BW: NDArray[np.uint8] | torch.Tensor,
+    *,
+    micro_batch: int | None = None,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> float:
-    """Fresh gradients of one batch into the parameters; returns its loss, nats per byte."""
+    """Fresh gradients of one batch into the parameters; returns its loss, nats per byte.
+
+    At most `micro_batch` sequences (None: all) pass through the model at once; the gradient is that
+    of the whole batch, to rounding. Forward passes run within `autocast()`.
+    """
     optimizer.zero_grad()
-    loss = batch_loss(model, windows_BW)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    return float(loss.detach())
+    batch = len(windows_BW)
+    total = 0.0
+    for start in range(0, batch, micro_batch or batch):
+        part_BW = windows_BW[start : start + (micro_batch or batch)]
+        with autocast():
+            loss = batch_loss(model, part_BW)
+        if len(part_BW) < batch:
+            # All windows are of one length, so a part counts by its number of sequences.
+            loss = loss * (len(part_BW) / batch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        total += float(loss.detach())
+    return total
 
 
 def apply_gradient(
@@ -87,31 +108,63 @@ def apply_gradient(
 def optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """The moments, named `<moment>/<parameter>`, for a checkpoint; empty before the first step."""
-    return {
-        f"{moment}/{name}": optimizer.state[parameter][moment]
-        for name, parameter in model.named_parameters()
-        for moment in _MOMENTS
-        if moment in optimizer.state[parameter]
-    }
+    """The moments, named `<moment>/<parameter>`, for a checkpoint; not copies.
+
+    Empty before the first step, and for an optimizer that keeps other things than tensors.
+    """
+    states = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, state in states.items():
+        for moment, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{moment}/{name}"] = value
+            elif value is not None:
+                return {}  # Half of a state is worse than none.
+    return tensors
 
 
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` gave; an empty mapping starts afresh.
+    """Put back what `optimizer_tensors` gave, on the devices of the parameters; {} starts afresh.
 
-    Raises CheckpointError where a name or shape does not fit the model; the optimizer is then
-    unchanged.
+    The tensors are copied. Raises CheckpointError where a name or shape does not fit the model; the
+    optimizer is then unchanged.
     """
-    parameters = dict(model.named_parameters())
-    if tensors and sorted(tensors) != sorted(f"{m}/{n}" for m in _MOMENTS for n in parameters):
-        raise CheckpointError("the inner state is not that of this model")
-    for name, parameter in parameters.items():
-        for moment in _MOMENTS[1:]:
-            if tensors and tensors[f"{moment}/{name}"].shape != parameter.shape:
-                raise CheckpointError(f"the inner state of {name} has another shape")
-    optimizer.state.clear()
-    if tensors:
-        for name, parameter in parameters.items():
-            optimizer.state[parameter] = {m: tensors[f"{m}/{name}"].clone() for m in _MOMENTS}
+    if not tensors:
+        optimizer.state.clear()
+        return
+    states = _states_by_parameter(model, tensors)
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # torch knows which moments follow their parameter to its device, and which stay on the CPU.
+    optimizer.load_state_dict(
+        {
+            **optimizer.state_dict(),
+            "state": {
+                index: states[named[id(parameter)]]
+                for index, parameter in enumerate(parameters)
+                if named.get(id(parameter)) in states
+            },
+        }
+    )
+
+
+def _states_by_parameter(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        moment, _, name = key.partition("/")
+        if name not in shapes:
+            raise CheckpointError(f"the inner state is of another model: it has a {name}")
+        if moment in _ELEMENT_WISE and tensor.shape != shapes[name]:
+            raise CheckpointError(f"the inner state of {name} has another shape")
+        states.setdefault(name, {})[moment] = tensor.clone()
+    # An optimizer may treat matrices in another way than vectors, but all of a kind alike.
+    for is_vector in (True, False):
+        kinds = {frozenset(states[n]) for n in states if (len(shapes[n]) < 2) == is_vector}
+        if len(kinds) > 1:
+            raise CheckpointError("the inner state lacks moments of some parameters")
+    return states

@@ -23,6 +23,17 @@ class _DigestIsEnough:
         return True
 
 
+def open_known_manifest(data: bytes, *, run: bytes) -> RunManifest:
+    """The manifest in `data`, if `run` is its digest; its signature is not looked at.
+
+    Raises DecodeError for malformed bytes, ManifestError for another run.
+    """
+    manifest = open_manifest(data, _DigestIsEnough())
+    if manifest.digest != run:
+        raise ManifestError(f"it is of run {manifest.digest.hex()[:12]}, not {run.hex()[:12]}")
+    return manifest
+
+
 def read_manifest(path: Path, run: bytes) -> RunManifest:
     """The signed manifest in the file, if `run` is its digest; its signature is not looked at.
 
@@ -30,7 +41,7 @@ def read_manifest(path: Path, run: bytes) -> RunManifest:
     """
     with path.open("rb") as file:
         data = file.read(limits.MANIFEST_BYTES_MAX + 1)
-    manifest = open_manifest(data, _DigestIsEnough())
-    if manifest.digest != run:
-        raise ManifestError(f"{path} is of run {manifest.digest.hex()[:12]}, not {run.hex()[:12]}")
-    return manifest
+    try:
+        return open_known_manifest(data, run=run)
+    except ManifestError as error:
+        raise ManifestError(f"the manifest {path}: {error}") from error

@@ -6,6 +6,7 @@ A manifest names a model and its settings; it never carries code. The schema and
 each model are in `training.genesis`, which loads no torch.
 """
 
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from protocol.errors import ConfigError, ManifestMismatch
 from protocol.grid import ShardSpec
 from protocol.manifest import ModelSpec, RunManifest
-from training.genesis import GptShape, genesis_weights
+from training.genesis import MODEL_FILE, GptShape, genesis_weights
+from training.model_file import named_model_file
+from training.model_from_file import build_from_file
 from training.registry import Registry
 
 
@@ -36,17 +40,56 @@ class ModelFactory(Protocol):
 MODELS: Registry[nn.Module] = Registry("model")
 
 
-def build_model(manifest: RunManifest, shard: int = 0) -> nn.Module:
-    """The manifest's model, in training mode, holding the genesis weights."""
-    factory: ModelFactory = MODELS[manifest.model.name]
-    model = factory(manifest.model)
+def build_model(
+    manifest: RunManifest, shard: int = 0, *, model_file: Path | None = None
+) -> nn.Module:
+    """The manifest's model, in training mode, holding the genesis weights.
+
+    `model_file` is where the file lies that the manifest names, if it names one. Raises ConfigError
+    for another file or none, before anything of it runs, and what its own code raises.
+    """
+    if manifest.model.name == MODEL_FILE:
+        model = build_from_file(named_model_file(model_file, manifest.model), manifest.model)
+        check_parameters(model, manifest, shard)
+    else:
+        factory: ModelFactory = MODELS[manifest.model.name]
+        model = factory(manifest.model)
     for fragment, weights_N in enumerate(genesis_weights(manifest, shard)):
         write_fragment(model, manifest.shards[shard], fragment, weights_N)
     return model.train()
 
 
+def check_parameters(model: nn.Module, manifest: RunManifest, shard: int = 0) -> None:
+    """Raise ManifestMismatch naming the first tensor of the run that the model has not as it is.
+
+    Raises ConfigError naming a parameter that has another type or is trained beside the run.
+
+    Weights are float32 on every device, so that an anchor comes through the model without losing a
+    bit; `torch.autocast` makes a model compute in less.
+    """
+    parameters = dict(model.named_parameters())
+    for tensor in manifest.shards[shard].tensors:
+        parameter = parameters.get(tensor.name)
+        shape = None if parameter is None else tuple(parameter.shape)
+        if parameter is None or shape != tensor.shape:
+            ours = "not in the model" if shape is None else shape
+            raise ManifestMismatch(f"the tensor {tensor.name}", ours, tensor.shape)
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"{tensor.name} is {parameter.dtype}: weights stay torch.float32, "
+                "use torch.autocast to compute in less"
+            )
+    known = {tensor.name for spec in manifest.shards for tensor in spec.tensors}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and name not in known:
+            raise ConfigError(
+                f"the run does not train {name}, so each node would have its own: "
+                "freeze it with requires_grad_(False)"
+            )
+
+
 def read_fragment(model: nn.Module, shard: ShardSpec, fragment: int) -> NDArray[np.float32]:
-    """A new flat float32 vector with the fragment's working weights."""
+    """A new flat float32 vector with the fragment's working weights, from whatever device."""
     parameters = dict(model.named_parameters())
     flat = [
         parameters[shard.tensors[index].name].detach().to("cpu", torch.float32).flatten()
@@ -59,7 +102,10 @@ def read_fragment(model: nn.Module, shard: ShardSpec, fragment: int) -> NDArray[
 def write_fragment(
     model: nn.Module, shard: ShardSpec, fragment: int, weights_N: NDArray[np.float32]
 ) -> None:
-    """Copy a flat vector into the working weights, in place: optimizers keep their parameters."""
+    """Copy a flat vector into the working weights, in place: optimizers keep their parameters.
+
+    Float32 weights then hold it to the bit, on whatever device.
+    """
     parameters = dict(model.named_parameters())
     start = 0
     with torch.no_grad():

@@ -28,6 +28,7 @@ from safetensors.numpy import save_file
 
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec
+from training.durable import WRITING, fsync_file, fsync_folder
 from training.exchange import RunClock
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ ANCHOR_FILE, OUTER_FILE, META_FILE = "anchor.safetensors", "outer.safetensors", 
 _VERSION = 1
 _LATEST = "latest"
 _NAME = re.compile(r"round-(\d{6,12})")
-_TEMPORARY = ".writing-"
 _META_BYTES_MAX = 4096
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _HEADER_BYTES_PER_TENSOR_MAX = 2048
 """Name of 256 characters, escaped at worst six bytes each; shape, dtype, offsets."""
 
@@ -90,22 +91,22 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     One process writes to a folder at a time. Raises OSError where the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(_TEMPORARY + "*"):
+    for left in folder.glob(WRITING + "*"):
         _remove(left)
     name = checkpoint_name(meta.clock.round)
-    writing = folder / (_TEMPORARY + name)
+    writing = folder / (WRITING + name)
     writing.mkdir()
-    _save(_tensors(spec, state.anchors), writing / ANCHOR_FILE)
+    _save(named_tensors(spec, state.anchors), writing / ANCHOR_FILE)
     _save(_slot_tensors(spec, state.slots), writing / OUTER_FILE)
     (writing / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), writing))
     for path in (writing / ANCHOR_FILE, writing / OUTER_FILE, writing / META_FILE):
-        _fsync_file(path)
-    _fsync_folder(writing)
+        fsync_file(path)
+    fsync_folder(writing)
     target = folder / name
     if target.exists():  # The round was sealed anew on another branch.
-        target.rename(folder / f"{_TEMPORARY}old-{name}")
+        target.rename(folder / f"{WRITING}old-{name}")
     writing.rename(target)
-    _fsync_folder(folder)
+    fsync_folder(folder)
     _point_at(folder, name)
     _prune(folder, meta.clock.round)
     return target
@@ -115,8 +116,18 @@ def _save(tensors: dict[str, NDArray[np.float32]], path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        # A full disk, of which the library makes an error of its own.
-        raise OSError(f"{path}: {error}") from error
+        raise _disk_error(error, path) from error
+
+
+def _disk_error(error: SafetensorError, path: Path) -> OSError:
+    """The system's error, of which the library makes one of its own: a full disk, for instance."""
+    found = _SYSTEM_ERROR.search(str(error))
+    if found is None:
+        return OSError(f"{path}: {error}")
+    code = int(found[1])
+    # Windows has numbers of its own, which Python translates.
+    own = (0, str(error), str(path), code) if os.name == "nt" else ()
+    return OSError(*(own or (code, os.strerror(code), str(path))))
 
 
 def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[str]) -> Checkpoint:
@@ -142,9 +153,9 @@ def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[
     outer = _read_tensors(path / OUTER_FILE, digests[OUTER_FILE], slot_shapes)
     fragments = range(len(spec.fragments))
     state = ShardState(
-        anchors=tuple(_fragment(spec, fragment, anchors, "") for fragment in fragments),
+        anchors=tuple(flat_fragment(spec, fragment, anchors) for fragment in fragments),
         slots=tuple(
-            {slot: _fragment(spec, fragment, outer, f"{slot}/") for slot in written_slots}
+            {slot: flat_fragment(spec, fragment, outer, f"{slot}/") for slot in written_slots}
             for fragment in fragments
         ),
     )
@@ -158,7 +169,7 @@ def load_latest(
 
     None if there is no whole one: the node then syncs its state from peers.
     """
-    for path in _candidates(folder):
+    for path in checkpoint_folders(folder):
         try:
             return load_checkpoint(path, spec, run=run, slots=slots)
         except CheckpointError as error:
@@ -166,7 +177,8 @@ def load_latest(
     return None
 
 
-def _candidates(folder: Path) -> list[Path]:
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """The checkpoints to start from, the newest first; whether they are whole is not looked at."""
     rounds = _rounds(folder)
     try:
         with (folder / _LATEST).open("rb") as file:
@@ -187,9 +199,10 @@ def _rounds(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for path, match in matches if match is not None}
 
 
-def _tensors(
+def named_tensors(
     spec: ShardSpec, vectors: Sequence[NDArray[np.float32]], prefix: str = ""
 ) -> dict[str, NDArray[np.float32]]:
+    """Flat vectors, one per fragment, as tensors by name; views where they can be."""
     tensors = {}
     for fragment, vector_N in zip(spec.fragments, vectors, strict=True):
         start = 0
@@ -208,7 +221,7 @@ def _slot_tensors(spec: ShardSpec, slots: Sequence[Slots]) -> dict[str, NDArray[
     tensors: dict[str, NDArray[np.float32]] = {}
     for name in _slot_names(slots):
         vectors = [part.get(name, zero_N) for part, zero_N in zip(slots, zeros, strict=True)]
-        tensors |= _tensors(spec, vectors, f"{name}/")
+        tensors |= named_tensors(spec, vectors, f"{name}/")
     return tensors
 
 
@@ -216,9 +229,10 @@ def _slot_names(slots: Sequence[Slots]) -> list[str]:
     return sorted({name for fragment in slots for name in fragment})
 
 
-def _fragment(
-    spec: ShardSpec, fragment: int, tensors: Mapping[str, NDArray[np.float32]], prefix: str
+def flat_fragment(
+    spec: ShardSpec, fragment: int, tensors: Mapping[str, NDArray[np.float32]], prefix: str = ""
 ) -> NDArray[np.float32]:
+    """Inverse of `named_tensors` for one fragment: a new flat vector."""
     names = [prefix + spec.tensors[index].name for index in spec.fragments[fragment]]
     return np.concatenate([tensors[name].reshape(-1) for name in names])
 
@@ -227,7 +241,7 @@ def _read_tensors(
     path: Path, digest: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, NDArray[np.float32]]:
     try:
-        _check_header(path, len(shapes))
+        check_header(path, len(shapes))
         if blake3().update_mmap(path).hexdigest() != digest:
             raise CheckpointError(f"{path} is not the file that was written")
         with safe_open(path, framework="numpy") as file:
@@ -242,8 +256,11 @@ def _read_tensors(
     return tensors
 
 
-def _check_header(path: Path, num_tensors: int) -> None:
-    # Before a parser allocates what a torn length claims.
+def check_header(path: Path, num_tensors: int) -> None:
+    """Bound a safetensors header before a parser allocates what a torn length claims.
+
+    Raises CheckpointError if it is longer than that of `num_tensors` tensors can be.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > _HEADER_BYTES_PER_TENSOR_MAX * (num_tensors + 1):
@@ -284,6 +301,11 @@ def _read_meta(path: Path) -> tuple[CheckpointMeta, tuple[str, ...], dict[str, s
     # A body with a right digest was written by us; the others fail in one of these ways.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+    counts, texts = (clock.round, clock.step, clock.tokens), (meta.shard, *slots, *digests.values())
+    # Anybody can make a digest, and a folder may be a stranger's.
+    are_counts = all(type(count) is int and count >= 0 for count in counts)
+    if not are_counts or not all(type(text) is str for text in texts):
+        raise CheckpointError(f"{path} is no meta file of ours")
     return meta, slots, digests
 
 
@@ -292,11 +314,11 @@ def _canonical(body: Mapping[str, object]) -> bytes:
 
 
 def _point_at(folder: Path, name: str) -> None:
-    writing = folder / (_TEMPORARY + _LATEST)
+    writing = folder / (WRITING + _LATEST)
     writing.write_text(name + "\n", encoding="ascii", newline="\n")
-    _fsync_file(writing)
+    fsync_file(writing)
     writing.replace(folder / _LATEST)
-    _fsync_folder(folder)
+    fsync_folder(folder)
 
 
 def _prune(folder: Path, newest: int) -> None:
@@ -304,8 +326,8 @@ def _prune(folder: Path, newest: int) -> None:
     kept = sorted(index for index in rounds if index <= newest)[-CHECKPOINTS_KEPT:]
     for index in rounds.keys() - set(kept):
         # Renamed first: a crash in the middle leaves no half folder under a real name.
-        _remove(rounds[index].rename(folder / (_TEMPORARY + rounds[index].name)))
-    for left in folder.glob(_TEMPORARY + "*"):
+        _remove(rounds[index].rename(folder / (WRITING + rounds[index].name)))
+    for left in folder.glob(WRITING + "*"):
         _remove(left)
 
 
@@ -314,18 +336,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _fsync_file(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def _fsync_folder(path: Path) -> None:
-    if os.name == "nt":
-        return  # Windows opens no folders; its rename is in the journal.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,6 +5,8 @@ N elements of a fragment, B sequences, W window (context + 1 bytes)
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,12 +18,15 @@ from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange
 from training.data import Dataset, lease_samples, open_corpus
+from training.device import AUTO, Device, open_device
 from training.diloco import DiLoCo, RunStart, tokens_per_sample
 from training.evaluation import validation_loss
-from training.exchange import Contribution, Ticket
+from training.exchange import Contribution, Outcome, Ticket
 from training.frames import Progress, Ready, Validation
-from training.inner import accumulate_gradient, make_optimizer
+from training.inner import make_optimizer
+from training.inner_state import InnerFolder
 from training.leases import lease_size, part_of_lease
+from training.micro_batch import MicroBatch, is_out_of_memory, memory_error
 from training.models import build_model, read_fragment, write_fragment
 
 logger = logging.getLogger(__name__)
@@ -29,7 +34,24 @@ logger = logging.getLogger(__name__)
 VALIDATION_WINDOWS = 128
 """Held-out windows per validation: fixed, so that curves of all nodes and rounds compare."""
 
+_VALIDATION_BATCH = 64
 _REPORTS_PER_ROUND_MAX = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """What one trainer is told beside the run."""
+
+    shard: int = 0
+    device: str = AUTO
+    """See `training.device.open_device`."""
+
+    model_file: Path | None = None
+    """Where the file lies that the manifest names, where it names one in place of a model."""
+
+    inner_folder: Path | None = None
+    """Where the transaction of each round is kept, of this shard alone; None keeps none, and a
+    restart then loses moments and residual."""
 
 
 class ChannelSession:
@@ -45,37 +67,51 @@ class ChannelSession:
         return self._exchange.begin(fragment, contribution)
 
 
-def train(manifest: RunManifest, exchange: ChannelExchange, *, shard: int) -> None:
+def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOptions) -> None:
     """Train until an outcome brings no lease.
 
     Raises TrainerError when the channel breaks, CorpusError if this machine lacks the run's text,
-    StateError when training diverges.
+    ConfigError if it lacks the device or the memory, StateError when training diverges, and OSError
+    when the inner state cannot be kept.
     """
+    device = open_device(options.device)
     dataset = open_corpus(manifest.corpus)
     held_out_BW = dataset.held_out_windows(VALIDATION_WINDOWS, tokens_per_sample(manifest))
-    model = build_model(manifest, shard)
-    optimizer = make_optimizer(model, manifest.inner)
+    model, micro_batch, optimizer = _set_up(manifest, options, device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    exchange.send(Ready(threads=torch.get_num_threads(), parameters=parameters))
-    opening = exchange.opening()
-    start = RunStart(anchors=exchange.anchors, clock=opening.clock, lease=opening.lease)
-    session = ChannelSession(manifest, exchange, start)
-    diloco = DiLoCo(model, optimizer, exchange=session, shard=shard)
-    report_every = max(1, manifest.inner.inner_steps // _REPORTS_PER_ROUND_MAX)
+    exchange.send(
+        Ready(
+            threads=torch.get_num_threads(),
+            parameters=parameters,
+            device=device.name,
+            precision=device.precision,
+            micro_batch=micro_batch.size,
+        )
+    )
+    session = ChannelSession(manifest, exchange, _run_start(exchange))
 
     def validate_if_asked() -> None:
         asked = exchange.take_validation()
         if asked is not None:
-            loss = anchor_loss(model, manifest.shards[shard], exchange.anchors, held_out_BW)
+            shard = manifest.shards[options.shard]
+            at_once = micro_batch.at_once(_VALIDATION_BATCH)
+            loss = anchor_loss(model, shard, exchange.anchors, held_out_BW, batch_windows=at_once)
             exchange.send(Validation(round=asked, loss=loss))
 
+    # Of the anchors that we start from: what is under way brings others.
     validate_if_asked()
+    folder = options.inner_folder
+    store = None if folder is None else InnerFolder(folder, manifest, options.shard)
+    diloco = DiLoCo(model, optimizer, exchange=session, shard=options.shard, inner_store=store)
+    if diloco.resume() is not None:
+        validate_if_asked()
+    report_every = max(1, manifest.inner.inner_steps // _REPORTS_PER_ROUND_MAX)
     while not diloco.finished:
         windows_BW = _next_batch(manifest, dataset, diloco)
-        loss = accumulate_gradient(model, optimizer, windows_BW)
+        loss = micro_batch.gradient(model, optimizer, windows_BW)
         if diloco.local_step % report_every == 0:
             exchange.send(Progress(step=diloco.clock.step + diloco.local_step, loss=loss))
-        if diloco.step(loss) is not None:
+        if _step(diloco, loss, device) is not None:
             validate_if_asked()
     logger.info("run finished round=%d", diloco.clock.round)
 
@@ -85,16 +121,56 @@ def anchor_loss(
     shard: ShardSpec,
     anchors: Sequence[NDArray[np.float32]],
     held_out_BW: NDArray[np.uint8],
+    *,
+    batch_windows: int = _VALIDATION_BATCH,
 ) -> float:
-    """Validation loss of the anchors, nats per byte; the working weights are put back."""
+    """Validation loss of the anchors, nats per byte; the working weights are put back.
+
+    In float32 on every device, so that the curves of all nodes compare.
+    """
     fragments = range(len(shard.fragments))
     working = [read_fragment(model, shard, fragment) for fragment in fragments]
     for fragment in fragments:
         write_fragment(model, shard, fragment, anchors[fragment])
-    loss = validation_loss(model, held_out_BW)
+    loss = validation_loss(model, held_out_BW, batch_windows)
     for fragment in fragments:
         write_fragment(model, shard, fragment, working[fragment])
     return loss
+
+
+def _set_up(
+    manifest: RunManifest, options: TrainerOptions, device: Device
+) -> tuple[nn.Module, MicroBatch, torch.optim.Optimizer]:
+    micro_batch = MicroBatch(device, manifest.inner.batch)
+    try:
+        # Before the optimizer is made: moments lie where their parameters are.
+        model = build_model(manifest, options.shard, model_file=options.model_file)
+        model = model.to(device.torch_device)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise memory_error(device) from error
+        raise
+    optimizer = make_optimizer(model, manifest.inner)
+    micro_batch.try_out(model, optimizer, tokens_per_sample(manifest) + 1)
+    return model, micro_batch, optimizer
+
+
+def _run_start(exchange: ChannelExchange) -> RunStart:
+    opening = exchange.opening()
+    return RunStart(
+        anchors=exchange.anchors, clock=opening.clock, lease=opening.lease, listed=opening.listed
+    )
+
+
+def _step(diloco: DiLoCo, loss: float, device: Device) -> Outcome | None:
+    try:
+        return diloco.step(loss)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            # In the midst of an update there is no step to repeat, and no batch to cut: the
+            # weights and moments themselves do not fit. What was kept of the round before is whole.
+            raise memory_error(device) from error
+        raise
 
 
 def _next_batch(manifest: RunManifest, dataset: Dataset, diloco: DiLoCo) -> NDArray[np.uint8]:

@@ -10,16 +10,26 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from protocol.errors import BarnraiseError
+from protocol.errors import BarnraiseError, ConfigError
 from training.channel import ChannelExchange, ChannelFile, channel_spec
-from training.child_process import exit_now, leave_interrupts_to_parent, set_thread_budget
+from training.child_process import (
+    exit_now,
+    leave_interrupts_to_parent,
+    set_thread_budget,
+    take_control_pipe,
+)
+from training.control_pipe import ControlPipe
+from training.failure import failure_frame
+from training.frames import pack_frame
 from training.manifest_file import read_manifest
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_CONFIG = 1, 2
+"""The second is for what the user can mend, such as a device that is not there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,33 +37,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leave_interrupts_to_parent()
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    read_fd, write_fd = _take_pipe()
+    read_fd, write_fd = take_control_pipe()
     try:
         manifest = read_manifest(options.manifest, bytes.fromhex(options.run))
         spec = channel_spec(manifest, options.shard)
         with ChannelFile.open(options.channel, spec) as channel:
             # The watcher must run before torch is imported: that takes a second or more.
-            exchange = ChannelExchange(
-                channel, read_fd=read_fd, write_fd=write_fd, on_closed=exit_now
-            )
+            pipe = ControlPipe(read_fd, write_fd, on_closed=exit_now)
+            exchange = ChannelExchange(channel, pipe)
             set_thread_budget(options.threads)
-            from training.trainer_loop import train
+            from training.trainer_loop import TrainerOptions, train
 
-            train(manifest, exchange, shard=options.shard)
+            train(
+                manifest,
+                exchange,
+                TrainerOptions(
+                    shard=options.shard,
+                    device=options.device,
+                    model_file=options.model_file,
+                    inner_folder=options.inner,
+                ),
+            )
     except (BarnraiseError, OSError) as error:
         logger.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - not a bug of ours
-        return EXIT_FAILED
+        told = _for_the_user(error)
+        if told is None:
+            return EXIT_FAILED
+        # The network process ends with it; nobody reads it where that one is gone.
+        with suppress(OSError):
+            os.write(write_fd, pack_frame(failure_frame(told)))
+        return EXIT_CONFIG
     return 0
 
 
-def _take_pipe() -> tuple[int, int]:
-    """The control pipe, for us alone: what a library prints goes to standard error instead."""
-    read_fd, write_fd = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return read_fd, write_fd
+def _for_the_user(error: BarnraiseError | OSError) -> ConfigError | None:
+    """What the user can mend, a disk for instance; None for what is the network process's."""
+    if isinstance(error, OSError):
+        why = error.strerror or str(error)
+        return ConfigError(f"{error.filename}: {why}" if error.filename else why)
+    return error if isinstance(error, ConfigError) else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="its digest, hexadecimal")
     parser.add_argument("--shard", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
+    parser.add_argument("--inner", type=Path, help="folder of the inner states; none: keep nothing")
     return parser
 
 

@@ -5,6 +5,7 @@ B sequences, W window (context + 1 bytes)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from torch import nn
 from protocol.manifest import RunManifest
 from training.data import Dataset
 from training.diloco import tokens_per_sample
-from training.evaluation import generate, validation_loss
+from training.evaluation import validation_loss
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.models import build_model, write_fragment
 from training.trainer_loop import VALIDATION_WINDOWS
@@ -40,18 +41,17 @@ def genesis_loss(manifest: RunManifest, dataset: Dataset) -> float:
     return validation_loss(build_model(manifest), held_out(manifest, dataset))
 
 
-def model_of(manifest: RunManifest, anchors: Sequence[NDArray[np.float32]]) -> nn.Module:
-    """The run's model with the weights of a checkpoint."""
-    model = build_model(manifest)
+def model_of(
+    manifest: RunManifest,
+    anchors: Sequence[NDArray[np.float32]],
+    *,
+    model_file: Path | None = None,
+) -> nn.Module:
+    """The run's model with the weights of a checkpoint. Raises what `build_model` does."""
+    model = build_model(manifest, model_file=model_file)
     for fragment, anchor_N in enumerate(anchors):
         write_fragment(model, manifest.shards[0], fragment, anchor_N)
     return model
-
-
-def sample_text(manifest: RunManifest, model: nn.Module, prompt: bytes, num_bytes: int) -> str:
-    """The prompt and what the model writes behind it; the same for the same weights."""
-    text = prompt + generate(model, prompt, num_bytes, seed=manifest.model.seed)
-    return text.decode("utf-8", "replace")
 
 
 def train_alone(

@@ -62,7 +62,8 @@ def _measure(
     text_bytes: int,
 ) -> None:
     from training.evaluation import validation_loss
-    from training.yardstick import genesis_loss, held_out, model_of, sample_text
+    from training.generation import sample_text
+    from training.yardstick import genesis_loss, held_out, model_of
 
     slots = make_outer(manifest.outer).slots
     held_out_BW = held_out(manifest, dataset)

@@ -101,7 +101,7 @@ def test_first_of_several_differences_is_named():
     mismatch = first_difference(MANIFEST, theirs)
     assert mismatch is not None
     assert mismatch.field == "rounds"
-    assert str(mismatch) == "manifest differs at rounds: ours 40, theirs 41"
+    assert str(mismatch).startswith("manifest differs at rounds: ours 40, theirs 41; that peer")
 
 
 def test_difference_within_a_list_names_its_place():
@@ -133,7 +133,7 @@ def test_two_manifests_differ_somewhere_exactly_if_their_digests_do(one, two):
 def test_mismatch_cuts_what_the_peer_said():
     theirs = changed("title", "\n\x1b[2J" * 30)
     message = str(first_difference(MANIFEST, theirs))
-    assert len(message) < 200
+    assert len(message) < 320
     assert message.isprintable()
 
 

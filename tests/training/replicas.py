@@ -22,7 +22,6 @@ from protocol.manifest import (
     TimingSpec,
 )
 from training.aggregation import AGGREGATORS
-from training.arithmetic import stack_rows
 from training.compression import CODECS
 from training.diloco import RunStart
 from training.exchange import Contribution, Outcome, RunClock
@@ -145,7 +144,8 @@ class Swarm:
             rows[b"%04d" % replica] = np.concatenate(cells)
             tokens.append(float(contribution.tokens))
         rule = AGGREGATORS[self.manifest.outer.aggregator]()
-        value = rule(stack_rows(rows)[1], np.array(tokens)).value
+        rows_PN = np.stack([rows[peer] for peer in sorted(rows)])
+        value = rule(rows_PN, np.array(tokens)).value
         outer = make_outer(self.manifest.outer)
         step = outer.step(self.anchor, value, OuterInfo(round=index, slots=self.slots))
         self.anchor, self.slots = step.anchor_N, dict(step.slots)

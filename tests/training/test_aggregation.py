@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 from training.aggregation import AGGREGATORS
-from training.arithmetic import stack_rows
 
 pytestmark = pytest.mark.parametrize("name", list(AGGREGATORS))
 
@@ -19,18 +18,6 @@ def updates_of(seed: int) -> NDArray[np.float32]:
 
 def tokens_of(seed: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed + 1).integers(1, 10**6, size=PEERS).astype(np.float64)
-
-
-def test_order_of_arrival_changes_no_bit(name: str, seed: int) -> None:
-    updates_PN, tokens_P = updates_of(seed), tokens_of(seed)
-    peers = [bytes([row]) * 32 for row in range(PEERS)]
-    results = []
-    for order in (range(PEERS), np.random.default_rng(seed + 2).permutation(PEERS)):
-        ids, stacked_PN = stack_rows({peers[row]: updates_PN[row] for row in order})
-        weights_P = np.array([tokens_P[peers.index(peer)] for peer in ids])
-        results.append(AGGREGATORS[name](f=1)(stacked_PN, weights_P))
-    assert results[0].value.tobytes() == results[1].value.tobytes()
-    assert results[0].scores.tobytes() == results[1].scores.tobytes()
 
 
 def test_permuting_rows_and_weights_permutes_the_scores_only(name: str, seed: int) -> None:

@@ -11,7 +11,6 @@ from training.arithmetic import (
     all_finite,
     cell_norms,
     squared_norm,
-    stack_rows,
     tree_sum,
     weighted_sum,
 )
@@ -22,15 +21,6 @@ def rows_of(seed: int, peers: int = 5, numel: int = 1000) -> NDArray[np.float32]
     scales = 10.0 ** generator.uniform(-6, 6, size=(peers, 1))
     rows_PN = generator.normal(size=(peers, numel)) * scales
     return rows_PN.astype(np.float32)
-
-
-def test_stack_rows_orders_by_peer_id_whatever_came_first(seed: int) -> None:
-    rows_PN = rows_of(seed)
-    peers = [bytes([9 - row]) for row in range(5)]
-    arrived = dict(zip(peers, rows_PN, strict=True))
-    order, stacked_PN = stack_rows(arrived)
-    assert order == tuple(sorted(peers))
-    assert np.array_equal(stacked_PN, rows_PN[::-1])
 
 
 def test_weighted_sum_equals_a_scalar_loop_to_the_bit(seed: int) -> None:

@@ -1,135 +1,28 @@
-"""The mapped file, the frames on the pipe, and the trainer's end of both."""
+"""The mapped file, and the trainer's end of it and of the pipe."""
 
-import dataclasses
-import math
 import os
 import queue
-import random
-import struct
 import sys
 
 import numpy as np
 import pytest
 
-from protocol import limits
-from protocol.errors import TrainerError
+from protocol.errors import ManifestMismatch, RefusedError, TrainerError
 from tests.training.replicas import OUTER, small_manifest
+from tests.training.test_frames import CLOCK, CONTRIBUTED, framed, read_all
 from training.channel import ChannelExchange, ChannelFile, ChannelSpec, channel_spec
-from training.exchange import Contribution, RunClock
+from training.control_pipe import ControlPipe
+from training.exchange import Contribution
 from training.frames import (
-    FROM_TRAINER,
-    TO_TRAINER,
-    Contributed,
+    TO_USER,
     Deliver,
-    Frame,
-    FrameReader,
+    Failed,
     Progress,
-    Ready,
     Start,
-    Validation,
     pack_frame,
 )
 
 SPEC = ChannelSpec(run=bytes(range(32)), fragment_numels=(5, 3), slot_bytes=4096, slots=2)
-CLOCK = RunClock(round=1, step=20, tokens=300)
-CONTRIBUTED = Contributed(
-    sequence=0,
-    fragment=1,
-    lengths=(3, 0, 2),
-    tokens=640,
-    samples=10,
-    steps=20,
-    residual_before=b"\x01" * 32,
-    residual_after=b"\x02" * 32,
-    loss=2.5,
-)
-FRAMES: list[Frame] = [
-    Start(clock=CLOCK, lease=((0, 3), (9, 11)), listed=False, validate=True),
-    Deliver(sequence=3, listed=False, clock=CLOCK, lease=(), validate=False),
-    Ready(threads=1, parameters=7344),
-    CONTRIBUTED,
-    Progress(step=3, loss=5.5),
-    Validation(round=2, loss=4.5),
-]
-
-
-def kinds(frame):
-    return TO_TRAINER if isinstance(frame, TO_TRAINER) else FROM_TRAINER
-
-
-def read_all(data, *, frame_kinds=FROM_TRAINER):
-    return list(FrameReader(frame_kinds).feed(data))
-
-
-def framed(body):
-    return struct.pack(">I", len(body)) + body
-
-
-@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
-def test_a_frame_comes_back_equal_however_the_pipe_cuts_it(frame):
-    data = pack_frame(frame) * 2
-    for cut in range(len(data) + 1):
-        reader = FrameReader(kinds(frame))
-        assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == [frame, frame]
-
-
-def test_a_diverged_loss_travels_as_it_is():
-    (frame,) = read_all(pack_frame(Progress(step=1, loss=math.nan)))
-
-    assert isinstance(frame, Progress)
-    assert math.isnan(frame.loss)
-
-
-def test_a_frame_of_the_other_direction_is_refused():
-    with pytest.raises(TrainerError, match="unknown kind 'Start'"):
-        read_all(pack_frame(FRAMES[0]))
-
-
-def test_a_length_over_the_limit_is_refused_before_the_frame_is_there():
-    with pytest.raises(TrainerError, match="claims"):
-        read_all(struct.pack(">I", limits.CHANNEL_FRAME_BYTES_MAX + 1))
-
-
-def test_a_frame_over_the_limit_is_not_sent():
-    lengths = (2**62,) * (limits.CHANNEL_FRAME_BYTES_MAX // 8)
-
-    with pytest.raises(TrainerError, match="Contributed frame"):
-        pack_frame(dataclasses.replace(CONTRIBUTED, lengths=lengths))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xc1",
-        b"\x90",
-        b"\x91\x01",
-        b"\x91\xa8Progress",
-        b"\x93\xa8Progress\x01\x02",
-        b"\x93\xa8Progress\xff\xcb" + struct.pack(">d", 1.0),
-        b"\x93\xa8Progress\xc3\xcb" + struct.pack(">d", 1.0),
-        b"\x94\xa8Progress\x01\xcb" + struct.pack(">d", 1.0) + b"\x01",
-        b"\x81\x01\x02",
-        b"\xdd\xff\xff\xff\xff",
-    ],
-)
-def test_a_body_that_is_no_frame_is_refused(body):
-    with pytest.raises(TrainerError):
-        read_all(framed(body))
-
-
-@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
-def test_any_changed_byte_is_a_frame_of_that_kind_or_an_error(frame, seed):
-    choose = random.Random(f"{seed}/frames")
-    data = pack_frame(frame)
-    for index in range(len(data)):
-        changed = bytearray(data)
-        changed[index] = choose.randrange(256)
-        try:
-            read = read_all(bytes(changed), frame_kinds=kinds(frame))
-        except TrainerError:
-            continue
-        assert all(isinstance(one, type(frame)) for one in read)
 
 
 def test_both_ends_see_the_same_bytes(tmp_path):
@@ -217,12 +110,10 @@ class Channel:
         read_fd, self.write_fd = os.pipe()
         self.read_fd, write_fd = os.pipe()
         self.closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.exchange = ChannelExchange(
-            self.file,
-            read_fd=read_fd,
-            write_fd=write_fd,
-            on_closed=lambda: self.closed.put(True),
+        self.pipe = ControlPipe(
+            read_fd, write_fd, kinds=TO_USER, on_closed=lambda: self.closed.put(True)
         )
+        self.exchange = ChannelExchange(self.file, self.pipe)
         self.trainer_fds = (read_fd, write_fd)
         self.is_open = True
 
@@ -364,6 +255,32 @@ def test_the_end_of_the_pipe_is_seen_at_once_and_ends_every_wait(channel):
     for _ in range(2):
         with pytest.raises(TrainerError, match="gone"):
             ticket.result()
+
+
+def test_what_the_network_process_tells_ends_every_wait_as_the_error_it_is(channel):
+    channel.open()
+    ticket = channel.exchange.begin(0, contribution(0, b"x"))
+    channel.send(Failed(kind="ManifestMismatch", message="differs", field="inner.batch"))
+
+    # The pipe is still open: a process that hangs behind its last word holds nobody up.
+    for _ in range(2):
+        with pytest.raises(ManifestMismatch, match=r"^differs$") as raised:
+            ticket.result()
+        assert raised.value.field == "inner.batch"
+    assert channel.pipe.told is raised.value
+    assert channel.pipe.failure is raised.value
+
+
+def test_frames_before_the_last_word_are_still_heard(channel):
+    channel.open()
+    ticket = channel.exchange.begin(0, contribution(0, b"x"))
+    channel.send(deliver(0))
+    channel.send(Failed(kind="RefusedError", message="banned", field=""))
+    assert channel.pipe.wait_closed(60)
+
+    assert ticket.result().listed
+    with pytest.raises(RefusedError, match="banned"):
+        channel.pipe.receive()
 
 
 def test_bytes_that_are_no_frame_end_every_wait(channel):

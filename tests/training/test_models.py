@@ -11,8 +11,8 @@ import torch
 
 from protocol.errors import CheckpointError, ConfigError, ManifestError
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from tests.training.replicas import INNER, random_windows, small_manifest
-from training.evaluation import generate, validation_loss
+from tests.training.replicas import random_windows, small_manifest
+from training.evaluation import validation_loss
 from training.genesis import SCHEMAS, genesis_weights, shard_spec
 from training.inner import (
     accumulate_gradient,
@@ -208,22 +208,3 @@ def test_moments_of_another_model_are_refused_and_change_nothing(seed: int) -> N
             load_optimizer_tensors(model, optimizer, foreign)
     after = optimizer_tensors(model, optimizer)
     assert all(torch.equal(after[key], before[key]) for key in before)
-
-
-def test_generate_gives_the_asked_number_of_bytes_and_repeats_with_its_seed(seed: int) -> None:
-    model = build_model(small_manifest())
-    text = generate(model, b"import ", 30, seed)
-    assert len(text) == 30
-    assert generate(model, b"import ", 30, seed) == text
-    assert generate(model, b"import ", 30, seed + 1) != text
-
-
-def test_generate_follows_what_the_model_was_trained_on() -> None:
-    manifest = small_manifest(inner=dataclasses.replace(INNER, learning_rate=0.02))
-    model = build_model(manifest)
-    optimizer = make_optimizer(model, manifest.inner)
-    windows_BW = np.frombuffer(b"abcdefgh" * 9, dtype=np.uint8).reshape(8, 9)
-    for _ in range(80):
-        accumulate_gradient(model, optimizer, windows_BW)
-        apply_gradient(model, optimizer, manifest, 5)
-    assert generate(model, b"abcd", 12, seed=0).startswith(b"efgh")

@@ -4,11 +4,14 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
-from protocol.errors import StateError, TrainerError
+from protocol.errors import ConfigError, StateError, TrainerError
+from protocol.grid import EMPTY_ROOT
 from tests.training.disk_run import write_run
 from tests.training.replicas import INNER
 from training.channel import ChannelExchange, ChannelFile, channel_spec
+from training.control_pipe import ControlPipe
 from training.data import open_corpus
 from training.exchange import RunClock
 from training.frames import (
@@ -25,7 +28,7 @@ from training.frames import (
 )
 from training.genesis import genesis_weights
 from training.models import build_model, read_fragment
-from training.trainer_loop import VALIDATION_WINDOWS, anchor_loss, train
+from training.trainer_loop import VALIDATION_WINDOWS, TrainerOptions, anchor_loss, train
 
 STEPS, SAMPLES = INNER.inner_steps, INNER.inner_steps * INNER.batch
 
@@ -38,16 +41,17 @@ class Told:
         self.anchor = genesis_weights(self.run)[0]
         self.file = ChannelFile.create(folder / "a.channel", channel_spec(self.run, 0))
         self.frames: list[FromTrainer] = []
+        self.options = TrainerOptions(device="cpu")
 
     def train(self, *frames):
         self.file.write_anchor(0, self.anchor)
         (read_fd, to_trainer), (from_trainer, write_fd) = os.pipe(), os.pipe()
         os.write(to_trainer, b"".join(map(pack_frame, frames)))
-        exchange = ChannelExchange(self.file, read_fd=read_fd, write_fd=write_fd)
+        os.close(to_trainer)  # Who waits for more is told that nobody is there.
+        exchange = ChannelExchange(self.file, ControlPipe(read_fd, write_fd))
         try:
-            train(self.run, exchange, shard=0)
+            train(self.run, exchange, self.options)
         finally:
-            os.close(to_trainer)
             os.close(write_fd)
             reader = FrameReader(FROM_TRAINER)
             while data := os.read(from_trainer, 65536):
@@ -63,8 +67,8 @@ def clock(rounds):
     return RunClock(round=rounds, step=100 * rounds, tokens=0)
 
 
-def start(lease=((0, SAMPLES),), *, validate=False):
-    return Start(clock=clock(0), lease=lease, listed=False, validate=validate)
+def start(lease=((0, SAMPLES),), *, rounds=0, listed=False, validate=False):
+    return Start(clock=clock(rounds), lease=lease, listed=listed, validate=validate)
 
 
 def deliver(sequence, lease, *, validate=False):
@@ -81,7 +85,13 @@ def told(tmp_path) -> Told:
 def test_the_loop_trains_each_lease_and_ends_with_the_empty_one(told):
     told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
 
-    assert isinstance(told.frames[0], Ready)
+    assert told.frames[0] == Ready(
+        threads=torch.get_num_threads(),
+        parameters=len(told.anchor),
+        device="cpu",
+        precision="float32",
+        micro_batch=INNER.batch,
+    )
     assert [(c.sequence, c.steps, c.samples) for c in told.of(Contributed)] == [
         (0, STEPS, SAMPLES),
         (1, STEPS, SAMPLES),
@@ -128,3 +138,81 @@ def test_weights_that_are_no_longer_finite_end_the_loop(told):
 
     with pytest.raises(StateError, match="diverged"):
         told.train(start())
+
+
+def test_a_device_that_is_not_there_is_said_before_anything_else(told):
+    told.options = TrainerOptions(device="cuda:999")
+
+    with pytest.raises(ConfigError, match="--device cuda:999"):
+        told.train(start())
+    assert told.frames == []
+
+
+@pytest.fixture
+def lives(tmp_path):
+    """Makes one trainer after the other, with one folder for what they keep."""
+
+    def life():
+        number = sum(1 for _ in tmp_path.iterdir())
+        folder = tmp_path / f"life-{number}"
+        folder.mkdir()
+        told = Told(folder)
+        told.options = TrainerOptions(device="cpu", inner_folder=tmp_path / "life-0-inner")
+        return told
+
+    return life
+
+
+def died_waiting(told, *frames):
+    with pytest.raises(TrainerError, match="gone"):
+        told.train(*frames)
+    return told.of(Contributed)[-1], payloads_of(told, told.of(Contributed)[-1])
+
+
+def payloads_of(told, contributed):
+    with ChannelFile.open(told.file.path, told.file.spec) as file:
+        return file.read_payloads(contributed.sequence, contributed.lengths)
+
+
+def test_a_trainer_that_starts_anew_in_its_round_sends_the_same_without_training(lives):
+    before = died_waiting(lives(), start())
+    again = lives()
+    again.train(start(validate=True), deliver(0, ()))
+
+    # The anchor that it starts from is measured although another follows at once.
+    assert [type(frame) for frame in again.frames] == [Ready, Validation, Contributed]
+    (contributed,) = again.of(Contributed)
+    assert (contributed, payloads_of(again, contributed)) == before
+
+
+def test_a_trainer_that_was_resumed_goes_on_training(lives):
+    died_waiting(lives(), start())
+    again = lives()
+    again.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
+
+    first, second = again.of(Contributed)
+    assert [p.step for p in again.of(Progress)] == [*range(100, 100 + STEPS)]
+    assert second.residual_before == first.residual_after
+    assert (second.sequence, second.steps, second.samples) == (1, STEPS, SAMPLES)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_trainer_that_starts_anew_in_the_next_round_is_told_which_residual_is_right(
+    lives, listed
+):
+    (before, _) = died_waiting(lives(), start())
+    again = lives()
+    again.train(start(rounds=1, listed=listed), deliver(0, ()))
+
+    (contributed,) = again.of(Contributed)
+    assert before.residual_after != before.residual_before == EMPTY_ROOT
+    expected = before.residual_after if listed else before.residual_before
+    assert contributed.residual_before == expected
+    assert contributed.steps == STEPS
+
+
+def test_a_trainer_without_a_folder_keeps_nothing(told, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    told.train(start(), deliver(0, ()))
+
+    assert sorted(tmp_path.rglob("*")) == before

@@ -13,12 +13,13 @@ from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from training.data import open_corpus
 from training.exchange import RunClock
+from training.generation import sample_text
 from training.genesis import genesis_weights
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.manifest_file import read_manifest
 from training.models import build_model, read_fragment
 from training.state import CheckpointMeta, ShardState, save_checkpoint
-from training.yardstick import Point, genesis_loss, model_of, sample_text, train_alone
+from training.yardstick import Point, genesis_loss, model_of, train_alone
 
 
 @pytest.fixture

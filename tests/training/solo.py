@@ -1,0 +1,161 @@
+"""A run in which this trainer is one of two peers, and may be killed at any moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protocol.manifest import RunManifest
+from tests.training.replicas import Weights, random_windows
+from training.compression import CODECS
+from training.diloco import DiLoCo, RunStart
+from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.genesis import genesis_weights
+from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
+from training.inner_state import InnerFolder, InnerState
+from training.models import build_model, read_fragment
+
+MOMENTS_TO_DIE = ("training", "saving", "announced", "sealed", "forgotten")
+"""In the midst of the steps; when the state is kept and nobody was told; with the contribution
+handed over; the same, and the round is sealed before the next start; kept, nobody told, and the
+round is sealed without it before the next start."""
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+@dataclass
+class Solo:
+    """The swarm's side of a run: what is sealed survives every death of the trainer.
+
+    `unlisted` names rounds that are sealed without the trainer. `deaths` says in which round it
+    dies at which moment.
+    """
+
+    manifest: RunManifest
+    folder: Path
+    seed: int
+    unlisted: frozenset[int] = frozenset()
+    deaths: Mapping[int, str] = field(default_factory=dict)
+    sent: dict[int, list[Contribution]] = field(default_factory=dict)
+    starts: int = 0
+    steps: int = 0
+
+    def __post_init__(self):
+        self.anchor = genesis_weights(self.manifest)[0]
+        self.clock = RunClock(round=0, step=0, tokens=0)
+        self.was_listed = False
+        self.left_deaths = dict(self.deaths)
+
+    @property
+    def lease(self) -> Lease:
+        index = self.clock.round
+        return ((index, index + 1),) if index < self.manifest.rounds else ()
+
+    @property
+    def start(self) -> RunStart:
+        return RunStart(
+            anchors=(self.anchor,), clock=self.clock, lease=self.lease, listed=self.was_listed
+        )
+
+    def dies(self, moment: str) -> bool:
+        """Whether it dies now; once per round."""
+        if self.left_deaths.get(self.clock.round) != moment:
+            return False
+        del self.left_deaths[self.clock.round]
+        return True
+
+    def begin(self, fragment: int, contribution: Contribution) -> "Solo":
+        assert fragment == 0
+        if self.dies("saving"):
+            raise Killed
+        if self.dies("forgotten"):
+            self.seal(None)
+            raise Killed
+        self.sent.setdefault(self.clock.round, []).append(contribution)
+        if self.dies("announced"):
+            raise Killed
+        if self.dies("sealed"):
+            self.seal(contribution)
+            raise Killed
+        return self
+
+    def result(self) -> Outcome:
+        self.seal(self.sent[self.clock.round][-1])
+        return Outcome(
+            listed=self.was_listed, anchor_N=self.anchor, clock=self.clock, lease=self.lease
+        )
+
+    def seal(self, contribution: Contribution | None) -> None:
+        """One step of the run, with what the other peer contributed and, if listed, ours."""
+        index = self.clock.round
+        others = np.random.default_rng(1000 + index).normal(0, 1e-3, len(self.anchor))
+        total_N: Weights = others.astype(np.float32)
+        self.was_listed = contribution is not None and index not in self.unlisted
+        if self.was_listed:
+            assert contribution is not None
+            total_N += self.decoded(contribution)
+        self.anchor = self.anchor - np.float32(0.35) * total_N
+        self.clock = RunClock(
+            round=index + 1,
+            step=self.clock.step + self.manifest.inner.inner_steps,
+            tokens=self.clock.tokens + 1,
+        )
+
+    def decoded(self, contribution: Contribution) -> Weights:
+        codec, layout = CODECS[self.manifest.outer.codec](), self.manifest.layout(0)
+        cells = enumerate(contribution.payloads)
+        return np.concatenate([codec.decode(p, layout.cell_numel(0, c)) for c, p in cells])
+
+    def train(self) -> "Trained":
+        """Train until the run is over, starting anew after each death."""
+        while True:
+            self.starts += 1
+            try:
+                return self.live()
+            except Killed:
+                continue
+
+    def live(self) -> "Trained":
+        """One life of the trainer: a process of its own, but for the interpreter."""
+        manifest = self.manifest
+        model = build_model(manifest)
+        optimizer = make_optimizer(model, manifest.inner)
+        store = InnerFolder(self.folder, manifest)
+        diloco = DiLoCo(model, optimizer, exchange=self, inner_store=store)
+        diloco.resume()
+        inner_steps = manifest.inner.inner_steps
+        windows = random_windows(self.seed, manifest.rounds * inner_steps)
+        while not diloco.finished:
+            batch_BW = windows[diloco.clock.round * inner_steps + diloco.local_step]
+            loss = accumulate_gradient(model, optimizer, batch_BW)
+            if diloco.local_step == inner_steps // 2 and self.dies("training"):
+                raise Killed
+            self.steps += 1
+            diloco.step(loss)
+        moments = optimizer_tensors(model, optimizer)
+        return Trained(
+            anchor=self.anchor.tobytes(),
+            weights=read_fragment(model, manifest.shards[0], 0).tobytes(),
+            residual=None if (x_N := diloco.residuals()[0]) is None else x_N.tobytes(),
+            moments={name: bits_of(tensor) for name, tensor in moments.items()},
+            state=store.newest(manifest.rounds),
+        )
+
+
+def bits_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trainer ends with, to be compared to the bit."""
+
+    anchor: bytes
+    weights: bytes
+    residual: bytes | None
+    moments: Mapping[str, bytes]
+    state: InnerState | None = field(compare=False)

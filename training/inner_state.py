@@ -1,0 +1,263 @@
+"""The trainer's transaction (R6) on the disk: one file per round.
+
+N elements of a fragment
+
+    round-000042.safetensors    moments after the inner steps of round 42, what it contributed, and
+                                the error feedback's residual before and after
+
+It is written before the contribution leaves the trainer. So a trainer that starts anew knows what
+it may have said: while the round is open it sends the same bytes again, without training; when the
+round is over the seal tells which of the two residuals is the right one.
+"""
+
+import errno
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.errors import CheckpointError
+from protocol.manifest import RunManifest
+from training.durable import WRITING
+from training.exchange import Contribution
+from training.tensor_file import TensorFile, read_tensors, write_tensors
+
+logger = logging.getLogger(__name__)
+
+INNER_STATES_KEPT = 3
+
+_VERSION = "1"
+_SUFFIX = ".safetensors"
+_NAME = re.compile(r"round-(\d{6,12})" + re.escape(_SUFFIX))
+_MOMENTS = "moments/"
+_RESIDUAL = "residual/"
+_RESIDUAL_AFTER = "residual_after"
+_PAYLOAD, _LENGTHS = "payload", "lengths"
+_TENSORS_PER_PARAMETER_MAX = 8
+"""AdamW keeps three per parameter, the greediest optimizer of torch five."""
+
+_DISK_IS_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerState:
+    """What a trainer must know again after a crash.
+
+    `residuals` are those of all fragments before the contribution, `residual_after_N` that of the
+    contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
+    anchor that the contribution is relative to. `optimizer` names the class that `moments` are of.
+    """
+
+    round: int
+    anchor: bytes
+    contribution: Contribution
+    residuals: tuple[NDArray[np.float32] | None, ...]
+    residual_after_N: NDArray[np.float32] | None
+    optimizer: str
+    moments: Mapping[str, Tensor]
+
+
+class InnerStore(Protocol):
+    """SEAM: where DiLoCo keeps its transaction; called by the loop, in its thread.
+
+    Implementations: `InnerFolder`; tests. Without one a restart begins with fresh moments and
+    without what the codec lost.
+    """
+
+    def save(self, state: InnerState) -> None:
+        """Make the state of a round durable; called before its contribution is handed over.
+
+        The loop goes on to change the vectors and tensors in it. Raises OSError on a full disk: the
+        contribution then never leaves.
+        """
+        ...
+
+    def newest(self, round_index: int) -> InnerState | None:
+        """The state of the latest round up to `round_index`; called once, at the start."""
+        ...
+
+
+@runtime_checkable
+class KeepsInnerState(Protocol):
+    """An Exchange that has a place for inner states: DiLoCo uses it unless it is given another."""
+
+    @property
+    def inner_store(self) -> InnerStore:
+        """Where the transaction of each round is kept."""
+        ...
+
+
+class InnerFolder:
+    """InnerStore on disk, for one shard and one process at a time. Three rounds are kept."""
+
+    def __init__(self, folder: Path, manifest: RunManifest, shard: int = 0) -> None:
+        self._folder = folder
+        self._run = manifest.digest.hex()
+        self._shard = manifest.shards[shard]
+        self._numels = manifest.layout(shard).fragment_numels
+
+    def save(self, state: InnerState) -> None:
+        """See InnerStore. Raises OSError that names the folder and what to do."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for left in self._folder.glob(WRITING + "*"):
+                left.unlink()
+            path = self._folder / f"round-{state.round:06d}{_SUFFIX}"
+            write_tensors(path, TensorFile(_tensors(state), self._metadata(state)))
+            self._prune(state.round)
+        except OSError as error:
+            mend = "free space there" if error.errno in _DISK_IS_FULL else "make it writable"
+            raise OSError(
+                error.errno,
+                f"cannot keep the state of round {state.round} in {self._folder}: "
+                f"{error.strerror or error}; {mend} and start again, nothing that was kept is lost",
+            ) from error
+
+    def newest(self, round_index: int) -> InnerState | None:
+        """See InnerStore. A file that is torn, changed or foreign is passed over with a warning.
+
+        So are files of later rounds: they belong to a branch that was given up.
+        """
+        rounds = self._rounds()
+        for index in sorted((index for index in rounds if index <= round_index), reverse=True):
+            try:
+                return self._load(rounds[index], index)
+            except CheckpointError as error:
+                logger.warning("inner state skipped path=%s reason=%s", rounds[index], error)
+        return None
+
+    def _rounds(self) -> dict[int, Path]:
+        if not self._folder.is_dir():
+            return {}
+        matches = ((path, _NAME.fullmatch(path.name)) for path in self._folder.iterdir())
+        return {int(match[1]): path for path, match in matches if match is not None}
+
+    def _prune(self, newest: int) -> None:
+        rounds = self._rounds()
+        kept = sorted(index for index in rounds if index <= newest)[-INNER_STATES_KEPT:]
+        for index in rounds.keys() - set(kept):
+            rounds[index].unlink()
+
+    def _metadata(self, state: InnerState) -> dict[str, str]:
+        contribution = state.contribution
+        return {
+            "version": _VERSION,
+            "run": self._run,
+            "shard": self._shard.name,
+            "round": str(state.round),
+            "anchor": state.anchor.hex(),
+            "optimizer": state.optimizer,
+            "fragment": str(contribution.fragment),
+            "tokens": str(contribution.tokens),
+            "samples": str(contribution.samples),
+            "steps": str(contribution.steps),
+            "loss": contribution.loss.hex(),
+            "residual_before": contribution.residual_before.hex(),
+            "residual_after": contribution.residual_after.hex(),
+        }
+
+    def _load(self, path: Path, round_index: int) -> InnerState:
+        fragments = len(self._numels)
+        parameters = len(self._shard.tensors)
+        most = _TENSORS_PER_PARAMETER_MAX * parameters + fragments + 3
+        content = read_tensors(path, tensors_max=most)
+        # A file with a right digest was written by us, if perhaps by another version of us.
+        try:
+            self._check_owner(path, round_index, content.metadata)
+            state = _state(content, round_index, fragments)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} is of another version: {error!r}") from error
+        numel = self._numels[state.contribution.fragment]
+        expected = [
+            *zip(state.residuals, self._numels, strict=True),
+            (state.residual_after_N, numel),
+        ]
+        if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
+            raise CheckpointError(f"{path} has residuals of another size")
+        return state
+
+    def _check_owner(self, path: Path, round_index: int, metadata: Mapping[str, str]) -> None:
+        if metadata["version"] != _VERSION:
+            raise CheckpointError(f"{path} is of version {metadata['version']}, not {_VERSION}")
+        owner = (metadata["run"], metadata["shard"])
+        if owner != (self._run, self._shard.name):
+            raise CheckpointError(
+                f"{path} is of run {owner[0][:12]}, shard {owner[1]}; "
+                f"this is run {self._run[:12]}, shard {self._shard.name}"
+            )
+        if metadata["round"] != str(round_index):
+            raise CheckpointError(f"{path} holds the state of round {metadata['round']}")
+
+
+def anchor_digest(anchor_N: NDArray[np.float32]) -> bytes:
+    """What names an anchor in an InnerState: BLAKE3 over its little-endian float32."""
+    return blake3(np.ascontiguousarray(anchor_N, dtype="<f4").view(np.uint8).data).digest()
+
+
+def _tensors(state: InnerState) -> dict[str, Tensor]:
+    contribution = state.contribution
+    tensors = {_MOMENTS + name: tensor for name, tensor in state.moments.items()}
+    for fragment, residual_N in enumerate(state.residuals):
+        if residual_N is not None:
+            tensors[f"{_RESIDUAL}{fragment}"] = torch.from_numpy(residual_N)
+    if state.residual_after_N is not None:
+        tensors[_RESIDUAL_AFTER] = torch.from_numpy(state.residual_after_N)
+    payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
+    tensors[_PAYLOAD] = torch.tensor(payload)
+    tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
+    return tensors
+
+
+def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
+    metadata, tensors = content.metadata, content.tensors
+    payload = tensors[_PAYLOAD].numpy().tobytes()
+    lengths = [int(length) for length in tensors[_LENGTHS]]
+    ends = accumulate(lengths)
+    if min(lengths, default=0) < 0 or sum(lengths) != len(payload):
+        raise ValueError("payload of another length")
+    fragment = int(metadata["fragment"])
+    if not 0 <= fragment < fragments:
+        raise ValueError(f"fragment {fragment}")
+    contribution = Contribution(
+        fragment=fragment,
+        payloads=tuple(
+            payload[end - length : end] for end, length in zip(ends, lengths, strict=True)
+        ),
+        tokens=int(metadata["tokens"]),
+        samples=int(metadata["samples"]),
+        steps=int(metadata["steps"]),
+        residual_before=bytes.fromhex(metadata["residual_before"]),
+        residual_after=bytes.fromhex(metadata["residual_after"]),
+        loss=float.fromhex(metadata["loss"]),
+    )
+    return InnerState(
+        round=round_index,
+        anchor=bytes.fromhex(metadata["anchor"]),
+        contribution=contribution,
+        residuals=tuple(_vector(tensors, f"{_RESIDUAL}{f}") for f in range(fragments)),
+        residual_after_N=_vector(tensors, _RESIDUAL_AFTER),
+        optimizer=metadata["optimizer"],
+        moments={
+            name.removeprefix(_MOMENTS): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_MOMENTS)
+        },
+    )
+
+
+def _vector(tensors: Mapping[str, Tensor], name: str) -> NDArray[np.float32] | None:
+    if name not in tensors:
+        return None
+    vector_N: NDArray[np.float32] = tensors[name].numpy()
+    if vector_N.dtype != np.float32:
+        raise ValueError(f"{name} is {vector_N.dtype}")
+    return vector_N
