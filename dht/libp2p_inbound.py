@@ -27,6 +27,9 @@ only a hostile peer gets there; each costs a task and up to a window of memory."
 
 REASON_CHARACTERS_MAX = 200
 
+BAD_SHOWN_MAX, BAD_SHOWN_S = 20, 10.0
+"""So many bad streams per so long are warnings: one peer can make hundreds a second."""
+
 _BAD_BYTES = (
     *(BaseLibp2pError, ProtobufError, ValueError, LookupError, EOFError, OSError),
     *(TypeError, AttributeError, AssertionError, trio.BrokenResourceError, trio.TooSlowError),
@@ -53,6 +56,7 @@ class Inbound:
         self._spawn = spawn
         self._timeout_s = timeout_s
         self._handlers: dict[str, StreamHandler] = {}
+        self._bad_since_s, self._num_bad = float("-inf"), 0
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run `handler` for each later stream of `protocol`."""
@@ -97,12 +101,20 @@ class Inbound:
             await handler(stream)
         except* PeerError as group:
             peer = short_id(stream.peer)
-            logger.warning("bad stream peer=%s protocol=%s %s", peer, protocol, _reason(group))
+            level = logging.WARNING if self._is_to_be_shown() else logging.DEBUG
+            logger.log(level, "bad stream peer=%s protocol=%s %s", peer, protocol, _reason(group))
         except* NetworkError as group:
             peer = short_id(stream.peer)
             logger.debug("stream ended peer=%s protocol=%s %s", peer, protocol, _reason(group))
         finally:
             await stream.aclose()
+
+    def _is_to_be_shown(self) -> bool:
+        now_s = trio.current_time()
+        if now_s - self._bad_since_s >= BAD_SHOWN_S:
+            self._bad_since_s, self._num_bad = now_s, 0
+        self._num_bad += 1
+        return self._num_bad <= BAD_SHOWN_MAX
 
     async def _handle_in_library(self, net_stream: INetStream, protocol: str, peer: PeerId) -> None:
         handler = self._library.handlers.get(TProtocol(protocol))

@@ -20,6 +20,7 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
+from multiaddr import Multiaddr
 
 from dht import libp2p_negotiate
 from dht.libp2p_host import (
@@ -33,6 +34,7 @@ from dht.libp2p_host import (
 )
 from dht.libp2p_inbound import Inbound
 from dht.libp2p_links import ConnectionEvent, Links
+from dht.libp2p_names import LOOKUPS_MAX, located
 from dht.libp2p_security import Task, link_of
 from dht.libp2p_stream import Libp2pStream, Traffic, root_message
 from protocol.errors import ConfigError, StreamClosedError, UnreachableError
@@ -67,6 +69,7 @@ class Libp2pTransport:
         self._traffic = Traffic()
         self._nursery: trio.Nursery | None = None
         self._dial_locks: dict[PeerId, trio.Lock] = {}
+        self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
         self._links = Links(self._spawn)
         self._host = build_host(config, signer_seed, self._links.open)
         assert self._host.get_id() == library_id(self._peer_id)
@@ -160,16 +163,24 @@ class Libp2pTransport:
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
         """Why it failed, or None."""
+        why: str | None = None
         try:
-            target = dialable(address)
             with trio.fail_after(self._config.dial_timeout_s):
-                # Not `host.connect`: that one tries a single address, waits a quarter of a second
-                # first, and after a failure refuses the peer for a minute.
-                await self._host.get_network().dial_addr(target, library_id(peer))
+                for target in await located(dialable(address), self._lookups):
+                    why = await self._dial_target(peer, target)
+                    if why is None:
+                        break
         except ValueError as error:
             return str(error)
         except trio.TooSlowError:
             return f"no answer within {self._config.dial_timeout_s} s"
+        return why
+
+    async def _dial_target(self, peer: PeerId, target: Multiaddr) -> str | None:
+        try:
+            # Not `host.connect`: that one tries a single address, waits a quarter of a second
+            # first, and after a failure refuses the peer for a minute.
+            await self._host.get_network().dial_addr(target, library_id(peer))
         except BaseLibp2pError as error:
             return root_message(error)
         return None

@@ -76,3 +76,10 @@ def test_root_message_is_the_deepest_that_says_something():
     error.__cause__.__cause__ = StreamError()
     assert root_message(error) == "connection refused"
     assert root_message(StreamError()) == "StreamError"
+
+
+def test_root_message_looks_into_a_group():
+    refused = OSError(111, "Connection refused")
+    error = StreamError()
+    error.__cause__ = ExceptionGroup("all attempts failed", [OSError("no route"), refused])
+    assert root_message(error) == "[Errno 111] Connection refused"

@@ -29,11 +29,11 @@ from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.transport.tcp.tcp import _open_reuseport_listeners
 from multiaddr import Multiaddr
 
-from dht import libp2p_host
+from dht import libp2p_host, libp2p_stream
 from dht.libp2p_host import library_id
 from dht.libp2p_negotiate import encode_line
 from dht.libp2p_security import Link, tune_yamux
-from tests.dht.loopback import DEADLINE_S, MIB, open_loopback, until
+from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, open_loopback, until
 
 
 class Recorder(ReadWriteCloser):
@@ -192,3 +192,28 @@ async def test_connect_of_the_library_gives_up_before_the_good_address():
             good = [Multiaddr(address) for address in server.addresses()]
             with pytest.raises(BaseLibp2pError):
                 await client.host.connect(PeerInfo(library_id(server.peer_id), bad + good))
+
+
+async def events_after(server, client, count):
+    """How long the client's table of events is after `count` streams that came and went."""
+    table = {}
+    for _ in range(count):
+        stream = await client.open_stream(server.peer_id, ECHO)
+        table = stream._net.muxed_stream.conn.stream_events
+        await ask(stream, b"alive")
+        await stream.aclose()
+        await stream.gone.wait()
+    return len(table)
+
+
+async def test_event_of_a_stream_that_is_gone_stays_in_the_table(monkeypatch):
+    """`forget_event`."""
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({ECHO: echo}) as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            with monkeypatch.context() as without:
+                without.setattr(libp2p_stream, "forget_event", lambda _stream: None)
+                before = await events_after(server, client, 10)
+                assert await events_after(server, client, 20) >= before + 20
+            before = await events_after(server, client, 1)
+            assert await events_after(server, client, 20) == before
