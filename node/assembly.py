@@ -1,36 +1,35 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import trio
 
 from dht.directory import KademliaDirectory
 from dht.libp2p_transport import Libp2pTransport
+from node.attached_trainer import Attachment
 from node.chain import genesis
-from node.checkpoints import Checkpoints
+from node.checkpoints import Checkpoints, stored_states
 from node.config import NodeConfig
 from node.core import NodeCore
 from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
+from node.journal import FileJournal
 from node.links import Links
+from node.model_file import kept_model_file
+from node.recovery import recover
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.slot_log import SlotLog, refuse_signed
+from node.state_folder import run_folder
 from node.status import EventLog
-from node.trainer_channel import TrainerConfig
+from node.trainer_channel import TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
 from training.genesis import genesis_weights
 
 SHARD = 0
-SLOT_LOG = "slots.log"
-
-
-def run_folder(state: Path, run: bytes) -> Path:
-    """Where a state folder keeps a run, named by the first twelve digits of its digest."""
-    return state / "runs" / run.hex()[:12]
+CHECKPOINTS_FOLDER = "checkpoints"
+INNER_FOLDER = "inner"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,8 @@ class Node:
     signer: Ed25519Signer
     hooks: NodeHooks
     log: EventLog
+    attached: Attachment | None = None
+    """The user's process whose child this is, and which is the trainer; None starts one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +60,34 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     config, manifest = node.config, node.signed.manifest
     folder = run_folder(config.state, manifest.digest)
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_signed(folder / SLOT_LOG)
+    model_file = None
+    if node.attached is None:
+        model_file = kept_model_file(manifest, config.model_file, folder)
+    journal = FileJournal(folder)
     (anchor_N,) = genesis_weights(manifest, SHARD)
     store = ShardStore(manifest, SHARD, anchor_N)
     rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
     start = genesis(manifest, SHARD, store.state.root)
     core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.
-    checkpoints = Checkpoints(folder / "checkpoints", manifest, SHARD)
+    stored = stored_states(
+        folder / CHECKPOINTS_FOLDER,
+        manifest,
+        SHARD,
+        store.slot_names,
+        tell=lambda text: node.log.emit("warning", key="checkpoint", text=text),
+    )
+    restart = recover(start, store, journal, stored)
+    checkpoints = Checkpoints(
+        folder / CHECKPOINTS_FOLDER, manifest, SHARD, on_saved=journal.saved_up_to
+    )
     parts = DriverParts(
         core=core,
         store=store,
         transport=transport,
         log=node.log,
-        slots=SlotLog(folder / SLOT_LOG),
+        journal=journal,
+        restart=restart,
         checkpoints=checkpoints,
         hooks=node.hooks,
     )
@@ -94,6 +109,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
             tell=driver.tell,
             validate_every=config.validate_every,
             is_observer=config.is_observer,
+            opens_trainer=open_trainer if node.attached is None else node.attached.open_trainer,
         ),
         TrainerConfig(
             folder=folder,
@@ -101,6 +117,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
             manifest_path=config.manifest,
             shard=SHARD,
             threads=config.threads,
+            device=config.device,
+            model_file=model_file,
+            inner_folder=folder / INNER_FOLDER,
         ),
     )
     driver.connect(links, work)

@@ -19,6 +19,9 @@ STALL_S = 5.0
 """A source from which nothing has come for so long is given up for another."""
 
 ROUNDS_BEHIND = 2
+STUCK_S = 15.0
+"""One round behind, and nothing has arrived for so long: then what the others kept of the round is
+not enough, for instance because they were all restarted. The state mends it."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class CatchUp:
     _base: SealValue | None = None
     _moved_s: float = 0.0
     _failed: set[PeerId] = field(default_factory=set)
+    _behind: tuple[int, float] = (-1, 0.0)
+    """The head with which somebody was first seen ahead of us, and when."""
 
     @property
     def source(self) -> PeerId | None:
@@ -46,14 +51,19 @@ class CatchUp:
         return self._source
 
     def consider(
-        self, head: SealValue, rounds: dict[PeerId, int], *, now_s: float
+        self, head: SealValue, rounds: dict[PeerId, int], *, moved_s: float, now_s: float
     ) -> list[CoreAction]:
-        """Start if somebody is far enough ahead; `rounds` is what linked peers are working on."""
+        """Start if somebody is far enough ahead, or ahead at all while nothing moves here.
+
+        `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
+        arrived.
+        """
         if self._source is not None:
             if self._source in rounds and now_s - self._moved_s < STALL_S:
                 return []
             self.give_up()
-        behind = 1 if self.is_forced else ROUNDS_BEHIND
+        is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)
+        behind = 1 if self.is_forced or is_stuck else ROUNDS_BEHIND
         ahead = {p: r for p, r in rounds.items() if r >= head.round + 1 + behind}
         if not ahead:
             return []
@@ -63,6 +73,16 @@ class CatchUp:
         self._source, self._target = source, ahead[source] - 1
         self._chain, self._base, self._moved_s = [], head, now_s
         return [Send(source, WantChain(first=head.round + 1))]
+
+    def _is_stuck(
+        self, head: SealValue, rounds: dict[PeerId, int], *, moved_s: float, now_s: float
+    ) -> bool:
+        if max(rounds.values(), default=0) <= head.round + 1:
+            self._behind = (-1, now_s)
+            return False
+        if self._behind[0] != head.round:
+            self._behind = (head.round, now_s)
+        return now_s - max(moved_s, self._behind[1]) > STUCK_S
 
     def extend(
         self, peer: PeerId, seals: tuple[SealCertificate, ...], *, now_s: float

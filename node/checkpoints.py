@@ -1,7 +1,7 @@
 """Writes checkpoints in the background: always the newest, never two at a time."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,10 +9,18 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from node.recovery import StoredState
+from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from training.exchange import RunClock
-from training.state import CheckpointMeta, ShardState, save_checkpoint
+from training.state import (
+    CheckpointMeta,
+    ShardState,
+    checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +34,19 @@ def run_clock(certificate: SealCertificate) -> RunClock:
 
 
 class Checkpoints:
-    """The checkpoints of one shard in one folder. `run` writes what was offered last."""
+    """The checkpoints of one shard in one folder. `run` writes what was offered last.
 
-    def __init__(self, folder: Path, manifest: RunManifest, shard: int) -> None:
+    `on_saved` is told the oldest round that a kept checkpoint starts, in the writing thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: RunManifest,
+        shard: int,
+        *,
+        on_saved: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.folder = folder
         self._manifest = manifest
         self._shard = shard
@@ -36,6 +54,8 @@ class Checkpoints:
         self._wanted = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
+        self._on_saved = on_saved
+        self._writing = trio.Lock()
         self.latest: Path | None = None
 
     def offer(
@@ -49,6 +69,17 @@ class Checkpoints:
         self._idle = trio.Event()
         self._wanted.set()
 
+    async def save(
+        self,
+        certificate: SealCertificate,
+        anchor_N: NDArray[np.float32],
+        slots: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Write a state now; on the disk when this returns. Raises OSError where it is full."""
+        async with self._writing:
+            write = partial(self._write, (certificate, anchor_N, slots))
+            self.latest = await trio.to_thread.run_sync(write)
+
     async def flushed(self) -> None:
         """Until the newest offer is on the disk."""
         await self._idle.wait()
@@ -60,7 +91,7 @@ class Checkpoints:
             self._wanted = trio.Event()
             offer, self._offered = self._offered, None
             if offer is not None:
-                self.latest = await trio.to_thread.run_sync(partial(self._write, offer))
+                await self.save(*offer)
             if self._offered is None:
                 self._idle.set()
 
@@ -74,4 +105,35 @@ class Checkpoints:
             clock=run_clock(certificate),
         )
         state = ShardState(anchors=(anchor_N,), slots=(dict(slots),))
-        return save_checkpoint(self.folder, spec, state, meta)
+        path = save_checkpoint(self.folder, spec, state, meta)
+        oldest = checkpoint_folders(self.folder)[-1]
+        self._on_saved(int(oldest.name.rpartition("-")[2]))
+        return path
+
+
+def stored_states(
+    folder: Path,
+    manifest: RunManifest,
+    shard: int,
+    slots: Sequence[str],
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[StoredState]:
+    """The whole checkpoints of a run, newest first.
+
+    What is skipped is logged with its reason, and `tell` gets a sentence about it for people.
+    """
+    spec = manifest.shards[shard]
+    for path in checkpoint_folders(folder):
+        try:
+            found = load_checkpoint(path, spec, run=manifest.digest, slots=slots)
+        except CheckpointError as error:
+            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
+            tell(f"a checkpoint is no good, an older one is looked for: {error}")
+            continue
+        yield StoredState(
+            round=found.meta.clock.round - 1,
+            seal=found.meta.seal,
+            anchor_N=found.state.anchors[0],
+            slots=found.state.slots[0],
+        )

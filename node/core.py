@@ -12,6 +12,7 @@ from node import roster as rosters
 from node.catchup import CatchUp
 from node.liveness import Liveness
 from node.relay import Relay, message_ids, pack
+from node.restart import Restart, was_listed
 from node.round import RoundMachine
 from node.round_view import RoundConfig, RoundView
 from protocol import limits
@@ -39,6 +40,9 @@ from protocol.messages import (
     decode_message,
     is_signed,
 )
+
+CHAIN_KEPT = 64
+"""Seals in memory, at most 34 KiB each; older ones are read from the journal when a peer asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,26 @@ class NodeCore:
         """Whether that state is still wanted; asked before the own state is replaced by it."""
         return certificate == self._catchup.wanted
 
+    def trim_chain(self) -> None:
+        """Keep the newest seals only; called once all of them are in the journal."""
+        del self.chain[:-CHAIN_KEPT]
+
     def wakeup_s(self, now_s: float) -> float:
         """When a Tick is due if nothing happens before."""
         return min(self.machine.wakeup_s(), now_s + self.liveness.tick_interval_s)
 
-    def start(self, now_s: float) -> list[ev.CoreAction]:
-        """The first actions: train if seated, else ask for a seat."""
-        return [*self._train(was_listed=False, is_resync=True), *self._after(now_s)]
+    def start(self, now_s: float, restart: Restart | None = None) -> list[ev.CoreAction]:
+        """The first actions: train if seated, else ask for a seat.
+
+        `restart` is what a node that ran before goes on from; its state is in the store.
+        """
+        is_listed, has_run = False, restart is not None and restart.has_run
+        if restart is not None and restart.has_run:
+            self.chain = list(restart.chain)
+            self.machine.resume(restart, now_s=now_s)
+            is_listed = was_listed(restart, self._me)
+        train = self._train(was_listed=is_listed, is_resync=not has_run)
+        return [*train, *self._after(now_s)]
 
     # Events -------------------------------------------------------------------------------------
 
@@ -146,6 +163,8 @@ class NodeCore:
             case ev.Linked(peer=peer):
                 self.liveness.link_up(peer, now_s)
                 yield ev.Send(peer, self._heartbeat())
+                if self.machine.is_asking:
+                    yield ev.Send(peer, StatusAsk(nonce=self._nonce))
             case ev.Unlinked(peer=peer):
                 self.liveness.link_down(peer, now_s)
                 self._relay.drop_link(peer)
@@ -182,12 +201,14 @@ class NodeCore:
             beat = self._heartbeat()
             for peer in self.liveness.linked:
                 yield ev.Send(peer, beat)
-                if self.machine.is_muted:
+                if self.machine.is_asking:
                     yield ev.Send(peer, StatusAsk(nonce=self._nonce))
         if now_s >= self.machine.wakeup_s():
             # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
             yield from self._round(ev.Tick(), now_s)
-        yield from self._catchup.consider(self.machine.head, self._rounds, now_s=now_s)
+        yield from self._catchup.consider(
+            self.machine.head, self._rounds, moved_s=self.machine.view.progress_s, now_s=now_s
+        )
         self.machine.is_held = self._catchup.wanted is not None
         view = self.machine.view
         is_current = self.wants_seat and not self._catchup.source and not self.is_finished
@@ -223,13 +244,15 @@ class NodeCore:
                 yield from self._send_chain(peer, first)
             case Chain(seals=seals):
                 yield from self._chain_arrived(peer, seals, now_s)
+            case StatusAsk() if self.machine.has_forgotten:
+                pass  # It would be taken for a memory.
             case StatusAsk(nonce=nonce):
                 yield from pack(peer, [m for v in self.views() for m in v.ballots.messages()])
                 view = self.machine.view
                 yield ev.Send(peer, StatusAnswer(nonce=nonce, round=view.index, head=view.basis))
-            case StatusAnswer(nonce=nonce):
+            case StatusAnswer(nonce=nonce, round=round_index):
                 if nonce == self._nonce:
-                    yield from self._round(ev.StatusHeard(peer), now_s)
+                    yield from self._round(ev.StatusHeard(peer, round_index), now_s)
             case Hello() | Refusal():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
 
@@ -280,7 +303,11 @@ class NodeCore:
 
     def _send_chain(self, peer: PeerId, first: int) -> Iterator[ev.CoreAction]:
         first = max(1, first)
-        seals = self.chain[first : first + limits.CHAIN_PAGE_SEALS]
+        known = first - self.chain[0].value.round
+        if known < 0:
+            yield ev.SendChain(peer, first)
+            return
+        seals = self.chain[known : known + limits.CHAIN_PAGE_SEALS]
         step = limits.CHAIN_SEALS_PER_FRAME_MAX
         for start in range(0, len(seals), step):
             yield ev.Send(peer, Chain(seals=tuple(seals[start : start + step])))

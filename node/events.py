@@ -86,9 +86,10 @@ class Woke:
 
 @dataclass(frozen=True, slots=True)
 class StatusHeard:
-    """A peer told where it is, after the last Woke."""
+    """A peer told which round it works on, after the last question."""
 
     peer: PeerId
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,16 @@ class RecordSlot:
     """Make this signature durable before anything behind it in the list leaves (R12)."""
 
     message: SignedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RecordProof:
+    """Make the messages of a round durable: the SEAL behind it in the list rests on them (R12).
+
+    After a restart of all who hold them, nobody else could say what the lock is on.
+    """
+
+    messages: tuple[SignedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +229,17 @@ class Fault:
 
 
 RoundAction = (
-    RecordSlot | Broadcast | Push | Pull | Reduce | Apply | CheckSeat | Adopt | Resync | Fault
+    RecordSlot
+    | RecordProof
+    | Broadcast
+    | Push
+    | Pull
+    | Reduce
+    | Apply
+    | CheckSeat
+    | Adopt
+    | Resync
+    | Fault
 )
 
 # Between a node's core and its edge --------------------------------------------------------------
@@ -337,4 +358,12 @@ class Train:
     is_resync: bool
 
 
-CoreAction = RoundAction | Send | ProveSeat | FetchState | Train
+@dataclass(frozen=True, slots=True)
+class SendChain:
+    """Send a peer a page of seals from round `first` on: they are only in the journal."""
+
+    peer: PeerId
+    first: int
+
+
+CoreAction = RoundAction | Send | SendChain | ProveSeat | FetchState | Train

@@ -6,6 +6,7 @@ sums which slice) shows only in the Push actions that come out of the core.
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +20,20 @@ from node.bulk_streams import BulkStreams
 from node.checkpoints import Checkpoints
 from node.core import NodeCore
 from node.hooks import NodeHooks
+from node.journal import Journal
 from node.links import Links
+from node.narrator import Narrator
+from node.restart import Restart
 from node.round_view import RoundView
 from node.shard_store import ShardStore, State
-from node.slot_log import SlotLog
-from node.status import EventLog, peer_texts
+from node.status import EventLog
 from node.work import TrainerWork
 from protocol import limits
+from protocol.clock import WallClock
 from protocol.errors import StateError
-from protocol.frames import Bulk, Want
-from protocol.identity import PeerId, peer_id_text, short_id
-from protocol.messages import SealCertificate
+from protocol.frames import Bulk, Chain, Want
+from protocol.identity import PeerId
+from protocol.messages import SealCertificate, SignedMessage
 from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -38,8 +42,7 @@ EVENTS_WAITING_MAX = 64
 """Beyond it readers of streams wait, and so do the peers behind them. Waiting readers take turns,
 the queue does not: what one peer floods into it stands before everybody's next frame."""
 
-FAULTS_SHOWN_MAX, FAULTS_SHOWN_S = 20, 10.0
-"""So many per so long go to the log: a hostile peer makes thousands a second."""
+END_CHECK_S = 60.0
 
 T = TypeVar("T")
 CoreInput = ev.CoreEvent | ev.Fault
@@ -53,9 +56,11 @@ class DriverParts:
     store: ShardStore
     transport: Transport
     log: EventLog
-    slots: SlotLog
+    journal: Journal
+    restart: Restart
     checkpoints: Checkpoints
     hooks: NodeHooks
+    wall_clock: WallClock = time.time
 
 
 class Driver:
@@ -72,12 +77,15 @@ class Driver:
         self._nursery: trio.Nursery | None = None
         self._links: Links | None = None
         self._work: TrainerWork | None = None
-        self._phase = ("", 0, 0)
-        self._round_began_s = trio.current_time()
+        self._narrator = Narrator(parts.log)
+        self._logged_round = parts.restart.chain[-1].value.round
+        self._chain_readers: set[PeerId] = set()
+        self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
-        self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log)
         self.finished = trio.Event()
+        self.was_finished = False
+        """Whether the run had ended before this start of the node."""
 
     def connect(self, links: Links, work: TrainerWork) -> None:
         """Say where frames go and who trains."""
@@ -103,7 +111,9 @@ class Driver:
         """Handle events until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await self._carry_out(self.core.start(trio.current_time()))
+            await self._go_on_from_disk()
+            if self.core.manifest.stop.unix_s:
+                nursery.start_soon(self._watch_end)
             while True:
                 event: CoreInput = ev.Tick()
                 with trio.move_on_at(self.core.wakeup_s(trio.current_time())):
@@ -112,25 +122,79 @@ class Driver:
                     self._fault(event)
                     continue
                 if isinstance(event, ev.Linked | ev.Unlinked):
-                    self._show_link(event)
+                    assert self._links is not None
+                    self._narrator.link(event, self._links.linked())
                 if isinstance(event, ev.StateReady) and not await self._take_state(event):
                     continue
                 await self._carry_out(self.core.handle(event, trio.current_time()))
+                await self._settle_loss()
                 self._changed.set()
                 self._changed = trio.Event()
-                self._show_phase()
+                self._narrator.phase(self.core.machine.view, self.bulk.parts_in_flight)
                 if isinstance(event, ev.StateReady):
                     self._go_on_from(event.certificate)
+
+    async def _go_on_from_disk(self) -> None:
+        """The first actions; and what the disk lacks of the state that recovery led to."""
+        restart = self._parts.restart
+        if restart.has_run:
+            head = restart.chain[-1]
+            logger.info("resumed round=%d", head.value.round)
+            self._log.emit("resumed", round=head.value.round)
+            if head.value.round:
+                self._parts.checkpoints.offer(
+                    head, self.store.state.anchor_N, self.store.state.slots
+                )
+        await self._carry_out(self.core.start(trio.current_time(), restart))
+        if self.core.is_finished:
+            self.was_finished = True
+            self.finished.set()
+
+    async def _settle_loss(self) -> None:
+        """Once it is known again what may be signed, a restart need not ask anew."""
+        if self._is_lost and not self.core.machine.is_muted:
+            self._is_lost = False
+            await trio.to_thread.run_sync(self._parts.journal.forgive_loss)
+
+    async def _watch_end(self) -> None:
+        """Say when the run's last date is past, also by a clock that is set meanwhile."""
+        end_s = self.core.manifest.stop.unix_s
+        while (left_s := end_s - self._parts.wall_clock()) > 0:
+            with trio.move_on_after(min(left_s, END_CHECK_S)):
+                await self.finished.wait()
+        await self.tell(ev.EndTimePassed())
 
     # Actions ------------------------------------------------------------------------------------
 
     async def _carry_out(self, actions: list[ev.CoreAction]) -> None:
-        """In order; but all signatures of one batch reach the disk together, before any leaves."""
-        signed = [action.message for action in actions if isinstance(action, ev.RecordSlot)]
-        if signed:
-            await trio.to_thread.run_sync(self._parts.slots.append, signed)
+        """In order; but what must survive reaches the disk first, all of a batch together (R12)."""
+        links = [c for c in self.core.chain if c.value.round > self._logged_round]
+        signed: list[SignedMessage] = []
+        for action in actions:
+            if isinstance(action, ev.RecordProof):
+                signed += action.messages
+            elif isinstance(action, ev.RecordSlot):
+                signed.append(action.message)
+        if links or signed:
+            await trio.to_thread.run_sync(self._make_durable, links, signed)
+        if links:
+            self._logged_round = links[-1].value.round
+            self.core.trim_chain()
         for action in actions:
             await self._act(action)
+
+    def _make_durable(self, links: list[SealCertificate], signed: list[SignedMessage]) -> None:
+        # The chain first: a signature of a round that the chain does not reach could not be used.
+        self._parts.journal.extend_chain(links)
+        self._parts.journal.record(signed)
+
+    def _apply(self, view: RoundView, action: ev.Apply) -> bytes:
+        """The outer step; its result is on the disk before the SEAL that it leads to is signed."""
+        digest = action.list_digest
+        root = self.store.apply(digest, is_empty=action.is_empty, round_index=view.index)
+        cells = [] if action.is_empty else self.store.result_cells(digest)
+        self._parts.journal.keep_result(view.index, digest, cells)
+        return root
 
     async def _act(self, action: ev.CoreAction) -> None:
         assert self._links is not None
@@ -140,6 +204,11 @@ class Driver:
                 self._links.send(peer, frame)
             case ev.Push():
                 self._spawn(partial(self.bulk.push, action))
+            case ev.SendChain(peer=peer) if peer not in self._chain_readers:
+                self._chain_readers.add(peer)
+                self._spawn(partial(self._send_chain, action))
+            case ev.SendChain():
+                pass  # One page at a time: it asks again.
             case ev.Adopt():
                 await self._adopt(action)
             case ev.Train():
@@ -158,6 +227,14 @@ class Driver:
                 self._log.emit("resync", reason=reason)
             case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 self._spawn(partial(self._answer, action, self.core.machine.view))
+
+    async def _send_chain(self, action: ev.SendChain) -> None:
+        assert self._links is not None
+        read = partial(self._parts.journal.read_chain, action.first, limits.CHAIN_PAGE_SEALS)
+        seals = await trio.to_thread.run_sync(read)
+        for seal in seals:
+            self._links.send(action.peer, Chain(seals=(seal,)))
+        self._chain_readers.discard(action.peer)
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None
@@ -185,10 +262,8 @@ class Driver:
                     view, partial(store.reduce, digest, entries, first=first, stop=stop)
                 )
                 event = ev.Reduced(digest, first, stop, root or b"")
-            case ev.Apply(list_digest=digest, is_empty=is_empty):
-                root = await self._compute_in(
-                    view, partial(store.apply, digest, is_empty=is_empty, round_index=view.index)
-                )
+            case ev.Apply(list_digest=digest):
+                root = await self._compute_in(view, partial(self._apply, view, action))
                 event = ev.Applied(digest, root or b"")
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 expected = await self.compute(partial(store.seat_proof, peer, basis))
@@ -212,34 +287,9 @@ class Driver:
         self._work.adopted(anchor_N)
         previous = self.core.machine.previous
         assert previous is not None
-        senders = sorted(
-            commit[0] for digest in value.commits if (commit := previous.ballots.commit_of(digest))
+        self._narrator.sealed(
+            action, previous, self._parts.transport.traffic(), self._work.train_loss
         )
-        sent, received = self._parts.transport.traffic()
-        now_s = trio.current_time()
-        self._log.emit(
-            "sealed",
-            round=value.round,
-            digest=value.digest.hex(),
-            listed=peer_texts(tuple(senders)),
-            members=len(value.roster.seats),
-            voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
-            attempt=previous.attempt,
-            was_listed=action.was_listed,
-            wall_s=round(now_s - self._round_began_s, 4),
-            bytes_up=sent,
-            bytes_down=received,
-            train_loss=self._work.train_loss,
-        )
-        logger.info(
-            "round sealed round=%d listed=%d members=%d attempt=%d wall_s=%.2f",
-            value.round,
-            len(value.commits),
-            len(value.roster.seats),
-            previous.attempt,
-            now_s - self._round_began_s,
-        )
-        self._round_began_s = now_s
         self._parts.checkpoints.offer(action.certificate, anchor_N, self.store.state.slots)
         if self.core.is_finished:
             self.finished.set()
@@ -269,52 +319,17 @@ class Driver:
             return False
         state = self._parts.hooks.synced_state(arrived[1])
         await self.compute(partial(self.store.replace_state, state))
+        # On the disk before the chain says so, and before anything is built on it.
+        await self._parts.checkpoints.save(event.certificate, state.anchor_N, state.slots)
         return True
 
     def _go_on_from(self, certificate: SealCertificate) -> None:
         self._log.emit("synced", round=certificate.value.round)
         logger.info("state synced round=%d", certificate.value.round)
         if self.core.is_finished:
-            self._parts.checkpoints.offer(
-                certificate, self.store.state.anchor_N, self.store.state.slots
-            )
             self.finished.set()
 
-    # Telling people -----------------------------------------------------------------------------
-
     def _fault(self, fault: ev.Fault) -> None:
-        now_s = trio.current_time()
-        if now_s - self._faults_since_s >= FAULTS_SHOWN_S:
-            if self._num_faults > FAULTS_SHOWN_MAX:
-                logger.warning("more faults count=%d", self._num_faults - FAULTS_SHOWN_MAX)
-            self._faults_since_s, self._num_faults = now_s, 0
-        self._num_faults += 1
-        if self._num_faults > FAULTS_SHOWN_MAX:
-            return
-        logger.warning("fault peer=%s reason=%s", short_id(fault.peer), fault.reason)
-        self._log.emit("fault", peer=peer_id_text(fault.peer), reason=fault.reason)
-
-    def _show_link(self, event: ev.Linked | ev.Unlinked) -> None:
-        assert self._links is not None
-        name = "linked" if isinstance(event, ev.Linked) else "unlinked"
-        logger.info("%s peer=%s", name, short_id(event.peer))
-        linked = peer_texts(self._links.linked())
-        self._log.emit(name, peer=peer_id_text(event.peer), linked=linked)
-
-    def _show_phase(self) -> None:
-        """Emit a phase when it changes: this is how one watches a round."""
-        view = self.core.machine.view
-        if view.ballots.certified():
-            phase = "certified"
-        elif self.bulk.parts_in_flight:
-            phase = "pushing"
-        elif view.own_commit:
-            phase = "committed"
-        else:
-            phase = "training"
-        now = (phase, view.index, view.attempt)
-        if now != self._phase:
-            if now[1] != self._phase[1] and view.is_member:
-                self._log.emit("seated", round=view.index)
-            self._phase = now
-            self._log.emit("phase", round=view.index, phase=phase, attempt=view.attempt)
+        if self._links is not None:
+            self._links.strike(fault.peer)
+        self._narrator.fault(fault)

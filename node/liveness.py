@@ -57,6 +57,11 @@ class Liveness:
         if peer in self._suspects:
             self._look_again_s = now_s
 
+    def silence_s(self, peer: PeerId, now_s: float) -> float | None:
+        """How long ago `peer` gave its last sign of life; None if it is not known here."""
+        heard_s = self._heard_s.get(peer)
+        return None if heard_s is None else now_s - heard_s
+
     def tick(self, now_s: float) -> bool:
         """Note that this node runs; True if it did not for so long that others went on (R3).
 

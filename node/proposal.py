@@ -27,9 +27,10 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
             return bound
     complete = complete_senders(view)
     is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
-    if complete >= view.expected or (complete and (is_late or not awaited_haves(view))):
+    has_heard_all = is_late or not awaited_haves(view)
+    if complete >= view.expected or (complete and has_heard_all):
         return _list_of(view, complete)
-    if is_late and view.attempt >= EMPTY_AFTER_ATTEMPTS:
+    if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
         return List(commits=(), drifts=(), certificate=())
     return None
 
@@ -52,7 +53,9 @@ def _already_summed(view: RoundView) -> List | None:
     """A certified list of an earlier attempt whose whole result is here: the quickest way on."""
     for attempt, digest in view.ballots.certified():
         body = view.ballots.list_of(digest)
-        if attempt < view.attempt and body is not None and not view.missing_results(digest):
+        if attempt >= view.attempt or body is None or view.listed(body) is None:
+            continue  # Without its COMMITs it cannot be voted for; they may be lost with restarts.
+        if not view.missing_results(digest):
             votes = view.ballots.certificate(attempt, digest)
             return List(
                 commits=body.commits,
@@ -113,9 +116,12 @@ def is_hopeless(view: RoundView) -> bool:
     """Whether this node is the closer, all reducers have spoken, and nobody is complete.
 
     A reducer died, and was suspected too late for the HAVEs of this attempt: on to the next one,
-    in which substitutes speak.
+    in which substitutes speak. After some attempts the closer lets the round carry instead: where
+    payloads are lost with the disks they were on, no attempt will ever find one complete.
     """
     if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
+        return False
+    if view.attempt >= EMPTY_AFTER_ATTEMPTS:
         return False
     has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
     return has_spoken and not complete_senders(view)

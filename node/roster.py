@@ -79,6 +79,14 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
     return 2 * agreeing > len(electorate)
 
 
+def blocking(num_voters: int, trust: str) -> int:
+    """So many voters, and not all of them lying, that every quorum has one of them in it (R12)."""
+    if trust == "open":
+        return num_voters - -(-2 * num_voters // 3) + 1 + (num_voters - 1) // 3
+    # The smallest quorum of an even number is the half with the eldest voter.
+    return num_voters - (num_voters + 1) // 2 + 1
+
+
 def eldest_voter(roster: Roster) -> PeerId:
     """The voter that has voted longest; among equals the lowest peer id."""
     seats = [seat for seat in roster.seats if seat.voter_since >= 0]

@@ -19,7 +19,9 @@ from node.agreement import Seen, commit_body, due_times, is_given_up, statements
 from node.ballots import Entry
 from node.chain import certify, seal_value
 from node.deadlines import LearnedDeadline
+from node.restart import Restart, own_seal, refill
 from node.round_view import RoundConfig, RoundView
+from node.silence import Silence
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.identity import PeerId, Signer
@@ -33,6 +35,7 @@ from protocol.messages import (
     SealValue,
     Seat,
     SignedMessage,
+    decode_message,
     sign_message,
     slice_subject,
 )
@@ -51,7 +54,7 @@ class RoundMachine:
         )
         self._suspects: frozenset[PeerId] = frozenset()
         self._left: set[PeerId] = set()
-        self._awake: set[PeerId] | None = None
+        self._silence = Silence()
         self._is_past_end = False
         self._wakeup_s = now_s
         self.certificate = head
@@ -69,8 +72,21 @@ class RoundMachine:
 
     @property
     def is_muted(self) -> bool:
-        """Whether R3 keeps this node from filling slots until it knows where the others are."""
-        return self._awake is not None
+        """Whether this node fills no slot now.
+
+        It does not know yet where the others are (R3), or what it signed in this round (R12).
+        """
+        return self._silence.is_on(self.view)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the STATUS of others is waited for."""
+        return self._silence.is_asking
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether signatures are lost, so that what this node says of rounds is worth nothing."""
+        return self._silence.has_forgotten
 
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
@@ -82,11 +98,30 @@ class RoundMachine:
         self.view = self._new_view(head, now_s)
         self.previous = None
 
+    def resume(self, restart: Restart, *, now_s: float) -> None:
+        """R12: go on where this node went down; called once, before anything is handled."""
+        *before, head = restart.chain
+        if before:
+            self.view = self._new_view(before[-1], now_s)
+            refill(self.view, restart, now_s=now_s)
+            for data in head.seals:
+                # Heard after this node had filed its own: stragglers need them to end the round.
+                self.view.ballots.add(Entry(*decode_message(data)))
+        view = self.view
+        self.reset(head, now_s=now_s)
+        self.previous = view if before else None
+        refill(self.view, restart, now_s=now_s)
+        self.view.own_seal = own_seal(restart, self._signer.peer_id)
+        self._left |= set(self.view.ballots.of(Kind.LEAVE))
+        self._silence.restarted(restart, self.view)
+        self._silence.settle(self.view)
+
     def take_seat(self, basis: bytes, proof: bytes) -> Iterator[ev.RoundAction]:
         """R11: ask for a seat, with the proof that the state of `basis` is here."""
         view = self.view
-        is_current = basis == view.basis and not view.is_member and not self.is_muted
-        if is_current and view.me not in view.ballots.of(Kind.SEAT):
+        if basis != view.basis or view.is_member or self.is_muted:
+            return
+        if view.me not in view.ballots.of(Kind.SEAT):
             yield from self._sign(Kind.SEAT, Seat(proof=proof, device=""))
 
     def leave(self) -> Iterator[ev.RoundAction]:
@@ -122,9 +157,8 @@ class RoundMachine:
         match event:
             case ev.Heard(message=message, body=body):
                 yield from self._hear(Entry(message, body), now_s)
-            case ev.Contributed(round=round_index):
-                if round_index == self.view.index:
-                    self.view.contribution = event
+            case ev.Contributed():
+                self._contributed(event)
             case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
                 self._arrived(bulk, subject, cells, now_s)
             case ev.Reduced():
@@ -138,22 +172,31 @@ class RoundMachine:
                 self._suspects = suspects
                 self.view.suspect(suspects)
             case ev.Woke():
-                self._awake = {self._signer.peer_id}
-            case ev.StatusHeard(peer=peer):
-                if self._awake is not None:
-                    self._awake.add(peer)
-            case ev.EndTimePassed():
-                self._is_past_end = True
-            case ev.Tick():
-                pass
+                self._silence.woke()
+            case ev.StatusHeard(peer=peer, round=round_index):
+                self._silence.status(peer, round_index)
+            case ev.EndTimePassed() | ev.Tick():
+                self._is_past_end |= isinstance(event, ev.EndTimePassed)
             case _:
                 assert_never(event)
-        if self._awake is not None and self.view.has_quorum(self._awake):
-            self._awake = None
+        self._silence.settle(self.view)
+
+    def _contributed(self, event: ev.Contributed) -> None:
+        view = self.view
+        if event.round != view.index:
+            return
+        view.contribution = event
+        # Committed before a restart: the same bytes again, or the COMMIT stands without them.
+        commit = view.ballots.commit_of(view.own_commit)
+        if commit is not None and commit[1].root == event.root:
+            view.parts[view.own_commit] = set(range(view.num_cells))
 
     def _hear(self, entry: Entry, now_s: float) -> Iterator[ev.RoundAction]:
         message, slot = entry.message, entry.message.slot
         view = self.view
+        if message.sender == view.me and view.ballots.find(message.digest) is None:
+            # Ours, and not in our journal: the disk was rolled back (R12).
+            self._silence.rolled_back(slot.round)
         if slot.round == view.index + 1 and len(view.early) < limits.MESSAGES_PER_ROUND_MAX:
             view.early.setdefault(message.digest, entry)
         if not concerns(view, entry):
@@ -192,7 +235,10 @@ class RoundMachine:
         body = Agg(
             list_digest=event.list_digest, first=event.first, stop=event.stop, root=event.root
         )
-        yield from self._sign(Kind.AGG, body, subject=subject)
+        if self._silence.has_lost(view):
+            return
+        if view.me not in view.ballots.of(Kind.AGG, 0, subject):  # Signed before a restart.
+            yield from self._sign(Kind.AGG, body, subject=subject)
         piece = next(p for p in view.slices if p.first == event.first)
         yield from supply.push_results(view, event.list_digest, piece)
 
@@ -276,6 +322,7 @@ class RoundMachine:
         return seal_value(self.view, digest, self._signer, self.config.clock)
 
     def _sign_seal(self, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
+        yield ev.RecordProof(tuple(self.view.ballots.messages()))
         body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
         yield from self._sign(Kind.SEAL, body, attempt=attempt, subject=value.before)
 

@@ -146,6 +146,16 @@ class RoundView:
         """Whether the voters among `peers` are a quorum."""
         return rosters.has_quorum(self.head.roster, peers, trust=self.trust)
 
+    @property
+    def other_voters(self) -> set[PeerId]:
+        """All voters but this node."""
+        return set(self.electorate) - {self.me}
+
+    @property
+    def num_to_ask(self) -> int:
+        """R12: so many others that every quorum has one of them in it, as far as there are any."""
+        return min(rosters.blocking(len(self.electorate), self.trust), len(self.other_voters))
+
     def closer(self, attempt: int) -> PeerId:
         """Who proposes in `attempt`."""
         return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)

@@ -70,6 +70,11 @@ class ShardStore:
         self._candidates: dict[bytes, State] = {}
         self._kept: list[tuple[set[bytes], set[bytes], set[bytes]]] = []
 
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The outer optimizer's slots."""
+        return tuple(self._outer.slots)
+
     # State --------------------------------------------------------------------------------------
 
     @property
@@ -193,6 +198,26 @@ class ShardStore:
             )
             for index in cells
         ]
+
+    def result_cells(self, digest: bytes) -> list[bytes]:
+        """The encoded result of a LIST, all cells of it; asked when it is whole."""
+        held = self._results.get(digest, {})
+        return [held[cell] for cell in range(self.num_cells)] if held else []
+
+    def restore_result(self, digest: bytes, data: bytes) -> None:
+        """Take back what `result_cells` gave, its cells behind one another.
+
+        Raises StateError for another size and DecodeError for bytes that are no result.
+        """
+        sizes = [self.result_bytes(cell) for cell in range(self.num_cells)]
+        if len(data) != sum(sizes):
+            raise StateError(f"a stored result has {len(data)} bytes of {sum(sizes)}")
+        cells, position = {}, 0
+        for cell, size in enumerate(sizes):
+            cells[cell] = data[position : position + size]
+            self._result_codec.decode(cells[cell], self.layout.cell_numel(0, cell))
+            position += size
+        self._results[digest] = cells
 
     # Arithmetic ---------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
 
     A suspicion moves the slice to the substitute, and the part goes there too.
     """
-    if not view.own_commit or view.pushed_among == view.expected:
+    if view.own_commit not in view.parts or view.pushed_among == view.expected:
         return
     view.pushed_among = view.expected
     for piece in view.slices:

@@ -16,7 +16,8 @@ from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.shard_store import ShardStore
 from node.status import EventLog
-from node.trainer_channel import ContributionReady, Trainer, TrainerConfig, open_trainer
+from node.trainer import ContributionReady, Trainer
+from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from training.exchange import Contribution, Outcome
 from training.frames import Progress, Ready, Validation
 
@@ -36,6 +37,8 @@ class WorkParts:
     tell: Callable[[ev.CoreEvent], Awaitable[None]]
     validate_every: int
     is_observer: bool
+    opens_trainer: OpenTrainer = open_trainer
+    """A user's own process may be the trainer in place of a child of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,10 @@ class TrainerWork:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until the run is over. Raises TrainerError when the trainer dies before."""
-        async with open_trainer(self._config) as trainer:
+        """Until the run is over. Raises TrainerError when the trainer dies before, and ConfigError
+        where it told what the user can mend.
+        """
+        async with self._parts.opens_trainer(self._config) as trainer:
             self._parts.log.emit("trainer", pid=trainer.pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer)
@@ -96,12 +101,26 @@ class TrainerWork:
             case Validation(round=started, loss=loss):
                 # The anchor that round r + 1 starts from is the one that seal r made.
                 self._parts.log.emit("validation", round=started - 1, loss=loss)
-            case Ready(threads=threads):
-                logger.info("trainer ready threads=%d", threads)
+            case Ready():
+                logger.info(
+                    "trainer ready threads=%d device=%s precision=%s micro_batch=%d",
+                    event.threads,
+                    event.device,
+                    event.precision,
+                    event.micro_batch,
+                )
+                self._parts.log.emit(
+                    "trainer_ready",
+                    device=event.device,
+                    precision=event.precision,
+                    threads=event.threads,
+                    micro_batch=event.micro_batch,
+                )
                 if not self._parts.is_observer:
                     await self._parts.tell(ev.TrainerReady())
             case Progress(step=step, loss=loss):
                 logger.debug("training step=%d loss=%.3f", step, loss)
+                self._parts.log.emit("progress", step=step, loss=loss)
 
     async def _contribute(self, contribution: Contribution) -> None:
         """Store a contribution that is for the round under way; a late one is only answered."""
@@ -149,6 +168,7 @@ class TrainerWork:
             clock=run_clock(wanted.action.certificate),
             lease=wanted.action.lease,
             anchors=(wanted.anchor_N,),
+            listed=wanted.action.was_listed,
             validate=self._validates(wanted),
         )
 

@@ -7,7 +7,6 @@ are made up, all from one seed. The same seed gives the same trace, to the byte.
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from blake3 import blake3
@@ -17,55 +16,37 @@ from node import bulk
 from node import events as ev
 from node.chain import genesis
 from node.core import NodeCore
+from node.recovery import StoredState, recover
 from node.round_view import RoundConfig
 from node.shard_store import Item, ShardStore
+from protocol import limits
 from protocol.errors import PeerError
-from protocol.frames import Bulk, BulkHeader
+from protocol.frames import Bulk, BulkHeader, Chain, Frame
 from protocol.identity import KeyedHashSigner, PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from sim.disk import Disk
 from sim.network import Link, Network
-from training.compression import CODECS, ErrorFeedback
+from sim.nodes import Pace as Pace
+from sim.nodes import SimNode as SimNode
+from sim.nodes import peer_named as peer_named
+from sim.trainer import SimTrainer
 
 Vector = NDArray[np.float32]
+
+CHECKPOINT_SHARE = 0.5
+"""A disk that is busy writes the newest state only, so not every round has a checkpoint."""
 
 RETRY_CHECK_S = 0.05
 CHECK_RETRIES = 40
 """Cells that overtook the message which commits to them wait this often before they are dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How long a node's work takes, uniform in the ranges; a round of training, a computation."""
-
-    train_s: tuple[float, float] = (0.8, 1.4)
-    compute_s: float = 0.01
-
-
-@dataclass(slots=True)
-class SimNode:
-    """One node: its decisions, its bytes, and what the made-up trainer needs."""
-
-    peer: PeerId
-    core: NodeCore
-    store: ShardStore
-    feedback: ErrorFeedback
-    has_open_contribution: bool = False
-    is_alive: bool = True
-    wakeup_s: float = -1.0
-    fetching: SealCertificate | None = None
-    state_cells: dict[int, bytes] = field(default_factory=dict)
-    sealed: dict[int, bytes] = field(default_factory=dict)
-    anchors: dict[int, bytes] = field(default_factory=dict)
-
-
-def peer_named(name: str) -> PeerId:
-    """The peer id that a world gives to `name`."""
-    return PeerId(blake3(b"barnraise/sim/peer/" + name.encode()).digest())
-
-
 class World:
-    """Nodes, links and time. Verbs: `join`, `crash`, `freeze`, `thaw`, `cut`, `heal`, `run`."""
+    """Nodes, links and time.
+
+    Verbs: `join`, `crash`, `bounce`, `freeze`, `thaw`, `cut`, `heal`, `run`.
+    """
 
     def __init__(
         self,
@@ -81,7 +62,7 @@ class World:
         self.faults: list[tuple[PeerId, str]] = []
         self._seed = seed
         self._pace = pace or Pace()
-        self._heap: list[tuple[float, int, PeerId, Callable[[SimNode], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = 0
         self._frozen: dict[PeerId, list[Callable[[SimNode], None]]] = {}
         self._streams: dict[str, random.Random] = {}
@@ -92,33 +73,53 @@ class World:
 
     def join(self, peer: PeerId, *, config: RoundConfig | None = None) -> SimNode:
         """A node with the genesis state appears and links to every living one."""
+        return self._start(peer, Disk(), SimTrainer(self.manifest), config)
+
+    def bounce(self, peer: PeerId) -> SimNode:
+        """The node comes back with what its disk has; killed first, if it still runs."""
+        old = self.nodes[peer]
+        if old.is_alive:
+            self.crash(peer)
+        self._frozen.pop(peer, None)
+        self._note(peer, "bounce")
+        for other in self._living():
+            self._tell(other, ev.Unlinked(peer))
+        return self._start(peer, old.disk, old.trainer.restarted(), old.core.machine.config)
+
+    def _start(
+        self, peer: PeerId, disk: Disk, trainer: SimTrainer, config: RoundConfig | None
+    ) -> SimNode:
         layout = self.manifest.layout(0)
         anchor_N = np.zeros(layout.fragment_numels[0], dtype=np.float32)
         store = ShardStore(self.manifest, 0, anchor_N)
-        signer = KeyedHashSigner(peer)
         start = genesis(self.manifest, 0, store.state.root)
+        restart = recover(start, store, disk, disk.states)
         config = config or RoundConfig.from_manifest(self.manifest)
-        core = NodeCore(self.manifest, config, signer, start, now_s=self.now_s)
-        codec = CODECS[self.manifest.outer.codec]()
-        feedback = ErrorFeedback(
-            codec, self.manifest.outer.feedback, cell_elements=layout.cell_elements
-        )
-        node = SimNode(peer, core, store, feedback)
+        core = NodeCore(self.manifest, config, KeyedHashSigner(peer), start, now_s=self.now_s)
+        node = SimNode(peer, core, store, trainer, disk)
+        if peer in self.nodes:
+            node.sealed, node.anchors = self.nodes[peer].sealed, self.nodes[peer].anchors
+            node.anchors[restart.chain[-1].value.round] = store.state.anchor_N.tobytes()
         self.nodes[peer] = node
-        self._carry_out(node, core.start(self.now_s))
+        self._carry_out(node, core.start(self.now_s, restart))
         for other in self._living():
             if other.peer != peer:
                 self._tell(node, ev.Linked(other.peer))
                 self._tell(other, ev.Linked(peer))
-        return node
+        return self.nodes[peer]
 
     def crash(self, peer: PeerId) -> None:
         """Kill -9: the node is gone, its links break, what it sent is still under way."""
-        self.nodes[peer].is_alive = False
+        dead = self.nodes[peer]
+        dead.is_alive = False
         self._note(peer, "crash")
+
+        def notice(node: SimNode) -> None:
+            if self.nodes[peer] is dead:  # Else the link is a new one already.
+                self._tell(node, ev.Unlinked(peer))
+
         for other in self._living():
-            delay_s = self.network.latency_s(peer, other.peer)
-            self._at(delay_s, other.peer, lambda node: self._tell(node, ev.Unlinked(peer)))
+            self._at(self.network.latency_s(peer, other.peer), other.peer, notice)
 
     def cut(self, one: PeerId, other: PeerId) -> None:
         """The link of two nodes breaks, and no new one comes about until `heal`."""
@@ -152,12 +153,13 @@ class World:
         while not until():
             if not self._heap or self._heap[0][0] > end_s:
                 raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
-            self.now_s, _, peer, run = heapq.heappop(self._heap)
-            node = self.nodes[peer]
-            if peer in self._frozen:
-                self._frozen[peer].append(run)
-            elif node.is_alive:
-                run(node)
+            self.now_s, _, happen = heapq.heappop(self._heap)
+            happen()
+
+    def later(self, delay_s: float, verb: Callable[[], object]) -> None:
+        """Call a verb when that much time has passed."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, verb))
 
     @property
     def trace_hash(self) -> str:
@@ -167,8 +169,18 @@ class World:
     # Time ---------------------------------------------------------------------------------------
 
     def _at(self, delay_s: float, peer: PeerId, run: Callable[[SimNode], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, peer, run))
+        node = self.nodes[peer]
+
+        def happen() -> None:
+            # What a process waited for dies with it.
+            if self.nodes[peer] is not node or not node.is_alive:
+                return
+            if peer in self._frozen:
+                self._frozen[peer].append(run)
+            else:
+                run(node)
+
+        self.later(delay_s, happen)
 
     def _random(self, path: str) -> random.Random:
         """One stream per purpose, so that a new node changes no other node's luck."""
@@ -188,6 +200,14 @@ class World:
     # Actions ------------------------------------------------------------------------------------
 
     def _carry_out(self, node: SimNode, actions: list[ev.CoreAction]) -> None:
+        logged = len(node.disk.stored_chain)
+        node.disk.extend_chain([c for c in node.core.chain if c.value.round > logged])
+        node.core.trim_chain()
+        for action in actions:
+            if isinstance(action, ev.RecordProof):
+                node.disk.record(action.messages)
+            elif isinstance(action, ev.RecordSlot):
+                node.disk.record([action.message])
         for action in actions:
             if not node.is_alive:
                 return
@@ -204,11 +224,12 @@ class World:
     def _act(self, node: SimNode, action: ev.CoreAction) -> None:
         match action:
             case ev.Send(peer=peer, frame=frame):
-                self._deliver(
-                    node.peer,
-                    peer,
-                    lambda other: self._tell(other, ev.FrameArrived(node.peer, frame)),
-                )
+                self._send(node.peer, peer, frame)
+            case ev.SendChain(peer=peer, first=first):
+                for seal in node.disk.read_chain(first, limits.CHAIN_PAGE_SEALS):
+                    self._send(node.peer, peer, Chain(seals=(seal,)))
+            case ev.RecordProof():
+                pass  # Done before all else.
             case ev.RecordSlot(message=message):
                 self._note(node.peer, f"{message.slot.kind.name} {message.digest.hex()}")
             case ev.Push():
@@ -226,6 +247,8 @@ class World:
                 node.store.adopt(value.list_digest)
                 node.sealed[value.round] = value.digest
                 node.anchors[value.round] = node.store.state.anchor_N.tobytes()
+                if self._random(f"checkpoint/{short_id(node.peer)}").random() < CHECKPOINT_SHARE:
+                    self._save(node, certificate)
                 self._note(node.peer, f"sealed {value.round} {value.digest.hex()}")
             case ev.Train():
                 self._train(node, action)
@@ -233,6 +256,10 @@ class World:
                 self._note(node.peer, f"resync {reason}")
             case _:
                 self._at(self._pace.compute_s, node.peer, lambda n: self._compute(n, action))
+
+    def _save(self, node: SimNode, certificate: SealCertificate) -> None:
+        state, value = node.store.state, certificate.value
+        node.disk.save(StoredState(value.round, value.digest, state.anchor_N, state.slots))
 
     def _compute(self, node: SimNode, action: ev.CoreAction) -> None:
         """What a node does in a worker thread; stale work is dropped as the node drops it."""
@@ -247,6 +274,8 @@ class World:
             case ev.Apply(list_digest=digest, is_empty=is_empty):
                 index = node.core.machine.view.index
                 root = store.apply(digest, is_empty=is_empty, round_index=index)
+                cells = [] if is_empty else store.result_cells(digest)
+                node.disk.keep_result(index, digest, cells)
                 self._tell(node, ev.Applied(digest, root))
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 is_proved = store.seat_proof(peer, basis) == proof
@@ -257,29 +286,21 @@ class World:
                 raise AssertionError(f"no such computation: {action}")
 
     def _train(self, node: SimNode, action: ev.Train) -> None:
-        if node.has_open_contribution:
-            if action.was_listed:
-                node.feedback.commit()
-            else:
-                node.feedback.abort()
-            node.has_open_contribution = False
-        if action.is_resync:
-            node.feedback.restore(None)
-        if not action.lease:
-            return
-        stream = self._random(f"train/{short_id(node.peer)}")
         head = action.certificate.value
-        self._at(
-            stream.uniform(*self._pace.train_s),
-            node.peer,
-            lambda n: self._contribute(n, head.round),
-        )
+        if node.trainer.take_over(action):
+            delay_s = self._random(f"train/{short_id(node.peer)}").uniform(*self._pace.train_s)
+            self._at(delay_s, node.peer, lambda n: self._contribute(n, head.round))
 
     def _contribute(self, node: SimNode, round_index: int) -> None:
-        if node.core.machine.head.round != round_index or node.has_open_contribution:
+        if node.core.machine.head.round != round_index:
             return
-        encoded = node.feedback.encode(self._drift(node, round_index))
-        node.has_open_contribution = True
+        encoded = node.trainer.contribution(
+            round_index,
+            node.store.state.anchor_N,
+            self._random(f"drift/{short_id(node.peer)}/{round_index}"),
+        )
+        if encoded is None:
+            return
         root, norms = node.store.contribute(encoded.payloads)
         inner = self.manifest.inner
         samples = inner.inner_steps * inner.batch
@@ -295,22 +316,15 @@ class World:
         )
         self._tell(node, contributed)
 
-    def _drift(self, node: SimNode, round_index: int) -> Vector:
-        """A made-up pseudo-gradient: a pull towards one, unequal on every peer and round."""
-        stream = self._random(f"drift/{short_id(node.peer)}/{round_index}")
-        generator = np.random.Generator(np.random.PCG64(stream.getrandbits(64)))
-        anchor_N = node.store.state.anchor_N
-        noise_N = generator.random(len(anchor_N), dtype=np.float32) - np.float32(0.5)
-        drift_N: Vector = (
-            np.float32(0.1) * (anchor_N - np.float32(1.0)) + np.float32(0.01) * noise_N
-        )
-        return drift_N
-
     # Network ------------------------------------------------------------------------------------
 
     def _deliver(self, source: PeerId, target: PeerId, run: Callable[[SimNode], None]) -> None:
         for arrival_s in self.network.frame_arrivals(source, target, self.now_s):
             self._at(arrival_s - self.now_s, target, run)
+
+    def _send(self, source: PeerId, target: PeerId, frame: Frame) -> None:
+        arrived = ev.FrameArrived(source, frame)
+        self._deliver(source, target, lambda other: self._tell(other, arrived))
 
     def _push(self, node: SimNode, push: ev.Push) -> None:
         items = bulk.outgoing(node.core, node.store, push)
@@ -362,6 +376,7 @@ class World:
             state = node.store.assemble(certificate.value.root, node.state_cells)
             node.store.replace_state(state)
             node.fetching = None
+            self._save(node, certificate)
             node.anchors[certificate.value.round] = state.anchor_N.tobytes()
             self._tell(node, ev.StateReady(certificate))
 

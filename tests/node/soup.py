@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from node import events as ev
 from node.chain import certify, seal_value
+from node.restart import Restart
 from node.roster import has_quorum
 from node.round import RoundMachine
 from node.round_view import RoundView
@@ -108,6 +109,14 @@ class Delivery:
 
 
 @dataclass
+class SoupJournal:
+    """What of a machine survives a restart."""
+
+    messages: dict[bytes, SignedMessage] = field(default_factory=dict)
+    results: set[bytes] = field(default_factory=set)
+
+
+@dataclass
 class Soup:
     """Machines of one run, and everything that is under way between them."""
 
@@ -121,11 +130,16 @@ class Soup:
     adopted: dict[int, set[bytes]] = field(default_factory=dict)
     faults: list[ev.Fault] = field(default_factory=list)
     last_round: int = 7
+    restarts: float = 0.0
+    lost: set[PeerId] = field(default_factory=set)
+    journals: dict[PeerId, SoupJournal] = field(default_factory=dict)
+    chains: dict[PeerId, list[SealCertificate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.oracle.opened(self.head)
         for peer in self.head.value.roster.members:
             self.machines[peer] = machine_of(peer, self.head)
+            self.journals[peer], self.chains[peer] = SoupJournal(), [self.head]
             self._train(peer)
 
     @property
@@ -151,6 +165,10 @@ class Soup:
                 self._tell(peer, ev.SuspicionsChanged(frozenset(whom)))
             elif luck < 0.12:
                 self._sleep(self.rng.choice(self.living))
+            elif luck < 0.12 + self.restarts:
+                self.restart(self.rng.choice(self.living))
+            elif luck < 0.12 + 2 * self.restarts:
+                self._ask_again()
             elif self.under_way:
                 self._arrive()
 
@@ -171,7 +189,49 @@ class Soup:
         self._tell(peer, ev.Woke())
         for other in self.living:
             if other != peer:
-                self.under_way.append(Delivery(peer, ev.StatusHeard(other)))
+                self.under_way.append(Delivery(peer, ev.StatusHeard(other, 0)))
+
+    def restart(self, peer: PeerId, *, is_lost: bool = False) -> None:
+        """Kill -9, and at once again from the journal, or with a new disk (R12)."""
+        if is_lost:
+            self.lost.add(peer)
+            self.journals[peer], self.chains[peer] = SoupJournal(), self.chains[peer][:1]
+            self.machine(peer).reset(self.chains[peer][0], now_s=self.now_s)
+        journal, old = self.journals[peer], self.machine(peer)
+        chain = self.chains[peer]
+        assert chain[-1] is old.certificate
+        restart = Restart(
+            chain=tuple(chain),
+            messages=tuple(journal.messages.values()),
+            results=frozenset(journal.results),
+            is_lost=peer in self.lost,
+        )
+        fresh = machine_of(peer, chain[0])
+        fresh.resume(restart, now_s=self.now_s)
+        self.machines[peer] = fresh
+        # What it had asked its threads for is gone; what it was sent still arrives.
+        self.under_way = [
+            d for d in self.under_way if d.target != peer or not isinstance(d.event, LOCAL)
+        ]
+        self._answer(peer)
+        # One time in four its payload is lost: then its COMMIT stands without it.
+        self._train(peer, mark="" if self.rng.random() < 0.75 else "again")
+
+    def _answer(self, peer: PeerId) -> None:
+        """The others say where they are; not those who have forgotten it themselves."""
+        for other in self.living:
+            if other != peer and not self.machine(other).has_forgotten:
+                index = self.machine(other).view.index
+                self.under_way.append(Delivery(peer, ev.StatusHeard(other, index)))
+
+    def _ask_again(self) -> None:
+        for peer in self.living:
+            machine = self.machine(peer)
+            if machine.is_asking:
+                self._answer(peer)
+            elif not machine.is_muted:
+                self.lost.discard(peer)
+        self._catch_up()
 
     def kill(self, peer: PeerId) -> None:
         """It stops for ever; what it sent is under way."""
@@ -187,7 +247,7 @@ class Soup:
         for peer in self.living:
             self._tell(peer, ev.SuspicionsChanged(frozenset(self.dead)))
             for other in self.living:
-                self._tell(peer, ev.StatusHeard(other))
+                self._tell(peer, ev.StatusHeard(other, 0))
         for _ in range(seconds):
             self._catch_up()
             if not self._is_quorum_alive():
@@ -215,6 +275,7 @@ class Soup:
         for peer in self.living:
             if self.machine(peer).head.round < ahead.head.round - 1:
                 self.machine(peer).reset(ahead.certificate, now_s=self.now_s)
+                self.chains[peer] = list(self.chains[leader])
                 self._train(peer)
 
     def _exchange_messages(self) -> None:
@@ -222,23 +283,23 @@ class Soup:
         for peer in self.living:
             mine = self.machine(peer).view
             for other in self.living:
-                for theirs in self._views(other):
+                for theirs in self.views(other):
                     if other != peer and theirs.basis == mine.basis:
                         for message in list(theirs.ballots.messages()):
                             if mine.ballots.find(message.digest) is None:
                                 self._hear(peer, message)
 
-    def _views(self, peer: PeerId) -> list[RoundView]:
+    def views(self, peer: PeerId) -> list[RoundView]:
         machine = self.machine(peer)
         return [machine.view] + ([machine.previous] if machine.previous else [])
 
     # Actions -----------------------------------------------------------------------------------
 
-    def _train(self, peer: PeerId) -> None:
+    def _train(self, peer: PeerId, *, mark: str = "") -> None:
         index = self.machine(peer).view.index
         if index > self.last_round:
             return
-        self.under_way.append(Delivery(peer, contributed(index, f"{peer.hex()}/{index}")))
+        self.under_way.append(Delivery(peer, contributed(index, f"{peer.hex()}/{index}{mark}")))
 
     def _hear(self, peer: PeerId, message: SignedMessage) -> None:
         """As a core hands it on: the quoted VOTEs first."""
@@ -258,7 +319,10 @@ class Soup:
     def _act(self, peer: PeerId, action: ev.RoundAction) -> None:
         match action:
             case ev.RecordSlot(message=message):
+                self.journals[peer].messages[message.digest] = message
                 self.oracle.saw(message)
+            case ev.RecordProof(messages=messages):
+                self.journals[peer].messages |= {message.digest: message for message in messages}
             case ev.Broadcast(message=message):
                 body = decode_body(message)
                 for other in self.machines:
@@ -273,15 +337,18 @@ class Soup:
                 root = blake3(b"reduced" + digest + bytes([first, stop])).digest()
                 self.under_way.append(Delivery(peer, ev.Reduced(digest, first, stop, root)))
             case ev.Apply(list_digest=digest, is_empty=is_empty):
-                held = [view.results.get(digest, ()) for view in self._views(peer)]
+                held = [view.results.get(digest, ()) for view in self.views(peer)]
                 complete = max(len(cells) for cells in held) == CONFIG.num_cells
                 assert is_empty or complete, "applied half a result"
+                if not is_empty:
+                    self.journals[peer].results.add(digest)
                 self.under_way.append(Delivery(peer, ev.Applied(digest, state_after(digest))))
             case ev.Adopt(certificate=certificate):
                 value = certificate.value
                 assert value.digest in self.oracle.final[value.before], "adopted without a quorum"
                 self.adopted.setdefault(value.round, set()).add(value.digest)
                 self.oracle.opened(certificate)
+                self.chains[peer].append(certificate)
                 self._train(peer)
             case ev.CheckSeat(peer=joiner, basis=basis):
                 self.under_way.append(Delivery(peer, ev.SeatChecked(joiner, basis, False)))
@@ -293,7 +360,7 @@ class Soup:
     def _is_missing_parts(self, peer: PeerId, action: ev.Reduce) -> bool:
         cells = set(range(action.first, action.stop))
         return any(
-            all(cells - view.parts.get(entry.commit_digest, set()) for view in self._views(peer))
+            all(cells - view.parts.get(entry.commit_digest, set()) for view in self.views(peer))
             for entry in action.entries
         )
 
@@ -303,7 +370,7 @@ class Soup:
         """Only what the source holds can travel."""
         if source in self.dead:
             return
-        for view in self._views(source):
+        for view in self.views(source):
             store = view.parts if bulk is Bulk.PART else view.results
             held = tuple(cell for cell in cells if cell in store.get(subject, set()))
             if held:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.catchup import STALL_S, CatchUp
+from node.catchup import STALL_S, STUCK_S, CatchUp
 from node.chain import certify
 from node.events import FetchState, Send
 from protocol import limits
@@ -39,7 +39,7 @@ def catchup(**fields) -> CatchUp:
 
 def begun(rounds=None, **fields) -> CatchUp:
     found = catchup(**fields)
-    assert found.consider(HEAD.value, rounds or {A: 11}, now_s=0.0)
+    assert found.consider(HEAD.value, rounds or {A: 11}, moved_s=0.0, now_s=0.0)
     return found
 
 
@@ -59,15 +59,19 @@ def begun_again(machine: CatchUp) -> bool:
     ],
 )
 def test_catch_up_starts_if_somebody_is_far_enough_ahead(working_on, is_forced, starts):
-    found = catchup(is_forced=is_forced).consider(HEAD.value, {A: working_on, B: 3}, now_s=0.0)
+    found = catchup(is_forced=is_forced).consider(
+        HEAD.value, {A: working_on, B: 3}, moved_s=0.0, now_s=0.0
+    )
     assert found == ([Send(A, WantChain(first=5))] if starts else [])
 
 
 def test_peer_that_is_furthest_ahead_is_asked_and_nobody_else_meanwhile():
     machine = catchup()
     rounds = {A: 8, B: 11}
-    assert machine.consider(HEAD.value, rounds, now_s=0.0) == [Send(B, WantChain(first=5))]
-    assert machine.consider(HEAD.value, {**rounds, A: 99}, now_s=1.0) == []
+    assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=0.0) == [
+        Send(B, WantChain(first=5))
+    ]
+    assert machine.consider(HEAD.value, {**rounds, A: 99}, moved_s=0.0, now_s=1.0) == []
 
 
 def test_state_of_the_last_verified_seal_is_fetched_once_the_chain_is_whole():
@@ -105,7 +109,9 @@ def test_forged_link_is_an_error_and_the_next_source_is_asked():
     forged = SealCertificate(value=CHAIN[1].value, seals=CHAIN[1].seals[:1])
     with pytest.raises(ProofError):
         machine.extend(A, (CHAIN[0], forged), now_s=0.0)
-    assert machine.consider(HEAD.value, {A: 11, B: 10}, now_s=0.1) == [Send(B, WantChain(first=5))]
+    assert machine.consider(HEAD.value, {A: 11, B: 10}, moved_s=0.0, now_s=0.1) == [
+        Send(B, WantChain(first=5))
+    ]
 
 
 def test_links_that_are_known_already_are_skipped_and_a_gap_gives_the_source_up():
@@ -123,19 +129,23 @@ def test_source_from_which_nothing_comes_is_given_up_for_another(has_chain):
     machine = begun(rounds)
     if has_chain:
         machine.extend(A, tuple(CHAIN), now_s=0.0)
-    assert machine.consider(HEAD.value, rounds, now_s=STALL_S - 0.1) == []
+    assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=STALL_S - 0.1) == []
     machine.moved(A, now_s=STALL_S - 0.1)
     machine.moved(B, now_s=99.0)
-    assert machine.consider(HEAD.value, rounds, now_s=STALL_S + 0.1) == []
-    asked = machine.consider(HEAD.value, rounds, now_s=2 * STALL_S)
+    assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=STALL_S + 0.1) == []
+    asked = machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=2 * STALL_S)
     assert asked == [Send(B, WantChain(first=5))]
     assert machine.wanted is None
     # When everybody has failed, all get another chance.
-    assert machine.consider(HEAD.value, rounds, now_s=4 * STALL_S) == [Send(A, WantChain(first=5))]
+    assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=4 * STALL_S) == [
+        Send(A, WantChain(first=5))
+    ]
 
 
 def test_source_that_is_no_longer_linked_is_given_up_at_once():
-    assert begun().consider(HEAD.value, {B: 10}, now_s=0.1) == [Send(B, WantChain(first=5))]
+    assert begun().consider(HEAD.value, {B: 10}, moved_s=0.0, now_s=0.1) == [
+        Send(B, WantChain(first=5))
+    ]
 
 
 def test_abandoned_catch_up_blames_nobody():
@@ -143,4 +153,22 @@ def test_abandoned_catch_up_blames_nobody():
     machine.extend(A, tuple(CHAIN), now_s=0.0)
     machine.abandon()
     assert machine.wanted is None
-    assert machine.consider(HEAD.value, {A: 11, B: 10}, now_s=0.0) == [Send(A, WantChain(first=5))]
+    assert machine.consider(HEAD.value, {A: 11, B: 10}, moved_s=0.0, now_s=0.0) == [
+        Send(A, WantChain(first=5))
+    ]
+
+
+def test_one_round_behind_is_left_to_the_messages_until_nothing_moves_any_more():
+    machine = catchup()
+    for now_s in (0.0, STUCK_S):
+        assert machine.consider(HEAD.value, {A: 6}, moved_s=0.0, now_s=now_s) == []
+    moving = machine.consider(HEAD.value, {A: 6}, moved_s=STUCK_S, now_s=2 * STUCK_S)
+    assert moving == []
+    stuck = machine.consider(HEAD.value, {A: 6}, moved_s=STUCK_S, now_s=2 * STUCK_S + 0.1)
+    assert stuck == [Send(A, WantChain(first=5))]
+
+
+def test_time_as_one_of_the_first_does_not_count_as_stuck():
+    machine = catchup()
+    machine.consider(HEAD.value, {A: 5}, moved_s=0.0, now_s=0.0)
+    assert machine.consider(HEAD.value, {A: 6}, moved_s=0.0, now_s=9 * STUCK_S) == []

@@ -13,10 +13,12 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from node.chain import genesis
 from node.checkpoints import Checkpoints
-from node.exchange import FAULTS_SHOWN_MAX, Driver, DriverParts
+from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
+from node.journal import FileJournal
+from node.narrator import FAULTS_SHOWN_MAX
+from node.restart import Restart
 from node.shard_store import ShardStore
-from node.slot_log import SlotLog
 from node.status import EventLog
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer
@@ -37,6 +39,9 @@ class NoLinks:
     def linked(self):
         return ()
 
+    def strike(self, peer) -> None:
+        pass
+
 
 class NoWork:
     """Nobody trains."""
@@ -56,7 +61,9 @@ async def working(folder: Path) -> AsyncIterator[tuple[Driver, trio.Nursery]]:
     async with MemoryNetwork().open(signer_seed=SEED) as transport, trio.open_nursery() as nursery:
         driver = driver_of(transport, folder)
         yield driver, nursery
-        driver._parts.slots.close()
+        journal = driver._parts.journal
+        assert isinstance(journal, FileJournal)
+        journal.close()
         nursery.cancel_scope.cancel()
 
 
@@ -67,7 +74,8 @@ def driver_of(transport: MemoryTransport, folder: Path) -> Driver:
         store=desk.store,
         transport=transport,
         log=EventLog(None, 0.0),
-        slots=SlotLog(folder / "slots"),
+        journal=FileJournal(folder),
+        restart=Restart(chain=tuple(desk.core.chain)),
         checkpoints=Checkpoints(folder, MANIFEST, 0),
         hooks=NodeHooks(),
     )
@@ -122,7 +130,7 @@ async def test_step_of_a_round_that_went_on_while_it_waited_is_not_taken(tmp_pat
 async def test_faults_beyond_a_few_are_counted_and_not_logged_one_by_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: trio.abc.Clock
 ) -> None:
-    caplog.set_level(logging.WARNING, "node.exchange")
+    caplog.set_level(logging.WARNING, "node.narrator")
     async with working(tmp_path) as (driver, _):
         for _ in range(1000):
             driver._fault(ev.Fault(LIAR, "lies"))

@@ -221,7 +221,7 @@ def test_peer_that_slept_fills_no_slot_before_a_quorum_including_itself_told_whe
     script.tell(contributed(5), *OTHERS, one.propose(everybody), one.vote(everybody))
     script.tell(*results(digest_of(HEAD.value, everybody)), ev.Tick(), now_s=50.0)
     assert not [action for action in script.done if isinstance(action, ev.RecordSlot)]
-    script.tell(ev.StatusHeard(FIRST))
+    script.tell(ev.StatusHeard(FIRST, 0))
     assert not script.is_muted()
     assert script.signed(Kind.COMMIT)
 
@@ -229,14 +229,14 @@ def test_peer_that_slept_fills_no_slot_before_a_quorum_including_itself_told_whe
 def test_status_of_members_that_do_not_vote_wakes_nobody():
     stranger = peer_named("stranger")
     script = Script()
-    script.tell(ev.Woke(), ev.StatusHeard(stranger), ev.StatusHeard(ME))
+    script.tell(ev.Woke(), ev.StatusHeard(stranger, 0), ev.StatusHeard(ME, 0))
     assert script.is_muted()
 
 
 def test_two_of_three_that_slept_together_wake_each_other():
     scripts = [Script(me=FIRST), Script(me=SECOND)]
     for script, other in zip(scripts, (SECOND, FIRST), strict=True):
-        script.tell(ev.Woke(), ev.StatusHeard(other))
+        script.tell(ev.Woke(), ev.StatusHeard(other, 0))
         assert not script.is_muted()
 
 

@@ -39,7 +39,7 @@ def test_each_slice_has_another_first_reducer():
 
 
 def test_own_parts_are_pushed_to_the_first_reducers_and_once():
-    mine = view(R0, own_commit=IDS[R0])
+    mine = view(R0, own_commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
     assert list(supply.push_parts(mine)) == [
         Push(R1, Bulk.PART, IDS[R0], (1,)),
         Push(R2, Bulk.PART, IDS[R0], (2,)),
@@ -48,8 +48,15 @@ def test_own_parts_are_pushed_to_the_first_reducers_and_once():
     assert not list(supply.push_parts(view(R0)))
 
 
-def test_slice_of_a_suspect_is_pushed_to_its_substitute_too():
+def test_commit_from_before_a_restart_is_not_pushed_while_its_parts_are_not_here():
     mine = view(R0, own_commit=IDS[R0])
+    assert not list(supply.push_parts(mine))
+    mine.parts[IDS[R0]] = {0, 1, 2}
+    assert len(list(supply.push_parts(mine))) == 2
+
+
+def test_slice_of_a_suspect_is_pushed_to_its_substitute_too():
+    mine = view(R0, own_commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
     list(supply.push_parts(mine))
     mine.suspect(frozenset({R1}))
     assert list(supply.push_parts(mine)) == [Push(R2, Bulk.PART, IDS[R0], (1,))]

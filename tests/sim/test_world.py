@@ -7,6 +7,7 @@ from pathlib import Path
 
 from node import events as ev
 from node import roster as rosters
+from node.core import CHAIN_KEPT
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
@@ -183,3 +184,14 @@ def test_samples_of_the_whole_run_are_used_or_unused_and_none_is_in_doubt(seed):
     world.finish()
     clock = world.living()[0].core.chain[-1].value.clock
     assert clock.tokens + sum(gap.stop - gap.first for gap in clock.unused) == clock.cursor
+
+
+def test_latecomer_gets_from_the_journal_what_of_the_chain_is_no_longer_in_memory(seed):
+    world = world_of(1, seed=seed, rounds=CHAIN_KEPT + 40)
+    world.until_round(CHAIN_KEPT + 20, max_s=1000.0)
+    (founder,) = world.nodes.values()
+    assert len(founder.core.chain) == CHAIN_KEPT
+    (late,) = (peer for peer in peers_named(2) if peer != founder.peer)
+    world.join(late)
+    world.finish(max_s=1000.0)
+    assert late in world.listed[world.manifest.rounds]

@@ -66,7 +66,7 @@ PHASES: dict[str, Phase] = {
 
 
 def strike(
-    world: WatchedWorld, phase: Phase, blow: Callable[[PeerId], None], *, closer_of: int = 0
+    world: WatchedWorld, phase: Phase, blow: Callable[[PeerId], object], *, closer_of: int = 0
 ) -> list[PeerId]:
     """Deal a blow, once, in that phase of VICTIM_ROUND, to the closer of an attempt of it."""
     struck: list[PeerId] = []

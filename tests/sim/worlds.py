@@ -38,6 +38,7 @@ class WatchedWorld(World):
         self.triggers: list[Trigger] = []
         self.listed: dict[int, tuple[PeerId, ...]] = {}
         self.states: dict[int, tuple[Vector, Vector]] = {}
+        self.wires: dict[bytes, Vector] = {}
 
     def join(self, peer: PeerId, *, config: RoundConfig | None = None) -> SimNode:
         node = super().join(peer, config=config)
@@ -46,6 +47,12 @@ class WatchedWorld(World):
         return node
 
     def _carry_out(self, node: SimNode, actions: list[ev.CoreAction]) -> None:
+        for action in actions:
+            if isinstance(action, ev.RecordSlot):
+                self.oracle.saw(action.message)
+            elif isinstance(action, ev.Adopt):
+                # Durable from here on, even if the node is killed before it acts upon it.
+                self.oracle.opened(action.certificate)
         super()._carry_out(node, actions)
         if node.is_alive:
             # R7: what the node goes on from is what a quorum has sealed, at any time.
@@ -57,11 +64,17 @@ class WatchedWorld(World):
         self._ask(node, action)
         if not node.is_alive:
             return
-        if isinstance(action, ev.RecordSlot):
-            self.oracle.saw(action.message)
         super()._act(node, action)
         if isinstance(action, ev.Adopt):
             self._check_adopted(node, action)
+
+    def _tell(self, node: SimNode, event: ev.CoreEvent) -> None:
+        if isinstance(event, ev.Contributed):
+            items = node.store.parts(event.root, range(node.store.num_cells))
+            assert len(items) == node.store.num_cells
+            wire = b"".join(item.payload for item in items)
+            self.wires[event.root] = np.frombuffer(wire, dtype="<f2").astype(np.float32)
+        super()._tell(node, event)
 
     def _ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
         for trigger in list(self.triggers):
@@ -69,13 +82,13 @@ class WatchedWorld(World):
 
     def _train(self, node: SimNode, action: ev.Train) -> None:
         before = node.core.machine.previous
-        had_contribution = node.has_open_contribution
+        had_contribution = node.trainer.has_open_contribution
         super()._train(node, action)
         commit = _own_commit(before) if before and had_contribution else None
         if commit is not None and not action.is_resync:
             # R6: sealed with me, the residual is what I lost since; without me, what it was.
             kept = commit.residual_after if action.was_listed else commit.residual_before
-            assert node.feedback.root == kept
+            assert node.trainer.feedback.root == kept
 
     def _check_adopted(self, node: SimNode, action: ev.Adopt) -> None:
         """The seal is proven, and the anchor is what the listed wire bytes give, to the bit."""
@@ -83,7 +96,6 @@ class WatchedWorld(World):
         previous = next(c.value for c in chain if c.value.digest == value.before)
         check_seal(previous, action.certificate, KeyedHashSigner(node.peer), trust="friends")
         assert value.digest in self.oracle.final[value.before]
-        self.oracle.opened(action.certificate)
         if value.round not in self.states and value.round - 1 in self.states:
             view = node.core.machine.previous
             assert view is not None
@@ -98,7 +110,7 @@ class WatchedWorld(World):
         outer = self.manifest.outer
         anchor_N, momentum_N = self.states[index - 1]
         if found:
-            wire_PN = [self.wire_N(sender, commit) for sender, commit in found]
+            wire_PN = [self.wires[commit.root] for _, commit in found]
             total = sum(commit.tokens for _, commit in found)
             weights_P = [np.float32(commit.tokens / total) for _, commit in found]
             mean_N: Vector = wire_PN[0] * weights_P[0]
@@ -109,13 +121,6 @@ class WatchedWorld(World):
             step_N = np.float32(outer.momentum) * momentum_N + mean_N
             anchor_N = anchor_N - np.float32(outer.learning_rate) * step_N
         self.states[index] = (anchor_N, momentum_N)
-
-    def wire_N(self, sender: PeerId, commit: Commit) -> Vector:
-        """The contribution as its sender's bytes say it, crashed or not."""
-        store = self.nodes[sender].store
-        items = store.parts(commit.root, range(store.num_cells))
-        assert len(items) == store.num_cells
-        return np.frombuffer(b"".join(i.payload for i in items), dtype="<f2").astype(np.float32)
 
     # What tests ask -----------------------------------------------------------------------------
 
@@ -153,7 +158,9 @@ class WatchedWorld(World):
         assert not self.faults, f"honest peers accuse each other: {self.faults[:3]}"
         for index in range(1, self.manifest.rounds + 1):
             anchors = {n.anchors[index] for n in self._living() if index in n.anchors}
-            assert len(anchors) == 1, f"round {index} has {len(anchors)} anchors"
+            # None where all were killed before anybody looked at what they had adopted.
+            assert len(anchors) <= 1, f"round {index} has {len(anchors)} anchors"
+        assert all(self.manifest.rounds in node.anchors for node in self._living())
 
 
 def _own_commit(view: RoundView) -> Commit | None:

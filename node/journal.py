@@ -1,0 +1,238 @@
+"""What must survive a crash, so that a restarted node contradicts nothing that it has said (R12).
+
+    slots.log    every own signature, before it leaves; before a SEAL what it rests on
+    results/     encoded results of certified LISTs, before the SEAL that locks this node on them
+    chain.log    final seals with their certificates, before anything is built on them
+
+Two rounds of signatures are enough: older slots are closed by final seals. Results stay until a
+checkpoint that is kept has them in it.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from blake3 import blake3
+
+from node.record_log import RecordLog
+from protocol import limits
+from protocol.errors import DecodeError
+from protocol.messages import SealCertificate, SignedMessage, decode_message
+from protocol.wire import decode, encode
+from training.durable import WRITING, fsync_folder, replace_durably
+
+logger = logging.getLogger(__name__)
+
+SLOTS_FILE, CHAIN_FILE, LOST_FILE = "slots.log", "chain.log", "slots.lost"
+RESULTS_FOLDER = "results"
+ROTATE_BYTES = 256 << 10
+"""The log of signatures is cut to its last rounds beyond this size, or beyond twice what they take;
+cutting it holds all of it in memory for a moment."""
+
+ROUNDS_OF_SLOTS = 2
+
+_DIGEST_BYTES = 32
+_RESULT_NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
+
+
+class Journal(Protocol):
+    """SEAM: the durable memory of one node's share in one shard; files, or the simulator's.
+
+    Called by whoever carries out the core's actions. What a call was given is durable when it
+    returns. Raises OSError where that cannot be done: the node must then say no more.
+    """
+
+    def record(self, messages: Sequence[SignedMessage]) -> None:
+        """Own signatures that are about to leave, and messages of others that they rest on."""
+        ...
+
+    def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
+        """The encoded result of a certified LIST; no cells of an empty one."""
+        ...
+
+    def extend_chain(self, certificates: Sequence[SealCertificate]) -> None:
+        """Final seals that follow those which are in the chain already."""
+        ...
+
+    def saved_up_to(self, round_index: int) -> None:
+        """Every checkpoint that is kept holds what was sealed before that round."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether signatures are missing that may have left: nobody knows what this node said."""
+        ...
+
+    def forgive_loss(self) -> None:
+        """Nothing that was lost can be signed again; until then a restart is lost as well."""
+        ...
+
+    def chain(self) -> Sequence[SealCertificate]:
+        """The chain as it was when the journal was opened, without genesis; asked once."""
+        ...
+
+    def read_chain(self, first: int, count: int) -> Sequence[SealCertificate]:
+        """At most `count` seals of the chain as it is now, from round `first` on."""
+        ...
+
+    def messages(self) -> Sequence[SignedMessage]:
+        """Own and quoted messages of the last rounds, as they were when it was opened."""
+        ...
+
+    def results(self, round_index: int) -> Mapping[bytes, bytes]:
+        """By LIST digest the encoded results of a round, all cells behind one another."""
+        ...
+
+
+class FileJournal:
+    """The journal in a run's folder. Its methods block: call them in threads, one or more."""
+
+    def __init__(self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+        self._rotate_bytes = self._rotate_at_bytes = rotate_bytes
+        self._lock = threading.Lock()
+        """Signatures and results come from different threads."""
+        self._results = folder / RESULTS_FOLDER
+        self._results.mkdir(parents=True, exist_ok=True)
+        for left in self._results.glob(WRITING + "*"):
+            left.unlink()
+        had_slots = (folder / SLOTS_FILE).exists()
+        had_chain = (folder / CHAIN_FILE).exists()
+        # In this order: a chain without slots is then a loss, never an interrupted first start.
+        self._slots = RecordLog(folder / SLOTS_FILE)
+        self._chain = RecordLog(folder / CHAIN_FILE)
+        slot_records = self._slots.take_opened()
+        self._opened_messages = _messages(slot_records)
+        self._opened_chain = _certificates(self._chain.take_opened())
+        is_short = len(self._opened_messages) < len(slot_records)
+        self._lost = folder / LOST_FILE
+        is_lost = self._slots.is_damaged or is_short or (had_chain and not had_slots)
+        if is_lost and not self._lost.exists():
+            # The next start finds whole files again, and would believe them.
+            self._lost.touch()
+            fsync_folder(folder)
+        self._logged = {message.digest for message in self._opened_messages}
+        self._chain_round = len(self._opened_chain)
+
+    @property
+    def is_lost(self) -> bool:
+        """See Journal."""
+        return self._lost.exists()
+
+    def forgive_loss(self) -> None:
+        """See Journal."""
+        self._lost.unlink(missing_ok=True)
+
+    def record(self, messages: Sequence[SignedMessage]) -> None:
+        """See Journal."""
+        with self._lock:
+            fresh = [message for message in messages if message.digest not in self._logged]
+            if not fresh:
+                return
+            if self._slots.size_bytes > self._rotate_at_bytes:
+                self._rotate(fresh[0].slot.round)
+            self._slots.append([message.encoded for message in fresh])
+            self._logged |= {message.digest for message in fresh}
+
+    def _rotate(self, round_index: int) -> None:
+        kept = [
+            message
+            for message in _messages(self._slots.read(0))
+            if message.slot.round > round_index - ROUNDS_OF_SLOTS
+        ]
+        self._slots.replace([message.encoded for message in kept])
+        self._logged = {message.digest for message in kept}
+        self._rotate_at_bytes = max(self._rotate_bytes, 2 * self._slots.size_bytes)
+
+    def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
+        """See Journal."""
+        path = self._results / f"round-{round_index:06d}-{digest.hex()}.bin"
+        if cells and not path.exists():
+            hasher = blake3()
+            for cell in cells:
+                hasher.update(cell)
+            replace_durably(path, [*cells, hasher.digest()])
+
+    def extend_chain(self, certificates: Sequence[SealCertificate]) -> None:
+        """See Journal; starting over from an earlier seal drops what stood behind it."""
+        if not certificates:
+            return
+        first = certificates[0].value.round
+        assert first <= self._chain_round + 1, "a chain has no gaps"
+        with self._lock:
+            if first <= self._chain_round:
+                self._chain.replace(self._chain.read(0, first - 1))
+            self._chain.append([encode(certificate) for certificate in certificates])
+            self._chain_round = certificates[-1].value.round
+
+    def saved_up_to(self, round_index: int) -> None:
+        """See Journal; the result of the round before stays, for those who are a round behind."""
+        for path in self._results.iterdir():
+            match = _RESULT_NAME.fullmatch(path.name)
+            if match is not None and int(match[1]) < round_index - 1:
+                path.unlink()
+
+    def chain(self) -> Sequence[SealCertificate]:
+        """See Journal."""
+        chain, self._opened_chain = self._opened_chain, []
+        return chain
+
+    def read_chain(self, first: int, count: int) -> Sequence[SealCertificate]:
+        """See Journal."""
+        with self._lock:
+            records = self._chain.read(first - 1, count)
+        return _certificates(records, first=first)
+
+    def messages(self) -> Sequence[SignedMessage]:
+        """See Journal."""
+        messages, self._opened_messages = self._opened_messages, []
+        return messages
+
+    def results(self, round_index: int) -> Mapping[bytes, bytes]:
+        """See Journal; files that are not whole are left out, with a warning."""
+        found = {}
+        for path in sorted(self._results.iterdir()):
+            match = _RESULT_NAME.fullmatch(path.name)
+            if match is None or int(match[1]) != round_index:
+                continue
+            data = path.read_bytes()
+            body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+            if blake3(body).digest() == digest:
+                found[bytes.fromhex(match[2])] = body
+            else:
+                logger.warning("result skipped path=%s reason=not what was written", path)
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        self._slots.close()
+        self._chain.close()
+
+
+def _messages(records: Iterable[bytes]) -> list[SignedMessage]:
+    """The messages in the records, up to the first that is none."""
+    messages = []
+    for record in records:
+        try:
+            messages.append(decode_message(record)[0])
+        except DecodeError as error:
+            logger.warning("slot record skipped reason=%s", error)
+            break
+    return messages
+
+
+def _certificates(records: Iterable[bytes], *, first: int = 1) -> list[SealCertificate]:
+    """Certificates of round `first` and those behind it, up to the first that does not follow."""
+    chain: list[SealCertificate] = []
+    for record in records:
+        try:
+            certificate = decode(SealCertificate, record, max_bytes=limits.CONTROL_FRAME_BYTES_MAX)
+        except DecodeError as error:
+            logger.warning("chain record skipped reason=%s", error)
+            break
+        if certificate.value.round != first + len(chain):
+            break
+        chain.append(certificate)
+    return chain

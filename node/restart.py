@@ -1,0 +1,82 @@
+"""What a restarted node brings along (R12), and how it is filed in the views of its rounds. Pure.
+
+`node.recovery` makes a Restart from the disk.
+"""
+
+from dataclasses import dataclass, field
+
+from node.ballots import Entry
+from node.round_view import RoundView
+from protocol.identity import PeerId
+from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, decode_body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Where a node goes on. Nothing of it stands for a node that never ran.
+
+    `chain` begins with genesis; the state of its last seal is in the store. `messages` are of the
+    rounds before and behind that seal; `results` names the LISTs whose results are in the store.
+    In no round up to `silent_through` may this node sign, because it cannot know what it signed
+    there. `is_lost` says that signatures are missing: others must be asked.
+    """
+
+    chain: tuple[SealCertificate, ...]
+    messages: tuple[SignedMessage, ...] = ()
+    results: frozenset[bytes] = field(default_factory=frozenset)
+    silent_through: int = 0
+    is_lost: bool = False
+
+    @property
+    def has_run(self) -> bool:
+        """Whether this node did anything before."""
+        return self.is_lost or bool(self.messages) or len(self.chain) > 1
+
+
+def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
+    """File in a round's view what this node said and heard of it before it went down."""
+    for message in restart.messages:
+        slot = message.slot
+        if (slot.round, slot.basis) != (view.index, view.basis):
+            continue
+        is_own = message.sender == view.me
+        view.ballots.add(Entry(message, decode_body(message)), is_own=is_own)
+        if not is_own:
+            continue
+        if slot.kind is Kind.COMMIT:
+            view.own_commit = message.digest
+        if slot.attempt > view.attempt:
+            view.attempt, view.entered_s, view.opened_s = slot.attempt, now_s, now_s
+    for digest in restart.results:
+        view.results[digest] = set(range(view.num_cells))
+    _relock(view)
+
+
+def _relock(view: RoundView) -> None:
+    """R12: the lock is the latest own SEAL of the round."""
+    for attempt in view.ballots.attempts(Kind.SEAL):
+        entry = view.ballots.of(Kind.SEAL, attempt, view.basis).get(view.me)
+        if entry is not None:
+            assert isinstance(entry.body, Seal)
+            view.lock = (attempt, entry.body.list_digest)
+            return
+
+
+def own_seal(restart: Restart, me: PeerId) -> bytes:
+    """The own SEAL of the head, of whatever attempt: the next COMMIT carries it (R1)."""
+    head = restart.chain[-1].value
+    for message in restart.messages:
+        if message.sender == me and message.slot.kind is Kind.SEAL:
+            body = decode_body(message)
+            if isinstance(body, Seal) and body.value == head.digest:
+                return message.encoded
+    return b""
+
+
+def was_listed(restart: Restart, me: PeerId) -> bool:
+    """Whether the own contribution is in the head's seal (R6)."""
+    commits = restart.chain[-1].value.commits
+    return any(
+        message.sender == me and message.slot.kind is Kind.COMMIT and message.digest in commits
+        for message in restart.messages
+    )

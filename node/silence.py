@@ -1,0 +1,72 @@
+"""When a node must fill no slot: it slept, or it cannot know what it signed (R3, R12). Pure."""
+
+from node.restart import Restart
+from node.round_view import RoundView
+from protocol.identity import PeerId
+
+
+class Silence:
+    """What a node waits for before it signs again; one per RoundMachine."""
+
+    def __init__(self) -> None:
+        self._heard: set[PeerId] | None = None
+        self._has_forgotten = False
+        self._through = 0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the STATUS of others is waited for."""
+        return self._heard is not None
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether signatures are lost and nobody has said yet how far they went."""
+        return self._has_forgotten
+
+    def is_on(self, view: RoundView) -> bool:
+        """Whether no slot of this round may be filled now."""
+        return self.is_asking or self.has_lost(view)
+
+    def has_lost(self, view: RoundView) -> bool:
+        """Whether this node may have signed in this round what it does not remember."""
+        return view.index <= self._through
+
+    def woke(self) -> None:
+        """R3: the others may have gone on without us."""
+        self._heard = set()
+
+    def restarted(self, restart: Restart, view: RoundView) -> None:
+        """R12: the same after a restart; and what is lost for good keeps its rounds silent."""
+        self._heard, self._has_forgotten = set(), restart.is_lost
+        self._through = max(self._through, restart.silent_through)
+        lock = view.lock
+        if lock is not None and view.ballots.list_of(lock[1]) is None:
+            self._through = max(self._through, view.index)
+
+    def rolled_back(self, round_index: int) -> None:
+        """A signature of ours came back from others, and it is not in our journal (R12)."""
+        self._through = max(self._through, round_index)
+
+    def status(self, peer: PeerId, round_index: int) -> None:
+        """A peer told which round it works on."""
+        if self._heard is not None:
+            self._heard.add(peer)
+            if self._has_forgotten:
+                self._through = max(self._through, round_index)
+
+    def settle(self, view: RoundView) -> None:
+        """Stop asking once enough is known; called after every event.
+
+        A quorum's STATUS, oneself included, is enough to go on with what one remembers. Without
+        memory it takes so many others that no quorum is without one of them.
+        """
+        if self._heard is None:
+            return
+        if self._has_forgotten:
+            # Of the round that they know open: the voters of an older one may all lag behind.
+            is_there = view.index >= self._through
+            is_enough = is_there and len(self._heard & view.other_voters) >= view.num_to_ask
+        else:
+            is_enough = view.has_quorum(self._heard | {view.me})
+        if is_enough:
+            self._heard, self._has_forgotten = None, False

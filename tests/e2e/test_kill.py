@@ -1,0 +1,117 @@
+"""R12 with real processes and disks: `kill -9` at any moment, again and again."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.swarm import NodeUnderTest, Swarm, swarm_of
+
+
+class Watch:
+    """What every node ever signed, read from its disk whenever it is down."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self.signed: dict[tuple[object, object], bytes] = {}
+
+    def look(self, node: NodeUnderTest) -> None:
+        for message in self._swarm.signatures(node):
+            known = self.signed.setdefault((message.sender, message.slot), message.digest)
+            assert known == message.digest, f"two values in one slot: {message.slot}"
+
+
+def run_of_kills(
+    swarm: Swarm, rng: random.Random, kills: int, strike: Callable[[list[NodeUnderTest]], None]
+) -> None:
+    """Kill, look at the disks, restart, and wait until the swarm has gone on; then compare."""
+    watch = Watch(swarm)
+    swarm.until_round(3)
+    for number in range(kills):
+        threading.Event().wait(rng.uniform(0.0, 3.0))
+        before = {node.name: node.sealed() for node in swarm.nodes}
+        strike(swarm.nodes)
+        down = [node for node in swarm.nodes if not node.is_running]
+        for node in down:
+            watch.look(node)
+            node.start()
+        reached = max(before.values()) + 2
+        swarm.wait(
+            f"kill {number}: round {reached} on every node",
+            lambda: all(node.sealed() >= reached for node in swarm.nodes),  # noqa: B023
+        )
+        for node in down:
+            resumed = [
+                e for e in node.events if e["life"] == node.lives and e["event"] == "resumed"
+            ]
+            assert resumed, f"{node.name} did not resume:\n{node.log()[-2000:]}"
+            # What it had adopted and told is durable: it goes on there, or later.
+            assert resumed[0]["round"] >= before[node.name] > 0
+    for node in swarm.nodes:
+        assert node.leave() == 0
+        watch.look(node)
+    _compare(swarm)
+
+
+def _compare(swarm: Swarm) -> None:
+    rounds: dict[int, set[str]] = {}
+    for node in swarm.nodes:
+        for index, digests in node.seals().items():
+            rounds.setdefault(index, set()).update(digests)
+        faults = [event for event in node.events if event["event"] in ("fault", "resync")]
+        assert not faults, faults[:3]
+    assert len(rounds) > 5
+    assert all(len(digests) == 1 for digests in rounds.values()), "a round has two seals"
+    anchors: dict[str, set[bytes]] = {}
+    for node in swarm.nodes:
+        for path in (swarm.folder(node) / "checkpoints").glob("round-*/anchor.safetensors"):
+            anchors.setdefault(path.parent.name, set()).add(path.read_bytes())
+    assert all(len(found) == 1 for found in anchors.values()), "anchors differ"
+    assert any(
+        (swarm.folder(swarm.nodes[0]) / "checkpoints" / name).exists()
+        and (swarm.folder(swarm.nodes[-1]) / "checkpoints" / name).exists()
+        for name in anchors
+    ), "no checkpoint of the same round to compare"
+
+
+def one_of(rng: random.Random) -> Callable[[list[NodeUnderTest]], None]:
+    """The same node always, its network process mostly, its trainer now and then."""
+
+    def strike(nodes: list[NodeUnderTest]) -> None:
+        nodes[1].kill(trainer=rng.random() < 0.2)
+
+    return strike
+
+
+def all_of(rng: random.Random) -> Callable[[list[NodeUnderTest]], None]:
+    """Both, in any order."""
+
+    def strike(nodes: list[NodeUnderTest]) -> None:
+        for node in rng.sample(nodes, len(nodes)):
+            node.kill()
+
+    return strike
+
+
+def test_killed_node_resumes_and_digests_agree_in_a_few_kills(tmp_path: Path, seed) -> None:
+    rng = random.Random(f"{seed}/kills")
+    with swarm_of(tmp_path, 2) as swarm:
+        run_of_kills(swarm, rng, 1, one_of(rng))
+
+
+@pytest.mark.slow
+def test_killed_node_resumes_and_digests_agree_after_fifty_kills(tmp_path: Path, seed) -> None:
+    rng = random.Random(f"{seed}/kills")
+    with swarm_of(tmp_path, 2) as swarm:
+        run_of_kills(swarm, rng, 50, one_of(rng))
+
+
+@pytest.mark.slow
+def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
+    tmp_path: Path, seed
+) -> None:
+    rng = random.Random(f"{seed}/kills")
+    with swarm_of(tmp_path, 2) as swarm:
+        run_of_kills(swarm, rng, 10, all_of(rng))

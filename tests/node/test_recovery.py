@@ -1,0 +1,116 @@
+"""R12: what a disk leads to, whole, damaged or of somebody else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from node.chain import genesis
+from node.recovery import recover
+from node.restart import Restart, own_seal, was_listed
+from node.shard_store import ShardStore
+from sim.disk import Disk
+from sim.world import World, peer_named
+from tests.sim.worlds import world_of
+
+ROUNDS = 7
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    world = world_of(1, seed=5, rounds=40)
+    world.until_round(ROUNDS)
+    return world
+
+
+@pytest.fixture
+def disk(world) -> Disk:
+    """A copy of the disk of the world's one node, with three checkpoints on it."""
+    (node,) = world.nodes.values()
+    disk: Disk = replace(node.disk, states=list(node.disk.states))
+    disk.stored_chain = list(disk.stored_chain)
+    disk.stored_results = {index: dict(found) for index, found in disk.stored_results.items()}
+    assert len(disk.states) == 3
+    return disk
+
+
+def recovered(world: World, disk: Disk) -> tuple[Restart, ShardStore]:
+    zeros_N = np.zeros(world.manifest.layout(0).fragment_numels[0], dtype=np.float32)
+    store = ShardStore(world.manifest, 0, zeros_N)
+    start = genesis(world.manifest, 0, store.state.root)
+    restart = recover(start, store, disk, disk.states)
+    head = restart.chain[-1].value
+    assert store.state.root == head.root, "the state in the store is that of the head"
+    return restart, store
+
+
+def test_whole_disk_leads_to_the_last_seal_though_its_checkpoint_is_older(world, disk):
+    restart, _ = recovered(world, disk)
+    (node,) = world.nodes.values()
+    assert restart.chain == tuple(node.core.chain)
+    assert (restart.silent_through, restart.is_lost, restart.has_run) == (0, False, True)
+    assert own_seal(restart, node.peer)
+    assert was_listed(restart, node.peer)
+    assert not was_listed(restart, peer_named("somebody else"))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_older_checkpoint_leads_to_the_same_seal_when_newer_ones_are_bad(world, disk, lost):
+    disk.states = disk.states[lost:]
+    restart, _ = recovered(world, disk)
+    assert restart.chain[-1].value.round == len(disk.stored_chain)
+    assert restart.silent_through == 0
+
+
+def test_checkpoint_that_is_not_what_was_sealed_is_passed_over(world, disk, caplog):
+    newest = disk.states[0]
+    for bad in (
+        replace(newest, anchor_N=newest.anchor_N + np.float32(1)),
+        replace(newest, seal=bytes(32)),
+        replace(newest, round=len(disk.stored_chain) + 1),
+    ):
+        restart, _ = recovered(world, replace(disk, states=[bad, *disk.states[1:]]))
+        assert restart.chain[-1].value.round == len(disk.stored_chain)
+        assert "checkpoint skipped" in caplog.text
+        caplog.clear()
+
+
+def test_lost_result_leaves_the_node_behind_and_silent_in_what_it_may_have_signed(world, disk):
+    first = min(disk.stored_results)
+    disk.states = []
+    restart, _ = recovered(world, disk)
+    assert restart.chain[-1].value.round == 0, f"results start with round {first}"
+    assert restart.silent_through == len(disk.stored_chain)
+
+
+def test_result_with_a_changed_byte_is_not_taken(world, disk, caplog):
+    disk.states = disk.states[2:]
+    index = disk.states[0].round + 1
+    ((digest, data),) = disk.stored_results[index].items()
+    disk.stored_results[index] = {digest: bytes([data[0] ^ 1]) + data[1:]}
+    restart, _ = recovered(world, disk)
+    assert restart.chain[-1].value.round == index - 1
+    assert "not what was sealed" in caplog.text
+
+
+def test_chain_of_another_run_is_cut_where_it_no_longer_fits(world, disk, caplog):
+    strange = disk.stored_chain[3]
+    disk.stored_chain[3] = replace(strange, value=replace(strange.value, run=bytes(32)))
+    disk.states = []
+    restart, _ = recovered(world, disk)
+    assert len(restart.chain) == 1
+    assert "another run or branch" in caplog.text
+
+
+def test_signatures_beyond_the_head_keep_their_rounds_silent(world, disk):
+    del disk.stored_chain[-2:]
+    restart, _ = recovered(world, disk)
+    signed = max(message.slot.round for message in restart.messages)
+    assert restart.chain[-1].value.round + 1 < signed
+    assert restart.silent_through == signed
+
+
+def test_empty_disk_is_a_first_start(world):
+    restart, _ = recovered(world, Disk())
+    assert not restart.has_run
+    assert restart.messages == ()
