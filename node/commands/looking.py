@@ -1,0 +1,126 @@
+"""`barnraise status`, `peers` and `rounds`: what the node that runs here says of itself.
+
+They must answer before one has lost patience: no library but typer, and rich for tables.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from node.commands.app import app, print_json
+from protocol.errors import NetworkError
+
+WATCH_S = 1.0
+
+Screen = tuple[Callable[[object], None], Callable[[str], None]]
+
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="State folder of the node.", show_default=False)
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", help="Digest of the run, or its first digits.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Again each second, until Ctrl+C.")]
+
+
+@app.command()
+def status(
+    state: StateOption = None,
+    run: RunOption = None,
+    json: JsonOption = False,
+    watch: WatchOption = False,
+) -> None:
+    """Show what this machine's node is at."""
+    _look("status", state, run, is_json=json, watch=watch)
+
+
+@app.command()
+def peers(
+    state: StateOption = None,
+    run: RunOption = None,
+    json: JsonOption = False,
+    watch: WatchOption = False,
+) -> None:
+    """Show the members of the run and the peers that are linked."""
+    _look("peers", state, run, is_json=json, watch=watch)
+
+
+@app.command()
+def rounds(
+    state: StateOption = None,
+    run: RunOption = None,
+    json: JsonOption = False,
+    watch: WatchOption = False,
+) -> None:
+    """Show the rounds that this machine's node has sealed."""
+    _look("rounds", state, run, is_json=json, watch=watch)
+
+
+def look_again(
+    look: Callable[[], object],
+    show: Callable[[object], None],
+    tell: Callable[[str], None],
+    pause: Callable[[float], object],
+) -> NoReturn:
+    """Look, show and pause for WATCH_S, for ever. A node that is only slow is told of by `tell`.
+
+    Raises ConfigError when the node is gone.
+    """
+    while True:
+        try:
+            show(look())
+        except NetworkError as error:
+            tell(str(error))
+        pause(WATCH_S)
+
+
+def _look(name: str, state: Path | None, run: str | None, *, is_json: bool, watch: bool) -> None:
+    from node.status_client import ask_plain, find_api
+
+    folder = _default_state() if state is None else state
+
+    def look() -> object:
+        # Found anew each time: a node that starts again has another port and token.
+        return ask_plain(find_api(folder, run), f"/v1/{name}")
+
+    with _screen(name, is_json=is_json, watch=watch) as (show, tell):
+        if watch:
+            look_again(look, show, tell, threading.Event().wait)
+        show(look())
+
+
+def _default_state() -> Path:
+    from node.state_folder import default_state
+
+    return default_state()
+
+
+@contextmanager
+def _screen(name: str, *, is_json: bool, watch: bool) -> Iterator[Screen]:
+    """Where answers are shown, and where a failed look is told of."""
+    if is_json:
+        yield print_json, lambda reason: print_json({"error": reason})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from node.status_tables import PICTURES
+
+    draw = PICTURES[name]
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not (watch and console.is_terminal):
+        yield (lambda body: console.print(draw(body))), console.print
+        return
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield (
+            lambda body: live.update(draw(body), refresh=True),
+            lambda reason: live.update(Text(reason), refresh=True),
+        )

@@ -1,0 +1,17 @@
+"""Text that others wrote, made fit for a line of a log, a terminal or a page of JSON."""
+
+
+def shown(text: str, characters_max: int = 200) -> str:
+    """`text` on one line: what cannot be printed is escaped, what is too long is cut.
+
+    Escaped are control characters, line ends of any script, marks that turn the direction of the
+    text, and halves of surrogate pairs, so that no peer forges a line or moves a cursor.
+    """
+    cut = text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else _escaped(c) for c in cut)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

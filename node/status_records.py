@@ -1,0 +1,242 @@
+"""What a node says of itself: frozen records, and their form as JSON.
+
+The network process fills them (`node.status_snapshot`), the status server sends them, commands
+read them back. Only the standard library is needed here: `barnraise status` starts in no time.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from protocol.errors import StateError
+
+SCHEMA = 1
+"""Raised with each change that a reader of the JSON would trip over; new fields are none."""
+
+TOKEN_FILE = "api.token"  # noqa: S105 - the name of the file
+"""In the folder of the run: an Api as JSON, for its owner's eyes alone."""
+
+ROUNDS_KEPT = 256
+FAULTS_KEPT = 20
+
+State = Literal[
+    "starting",
+    "syncing",
+    "training",
+    "committed",
+    "pushing",
+    "certified",
+    "waiting for quorum",
+    "finished",
+]
+"""What the node is at: `syncing` follows the run without a seat, or takes over a later state;
+`committed` has handed its contribution in; `pushing` sends its parts to the reducers; `certified`
+sums a LIST that a quorum voted for."""
+
+STATES: tuple[State, ...] = typing.get_args(State)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """Where the status server of the process `pid` answers; `token` is a secret."""
+
+    url: str
+    token: str = dataclasses.field(repr=False)
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A sealed round, as this node saw it. Bytes are those of the round, over all streams.
+
+    Losses are nats per byte: of the own training, and of the anchor that the round made where it
+    was this node's turn to measure it.
+    """
+
+    round: int
+    digest: str
+    listed: tuple[str, ...]
+    was_listed: bool
+    members: int
+    voters: int
+    attempt: int
+    wall_s: float
+    bytes_up: int
+    bytes_down: int
+    train_loss: float | None
+    validation_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRecord:
+    """Another node. `round` is the one that it says it works on; addresses are as announced."""
+
+    peer: str
+    is_linked: bool
+    is_member: bool
+    is_voter: bool
+    is_suspected: bool
+    round: int | None
+    heard_s_ago: float | None
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    """What a peer did wrong, `at_s` seconds after the node's start."""
+
+    peer: str
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRecord:
+    """The trainer process; what it has not told yet is None.
+
+    `precision` is what matrices are multiplied in, `micro_batch` how many sequences pass through
+    the model at once, `loss` nats per byte at the global inner step `step`.
+    """
+
+    pid: int | None = None
+    device: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    micro_batch: int | None = None
+    step: int | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node at one moment: the answer to `/v1/status`.
+
+    `age_s` is how old the snapshot is when it is sent: a network process that hangs shows by it.
+    `rounds_total` is when the run ends at the latest. `was_listed` is about the last sealed round.
+    Bytes count from the node's start.
+    """
+
+    schema: int = SCHEMA
+    age_s: float = 0.0
+    pid: int
+    peer: str
+    addresses: tuple[str, ...]
+    run: str
+    title: str
+    state: State
+    round: int
+    rounds_total: int
+    attempt: int
+    members: int
+    voters: int
+    is_member: bool
+    is_voter: bool
+    was_listed: bool | None
+    num_sealed: int
+    linked: int
+    bytes_up: int
+    bytes_down: int
+    last_round: RoundRecord | None
+    validation_round: int | None
+    validation_loss: float | None
+    trainer: TrainerRecord
+    checkpoint: str | None
+    checkpoint_round: int | None
+    uptime_s: float
+    rss_bytes: int | None
+    tasks: int
+    descriptors: int | None
+    num_faults: int
+    faults: tuple[FaultRecord, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTable:
+    """The answer to `/v1/peers`: all members, and everybody else who is linked."""
+
+    schema: int = SCHEMA
+    run: str
+    round: int
+    peers: tuple[PeerRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTable:
+    """The answer to `/v1/rounds`: the last ROUNDS_KEPT that this node sealed, oldest first."""
+
+    schema: int = SCHEMA
+    run: str
+    rounds: tuple[RoundRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that the status server knows; never changed, only replaced.
+
+    `taken_s` is a reading of `time.monotonic` in the network process.
+    """
+
+    taken_s: float
+    status: NodeStatus
+    peers: PeerTable
+    rounds: RoundTable
+
+
+R = TypeVar("R", NodeStatus, PeerTable, RoundTable)
+
+
+def to_plain(value: object) -> object:
+    """A record as dicts and lists for `json`. JSON has no NaN and no infinity: they become None."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        # Ids of listed peers are nearly all that there is: sixteen thousand in a table of rounds.
+        is_text = bool(value) and isinstance(value[0], str)
+        return list(value) if is_text else [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def from_plain(kind: type[R], body: object) -> R:
+    """The record in what `json` read; fields that this version does not know are left out.
+
+    Raises StateError for another schema, and naming a field that is missing or of a wrong type.
+    """
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if schema != SCHEMA:
+        raise StateError(
+            f"the node answers with schema {schema!r:.20}, this command reads {SCHEMA}: "
+            "use the barnraise that the node runs with"
+        )
+    return typing.cast("R", _build(kind, body, ""))
+
+
+def _build(hint: object, value: object, path: str) -> object:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = typing.get_type_hints(hint)
+        built = {
+            name: _build(inner, value.get(name), f"{path}.{name}" if path else name)
+            for name, inner in hints.items()
+        }
+        return hint(**built)
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        return _build(next(o for o in typing.get_args(hint) if o is not type(None)), value, path)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_build(typing.get_args(hint)[0], item, path) for item in value)
+    if typing.get_origin(hint) is Literal and value in typing.get_args(hint):
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    # A float that is not finite was sent as null; where one must be, that is what it was.
+    if hint is float and value is None:
+        return math.nan
+    if type(value) is not hint:
+        raise StateError(f"the node's answer has no sound field {path or 'at all'}")
+    return value

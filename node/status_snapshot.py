@@ -1,0 +1,232 @@
+"""From a running node to a frozen Snapshot: read here, in the trio thread, and nowhere else."""
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import trio
+
+from node.core import NodeCore
+from node.round_view import RoundView
+from node.shown import shown
+from node.status import StatusBoard
+from node.status_records import (
+    NodeStatus,
+    PeerRecord,
+    PeerTable,
+    RoundTable,
+    Snapshot,
+    State,
+)
+from protocol import limits
+from protocol.identity import PeerId, peer_id_text
+
+SNAPSHOT_S = 0.5
+"""A snapshot takes under a millisecond; people who watch look once a second."""
+
+PEERS_SHOWN_MAX = 256
+"""Four times the seats: linked strangers must not make the answers long."""
+
+_CHECKPOINT_NAME = re.compile(r"round-(\d{6,12})")
+_PHASES: dict[str, State] = {
+    "training": "training",
+    "committed": "committed",
+    "pushing": "pushing",
+    "certified": "certified",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusSources:
+    """Where a snapshot comes from.
+
+    `own_addresses` are full multiaddrs of this node, `addresses` those at which others said they
+    may be dialled. `checkpoint` is the newest on the disk; while it says None, the board's is
+    shown.
+    """
+
+    core: NodeCore
+    board: StatusBoard
+    traffic: Callable[[], tuple[int, int]]
+    own_addresses: Callable[[], Sequence[str]]
+    addresses: Callable[[], Mapping[PeerId, Sequence[str]]]
+    checkpoint: Callable[[], Path | None]
+    is_observer: bool = False
+    num_tasks: Callable[[], int] = int
+    """Tasks of the event loop."""
+
+    num_lost_lines: Callable[[], int] = int
+    """Log lines that the disk did not take of late; `Logs.num_lost`."""
+
+
+async def keep_status(sources: StatusSources, *, every_s: float = SNAPSHOT_S) -> NoReturn:
+    """Put a fresh snapshot on the board again and again, until cancelled."""
+    while True:
+        sources.board.current = snapshot(sources, trio.current_time())
+        await trio.sleep(every_s)
+
+
+def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
+    """The node at this moment; `now_s` is its monotonic time."""
+    core, board = sources.core, sources.board
+    view, run = core.machine.view, core.manifest.digest.hex()
+    state = node_state(sources)
+    board.has_started |= state != "starting"
+    sent, received = sources.traffic()
+    checkpoint = sources.checkpoint()
+    validated = max(board.validations, default=None)
+    status = NodeStatus(
+        pid=os.getpid(),
+        peer=peer_id_text(view.me),
+        addresses=_cut(sources.own_addresses()),
+        run=run,
+        title=shown(core.manifest.title, 128),
+        state=state,
+        round=view.index,
+        rounds_total=core.manifest.rounds,
+        attempt=view.attempt,
+        members=len(view.members),
+        voters=len(view.electorate),
+        is_member=view.is_member,
+        is_voter=view.is_voter,
+        was_listed=board.rounds[-1].was_listed if board.rounds else None,
+        num_sealed=board.num_sealed,
+        linked=len(core.liveness.linked),
+        bytes_up=sent,
+        bytes_down=received,
+        last_round=board.rounds[-1] if board.rounds else None,
+        validation_round=validated,
+        validation_loss=None if validated is None else board.validations[validated],
+        trainer=board.trainer,
+        checkpoint=board.checkpoint if checkpoint is None else str(checkpoint),
+        checkpoint_round=_checkpoint_round(checkpoint or board.checkpoint),
+        uptime_s=round(now_s - board.started_s, 3),
+        rss_bytes=rss_bytes(),
+        tasks=sources.num_tasks(),
+        descriptors=num_descriptors(),
+        num_faults=board.num_faults,
+        faults=board.faults,
+        warnings=(*_warnings(sources, state), *board.warnings),
+    )
+    return Snapshot(
+        taken_s=time.monotonic(),
+        status=status,
+        peers=PeerTable(run=run, round=view.index, peers=_peers(sources, now_s)),
+        rounds=RoundTable(run=run, rounds=board.rounds),
+    )
+
+
+def node_state(sources: StatusSources) -> State:
+    """What the node is at.
+
+    It waits for a quorum only from its COMMIT on: until then it trains, whoever is in reach.
+    """
+    core, board = sources.core, sources.board
+    view = core.machine.view
+    if core.is_finished:
+        return "finished"
+    if not (core.wants_seat or sources.is_observer or board.has_started):
+        return "starting"  # The core asks for a seat, or trains, when the trainer is up.
+    if core.machine.is_held or view.is_diverged or not view.is_member:
+        return "syncing"
+    if view.own_commit and not view.has_quorum(reachable_voters(view)):
+        return "waiting for quorum"
+    is_now = board.phase is not None and board.phase.round == view.index
+    return _PHASES.get(board.phase.name, "training") if board.phase and is_now else "training"
+
+
+def reachable_voters(view: RoundView) -> set[PeerId]:
+    """The voters whom this node does not suspect, itself included."""
+    return set(view.electorate) - (view.suspects - {view.me})
+
+
+def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
+    core = sources.core
+    machine, view, liveness = core.machine, core.machine.view, core.liveness
+    found = []
+    reachable, num_voters = reachable_voters(view), len(view.electorate)
+    if state == "finished":
+        return ()
+    if not view.has_quorum(reachable):
+        found.append(f"waits for a quorum: {len(reachable)} of {num_voters} voters reachable")
+    if machine.is_muted:
+        found.append("signs nothing yet: waits until enough voters have told where the run is")
+    if not liveness.linked and (view.members != (view.me,)):
+        found.append("no peer is linked: is the network up, and are the addresses right?")
+    if not (view.is_member or sources.is_observer) and state == "syncing":
+        found.append("has no seat yet: it follows the rounds and takes part once it is seated")
+    if liveness.lag_s > core.manifest.timing.suspect_s / 2:
+        found.append(f"this machine lags by {liveness.lag_s:.1f} s: others may suspect this node")
+    num_lost = sources.num_lost_lines()
+    if num_lost:
+        found.append(f"the disk takes no log lines, {num_lost} are lost: is it full?")
+    last = sources.board.rounds[-1] if sources.board.rounds else None
+    if last and last.train_loss is not None and not math.isfinite(last.train_loss):
+        found.append(f"the training loss is {last.train_loss}: the model has diverged")
+    return tuple(found)
+
+
+def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
+    """Members first, then other linked peers; each ascending by id. Without this node itself."""
+    core, known = sources.core, sources.addresses()
+    view, linked, rounds = core.machine.view, core.liveness.linked, core.rounds
+    members = [peer for peer in view.members if peer != view.me]
+    others = [peer for peer in linked if peer not in members]
+    records = []
+    for peer in [*members, *others][:PEERS_SHOWN_MAX]:
+        silence_s = core.liveness.silence_s(peer, now_s)
+        records.append(
+            PeerRecord(
+                peer=peer_id_text(peer),
+                is_linked=peer in linked,
+                is_member=peer in view.members,
+                is_voter=peer in view.electorate,
+                is_suspected=peer in view.suspects,
+                round=rounds.get(peer),
+                heard_s_ago=None if silence_s is None else round(max(0.0, silence_s), 3),
+                addresses=_cut(known.get(peer, ())),
+            )
+        )
+    return tuple(records)
+
+
+def _cut(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Addresses are peers' text."""
+    return tuple(
+        shown(address, limits.ADDRESS_BYTES_MAX)
+        for address in addresses[: limits.ADDRESSES_PER_PEER_MAX]
+    )
+
+
+def _checkpoint_round(path: Path | str | None) -> int | None:
+    """The round that starts from the checkpoint, as its folder's name says."""
+    match = _CHECKPOINT_NAME.fullmatch(Path(path).name) if path else None
+    return int(match[1]) if match else None
+
+
+def num_descriptors() -> int | None:
+    """Open files and sockets of this process; None where the system has no cheap answer."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return len(os.listdir("/proc/self/fd"))
+    return None
+
+
+def rss_bytes() -> int | None:
+    """Memory of this process; its peak on macOS, None where the system has no cheap answer."""
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError):
+            pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None

@@ -1,0 +1,188 @@
+"""A node's status as tables for people. Peers' text is set as text: no markup is read in it."""
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from node.status_records import (
+    NodeStatus,
+    PeerRecord,
+    PeerTable,
+    RoundRecord,
+    RoundTable,
+    TrainerRecord,
+    from_plain,
+)
+
+ROUNDS_SHOWN = 20
+STALE_S = 5.0
+"""Snapshots are made twice a second: an older one means that the network process hangs."""
+
+_STATE_STYLES = {
+    "starting": "yellow",
+    "syncing": "yellow",
+    "waiting for quorum": "yellow",
+    "finished": "cyan",
+}
+_ID_CHARACTERS = 8
+
+
+def draw_status(status: NodeStatus) -> RenderableType:
+    """One line per subject, warnings last."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _status_lines(status):
+        grid.add_row(name, value)
+    return grid
+
+
+def draw_peers(table: PeerTable) -> RenderableType:
+    """A row per peer."""
+    if not table.peers:
+        return Text("no peer is a member or linked yet")
+    grid = _grid(("peer", "link", "part", "round", "heard", "addresses"))
+    for peer in table.peers:
+        grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
+    return grid
+
+
+def draw_rounds(table: RoundTable) -> RenderableType:
+    """A row per sealed round, the newest last."""
+    if not table.rounds:
+        return Text("no round sealed since this node started")
+    names = ("round", "seal", "listed", "ours", "attempt", "s", "up", "down", "train", "held out")
+    grid = _grid(names)
+    for record in table.rounds[-ROUNDS_SHOWN:]:
+        grid.add_row(*(Text(cell) for cell in _round_cells(record)))
+    hidden = len(table.rounds) - ROUNDS_SHOWN
+    if hidden <= 0:
+        return grid
+    return Group(grid, Text(f"{hidden} earlier rounds with --json", style="dim"))
+
+
+PICTURES: dict[str, Callable[[object], RenderableType]] = {
+    "status": lambda body: draw_status(from_plain(NodeStatus, body)),
+    "peers": lambda body: draw_peers(from_plain(PeerTable, body)),
+    "rounds": lambda body: draw_rounds(from_plain(RoundTable, body)),
+}
+"""What is drawn of a node's answer, by the name of the command. Raises StateError as from_plain."""
+
+
+def _grid(names: tuple[str, ...]) -> Table:
+    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in names:
+        # Ten short columns fit 80 characters; only what is long, the last one, may be folded.
+        grid.add_column(name, overflow="fold", no_wrap=name != names[-1])
+    return grid
+
+
+def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
+    yield "run", Text.assemble((status.title, "bold"), f"  {status.run[:12]}")
+    state = Text(status.state, style=_STATE_STYLES.get(status.state, "green"))
+    attempt = f", attempt {status.attempt}" if status.attempt else ""
+    if status.state != "finished":
+        state.append(f" in round {status.round} of {status.rounds_total}{attempt}", style="default")
+    yield "state", state
+    part = ("a voter" if status.is_voter else "a member") if status.is_member else "without a seat"
+    yield (
+        "swarm",
+        Text(
+            f"{_number(status.members, 'member')}, {_number(status.voters, 'voter')}, "
+            f"{status.linked} linked; this node is {part}"
+        ),
+    )
+    if status.last_round is not None:
+        yield "sealed", Text(_sealed(status.last_round))
+    if status.validation_loss is not None:
+        text = f"{status.validation_loss:.4f} nats per byte after round {status.validation_round}"
+        yield "held out", Text(text)
+    yield "trainer", Text(_trainer(status.trainer))
+    yield "traffic", Text(f"{_size(status.bytes_up)} up, {_size(status.bytes_down)} down")
+    if status.checkpoint is not None:
+        yield "checkpoint", Text(status.checkpoint)
+    memory = f", {_size(status.rss_bytes)} of memory" if status.rss_bytes else ""
+    yield "node", Text(f"up {_duration(status.uptime_s)}, process {status.pid}{memory}")
+    yield "peer id", Text(status.peer)
+    for address in status.addresses:
+        yield "address", Text(address)
+    if status.num_faults:
+        last = status.faults[-1] if status.faults else None
+        said = f"; the last: {last.peer[-_ID_CHARACTERS:]}, {_short(last.reason)}" if last else ""
+        yield "faults", Text(f"{status.num_faults} of peers{said}")
+    if status.age_s > STALE_S:
+        text = f"the network process has not moved for {status.age_s:.0f} s"
+        yield "warning", Text(text, style="bold red")
+    for warning in status.warnings:
+        yield "warning", Text(warning, style="bold yellow")
+
+
+def _sealed(record: RoundRecord) -> str:
+    mine = "this node's too" if record.was_listed else "this node's not"
+    loss = "" if record.train_loss is None else f", training loss {record.train_loss:.4f}"
+    contributions = _number(len(record.listed), "contribution")
+    return f"round {record.round} in {record.wall_s:.1f} s: {contributions}, {mine}{loss}"
+
+
+def _trainer(trainer: TrainerRecord) -> str:
+    if trainer.pid is None:
+        return "not up yet"
+    known = [
+        trainer.device,
+        trainer.precision,
+        None if trainer.threads is None else _number(trainer.threads, "thread"),
+        None if trainer.micro_batch is None else f"micro-batch {trainer.micro_batch}",
+        None if trainer.step is None else f"step {trainer.step}",
+        None if trainer.loss is None else f"loss {trainer.loss:.4f}",
+        f"process {trainer.pid}",
+    ]
+    return ", ".join(filter(None, known))
+
+
+def _peer_cells(peer: PeerRecord) -> Iterator[str]:
+    yield peer.peer[-_ID_CHARACTERS:]
+    link = "linked" if peer.is_linked else "no link"
+    yield f"{link}, suspected" if peer.is_suspected else link
+    yield ("voter" if peer.is_voter else "member") if peer.is_member else "-"
+    yield "-" if peer.round is None else str(peer.round)
+    yield "-" if peer.heard_s_ago is None else f"{peer.heard_s_ago:.1f} s ago"
+    yield peer.addresses[0] if peer.addresses else "-"
+
+
+def _round_cells(record: RoundRecord) -> Iterator[str]:
+    yield str(record.round)
+    yield record.digest[:_ID_CHARACTERS]
+    yield f"{len(record.listed)} of {record.members}"
+    yield "yes" if record.was_listed else "no"
+    yield str(record.attempt)
+    yield f"{record.wall_s:.1f}"
+    yield _size(record.bytes_up)
+    yield _size(record.bytes_down)
+    for loss in (record.train_loss, record.validation_loss):
+        yield "-" if loss is None else f"{loss:.4f}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 1024 * 1024:
+        return f"{num_bytes / 1024:.1f} KiB"
+    if num_bytes < 1024**3:
+        return f"{num_bytes / 1024**2:.1f} MiB"
+    return f"{num_bytes / 1024**3:.2f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
