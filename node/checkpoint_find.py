@@ -1,0 +1,98 @@
+"""Which run is meant, and where its checkpoints lie: for the commands that use what was trained."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from node.shown import shown
+from node.state_folder import MANIFEST_FILE, RUNS_FOLDER, run_folder
+from node.stored_manifest import read_signed_manifest
+from protocol.errors import ConfigError
+from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
+from protocol.manifest import RunManifest, open_manifest
+from protocol.wire import encode
+from training.exported import OpenSigned
+
+CHECKPOINTS_FOLDER = "checkpoints"
+
+_RUN_FOLDER = re.compile(r"[0-9a-f]{12}")
+_RUNS_SHOWN = 20
+
+_NOBODY = Ed25519Signer(bytes(KEY_SEED_BYTES))
+"""Any key will do to check signatures; this one signs nothing."""
+
+open_signed: OpenSigned = partial(open_manifest, signer=_NOBODY)
+"""The manifest in these bytes, if its founder signed them. Raises PeerError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOnDisk:
+    """A run of a state folder: its manifest, checked, and the folder of its checkpoints."""
+
+    manifest: RunManifest
+    manifest_path: Path
+    signed: bytes
+    checkpoints: Path
+
+
+def find_run(state: Path, *, run: str | None = None, manifest: Path | None = None) -> RunOnDisk:
+    """The run in the state folder that `run`, the first digits of its digest, names.
+
+    Without `run` there must be one run only. `manifest` names the file where the folder lacks it.
+    Raises ConfigError saying what is wrong or missing, and what to do.
+    """
+    runs = state / RUNS_FOLDER
+    if not runs.is_dir():
+        raise ConfigError(
+            f"{state} holds no run: name a node's folder with --state, or a file that "
+            "`barnraise export` wrote with --model"
+        )
+    if manifest is not None:
+        signed = read_signed_manifest(manifest, _NOBODY)
+        digest = signed.manifest.digest
+        folder = run_folder(state, digest)
+        if run is not None and not _is_meant(digest.hex(), run):
+            raise ConfigError(f"{manifest} is of run {folder.name}, not of {shown(run)}")
+        if not folder.is_dir():
+            title = shown(signed.manifest.title)
+            raise ConfigError(f"{state} holds nothing of run {folder.name}, {title}")
+    else:
+        folder = _folder(runs, run)
+        manifest = folder / MANIFEST_FILE
+        if not manifest.exists():
+            raise ConfigError(f"{folder} lacks its {MANIFEST_FILE}: name the file with --manifest")
+        signed = read_signed_manifest(manifest, _NOBODY)
+        if run_folder(state, signed.manifest.digest) != folder:
+            raise ConfigError(f"{manifest} is of another run, {shown(signed.manifest.title)}")
+    return RunOnDisk(
+        manifest=signed.manifest,
+        manifest_path=manifest,
+        signed=encode(signed),
+        checkpoints=folder / CHECKPOINTS_FOLDER,
+    )
+
+
+def _folder(runs: Path, run: str | None) -> Path:
+    """The one folder in `runs` that is meant."""
+    folders = sorted(path for path in runs.iterdir() if _RUN_FOLDER.fullmatch(path.name))
+    meant = [path for path in folders if run is None or _is_meant(path.name, run)]
+    if len(meant) == 1:
+        return meant[0]
+    here = "".join(f"\n  {path.name}  {_title(path)}" for path in folders[:_RUNS_SHOWN])
+    if meant:
+        raise ConfigError(f"{runs} holds several runs, name one with --run:{here}")
+    raise ConfigError(f"{runs} holds no run {shown(run or '')}, but:{here or ' nothing'}")
+
+
+def _is_meant(digest: str, run: str) -> bool:
+    # A folder's name is shorter than the digest that may have been given.
+    run = run.lower()
+    return bool(run) and (digest.startswith(run) or run.startswith(digest))
+
+
+def _title(folder: Path) -> str:
+    try:
+        return shown(read_signed_manifest(folder / MANIFEST_FILE, _NOBODY).manifest.title)
+    except ConfigError:
+        return "(without a manifest)"

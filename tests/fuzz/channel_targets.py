@@ -1,0 +1,186 @@
+"""Decoders between the two processes of a node: tensors, frames, mapping, a model's file."""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from protocol import limits
+from protocol.errors import (
+    ConfigError,
+    DecodeError,
+    TrainerError,
+)
+from tests.fuzz.target import FILE_BYTES, PACKER_BYTES, Target, from_bytes, from_file
+from tests.training.replicas import small_manifest
+from training.channel import ChannelFile, channel_spec
+from training.compression import CODECS
+from training.exchange import RunClock
+from training.failure import error_of
+from training.frames import (
+    FROM_USER,
+    TO_USER,
+    Attach,
+    Contributed,
+    Deliver,
+    Failed,
+    Frame,
+    FrameReader,
+    Leaving,
+    Progress,
+    Ready,
+    Start,
+    Validation,
+    pack_frame,
+)
+from training.model_file import read_model_file
+
+MANIFEST = small_manifest()
+NUMEL = 1000
+
+
+CLOCK = RunClock(round=7, step=70, tokens=700)
+"""Frames of both directions."""
+
+
+TO_TRAINER_FRAMES = (
+    Attach(run=bytes(32), manifest="/a/manifest", channel="/a/channel", inner="/a/inner", shard=0),
+    Start(clock=CLOCK, lease=((0, 4), (8, 9)), listed=True, validate=False),
+    Deliver(sequence=3, listed=True, clock=CLOCK, lease=(), validate=True),
+    Failed(kind="ConfigError", message="no such thing", field=""),
+)
+
+
+FROM_TRAINER_FRAMES = (
+    Ready(threads=2, parameters=7344, device="cpu", precision="float32", micro_batch=4),
+    Contributed(
+        sequence=3,
+        fragment=0,
+        lengths=(4096, 17),
+        tokens=320,
+        samples=40,
+        steps=10,
+        residual_before=bytes(32),
+        residual_after=bytes(32),
+        loss=1.5,
+    ),
+    Progress(step=7, loss=1.25),
+    Validation(round=4, loss=1.75),
+    Leaving(),
+)
+
+
+def _codec_read(name: str) -> Callable[[bytes], None]:
+    codec = CODECS[name]()
+
+    def read(data: bytes) -> None:
+        for numel in (0, 1, NUMEL):
+            try:
+                x_N = codec.decode(data, numel)
+            except DecodeError:
+                continue
+            assert x_N.shape == (numel,)
+            assert np.isfinite(x_N).all()
+            return
+        raise DecodeError("of no size")
+
+    return read
+
+
+def _codec_examples(name: str) -> tuple[bytes, ...]:
+    codec = CODECS[name]()
+    x_N = np.linspace(-3, 3, NUMEL, dtype=np.float32)
+    return codec.encode(x_N), codec.encode(x_N[:1]), b""
+
+
+def _feed(kinds: tuple[type[Frame], ...], data: bytes) -> None:
+    reader = FrameReader[Frame](kinds)
+    for start in range(0, len(data), 700):
+        for frame in reader.feed(data[start : start + 700]):
+            assert isinstance(frame, kinds)
+            if isinstance(frame, Failed):
+                # Whatever it says becomes an error that can be raised.
+                assert str(error_of(frame))
+
+
+def _frames(frames: tuple[Frame, ...]) -> tuple[bytes, ...]:
+    packed = tuple(map(pack_frame, frames))
+    return *packed, b"".join(packed)
+
+
+def _payloads(data: bytes, folder: Path) -> None:
+    """Lengths that a trainer claims, read from a channel that it wrote."""
+    spec = channel_spec(MANIFEST, 0)
+    path = folder / "y.channel"
+    path.unlink(missing_ok=True)
+    count = len(data) // 8
+    sequence, *lengths = struct.unpack(f">{count}q", data[: 8 * count]) or (0,)
+    with ChannelFile.create(path, spec) as channel:
+        payloads = channel.read_payloads(abs(sequence), tuple(lengths))
+        assert [len(payload) for payload in payloads] == lengths
+
+
+def _channel(path: Path) -> None:
+    ChannelFile.open(path, channel_spec(MANIFEST, 0)).close()
+
+
+def _channel_file() -> tuple[bytes, ...]:
+    spec = channel_spec(MANIFEST, 0)
+    return (spec.header + bytes(spec.file_bytes - len(spec.header)),)
+
+
+TARGETS = [
+    *(
+        Target(
+            name=f"codec {name}",
+            covers=("training.compression.Codec.decode",),
+            read=from_bytes(_codec_read(name)),
+            errors=(DecodeError,),
+            examples=partial(_codec_examples, name),
+            memory_factor=16,
+        )
+        for name in CODECS
+    ),
+    Target(
+        name="frames to the trainer",
+        covers=("training.frames.FrameReader.feed",),
+        read=from_bytes(partial(_feed, TO_USER)),
+        errors=(TrainerError,),
+        examples=lambda: _frames(TO_TRAINER_FRAMES),
+        memory_factor=60,
+    ),
+    Target(
+        name="frames from the trainer",
+        covers=("training.frames.FrameReader.feed",),
+        read=from_bytes(partial(_feed, FROM_USER)),
+        errors=(TrainerError,),
+        examples=lambda: _frames(FROM_TRAINER_FRAMES),
+        memory_factor=60,
+    ),
+    Target(
+        name="lengths in a channel",
+        covers=("training.channel.ChannelFile.read_payloads",),
+        read=_payloads,
+        errors=(TrainerError,),
+        examples=lambda: (struct.pack(">4q", 7, 1024, 0, 17),),
+        memory_base=FILE_BYTES + PACKER_BYTES,
+    ),
+    Target(
+        name="channel file",
+        covers=("training.channel.ChannelFile.open",),
+        read=from_file(_channel, "x.channel"),
+        errors=(TrainerError,),
+        examples=_channel_file,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+    ),
+    Target(
+        name="model file",
+        covers=("training.model_file.read_model_file",),
+        read=from_file(read_model_file, "model.py"),
+        errors=(ConfigError,),
+        examples=lambda: (b"def build(context):\n    pass\n",),
+        memory_base=FILE_BYTES + limits.MODEL_FILE_BYTES_MAX,
+    ),
+]

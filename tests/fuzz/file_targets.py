@@ -1,0 +1,271 @@
+"""Decoders of a run's files: checkpoints, inner state, exports, manifests."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from node.checkpoint_find import open_signed
+from node.export import open_export
+from protocol import limits
+from protocol.errors import (
+    CheckpointError,
+    ConfigError,
+    ManifestError,
+    PeerError,
+)
+from tests.fuzz.mutations import json_bytes
+from tests.fuzz.target import (
+    FILE_BYTES,
+    MANIFEST_BYTES,
+    PACKER_BYTES,
+    Read,
+    Target,
+    from_bytes,
+    from_file,
+)
+from tests.node.state_run import StateRun, founded, write_state
+from tests.training.test_exported import provenance_of
+from tests.training.test_inner_state import state as inner_state
+from training.exported import read_provenance, read_tensors, write_export
+from training.genesis import genesis_weights
+from training.inner import (
+    accumulate_gradient,
+    apply_gradient,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+)
+from training.inner_state import InnerFolder, InnerState
+from training.manifest_file import open_known_manifest, read_manifest
+from training.models import build_model
+from training.state import META_FILE, load_checkpoint, load_latest, named_tensors
+from training.tensor_file import read_tensors as read_tensor_file
+
+MANIFEST = founded()
+
+
+SPEC = MANIFEST.shards[0]
+
+
+@cache
+def disk() -> StateRun:
+    """A state folder with one checkpoint, for the life of the tests' process."""
+    folder = Path(tempfile.mkdtemp(prefix="barnraise-fuzz-"))
+    return write_state(folder, 4)
+
+
+def remove_disk() -> None:
+    """Whoever has used `disk` calls it at the end."""
+    shutil.rmtree(disk().state, ignore_errors=True)
+    disk.cache_clear()
+
+
+def _checkpoint(name: str) -> Read:
+    """The checkpoint of `disk` with one of its files replaced."""
+
+    def read(data: bytes, folder: Path) -> object:
+        source = disk().path(4)
+        target = folder / "checkpoints" / source.name
+        if not target.exists():
+            shutil.copytree(source, target)
+        path = target / name
+        before = path.read_bytes()
+        path.write_bytes(data)
+        try:
+            load_latest(folder / "checkpoints", SPEC, run=MANIFEST.digest, slots=("momentum",))
+            return load_checkpoint(target, SPEC, run=MANIFEST.digest, slots=("momentum",))
+        finally:
+            path.write_bytes(before)
+
+    return read
+
+
+def _file_of_checkpoint(name: str) -> tuple[bytes, ...]:
+    return ((disk().path(4) / name).read_bytes(),)
+
+
+def _meta() -> tuple[object, ...]:
+    body = json.loads((disk().path(4) / META_FILE).read_bytes())
+    del body["digest"]
+    return (body,)
+
+
+def _signed_meta(tree: object) -> bytes:
+    """As the writer would have it: a sound digest over whatever it says."""
+    if not isinstance(tree, dict):
+        return json_bytes(tree)
+    body = {str(key): value for key, value in tree.items()}
+    text = json.dumps(body, sort_keys=True, indent=1).encode("utf-8", "surrogatepass") + b"\n"
+    whole = body | {"digest": blake3(text).hexdigest()}
+    return json.dumps(whole, sort_keys=True, indent=1).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _with_digest(body: bytes) -> bytes:
+    return body + blake3(body).digest()
+
+
+def _tensor_file(state: InnerState | None = None) -> tuple[bytes, ...]:
+    with tempfile.TemporaryDirectory() as folder:
+        InnerFolder(Path(folder), MANIFEST).save(state or inner_state(3))
+        return ((Path(folder) / "round-000003.safetensors").read_bytes()[:-32],)
+
+
+def _read_inner(data: bytes, folder: Path) -> None:
+    (folder / "round-000003.safetensors").write_bytes(data)
+    found = InnerFolder(folder, MANIFEST).newest(3)
+    if found is None:
+        raise CheckpointError("passed over")
+    assert found.round == 3
+    assert all(x_N is None or x_N.dtype == np.float32 for x_N in found.residuals)
+
+
+def _read_moments(data: bytes, folder: Path) -> None:
+    """What an inner state says of moments either fits the model or is refused whole."""
+    (folder / "round-000003.safetensors").write_bytes(data)
+    found = InnerFolder(folder, MANIFEST).newest(3)
+    if found is None:
+        raise CheckpointError("passed over")
+    model = build_model(MANIFEST)
+    optimizer = make_optimizer(model, MANIFEST.inner)
+    load_optimizer_tensors(model, optimizer, found.moments)
+    assert optimizer_tensors(model, optimizer).keys() == found.moments.keys()
+
+
+def _moments_file() -> tuple[bytes, ...]:
+    model = build_model(MANIFEST)
+    optimizer = make_optimizer(model, MANIFEST.inner)
+    accumulate_gradient(model, optimizer, np.zeros((1, 9), np.uint8))
+    apply_gradient(model, optimizer, MANIFEST, 0)
+    return _tensor_file(inner_state(3, moments=optimizer_tensors(model, optimizer)))
+
+
+def _export_file() -> bytes:
+    tensors = named_tensors(SPEC, genesis_weights(MANIFEST))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        write_export(path, provenance_of(MANIFEST, tensors), tensors)
+        return path.read_bytes()
+
+
+def _export_header() -> object:
+    data = _export_file()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def _behind_header(tree: object) -> bytes:
+    body = json_bytes(tree)
+    data = _export_file()
+    tensors = data[8 + int.from_bytes(data[:8], "little") :]
+    return len(body).to_bytes(8, "little") + body + tensors
+
+
+def _read_export(path: Path) -> None:
+    with suppress(ConfigError, CheckpointError):
+        open_export(path)
+    read_tensors(path, read_provenance(path, open_signed))
+
+
+CHECKPOINT = Target(
+    name="",
+    covers=("training.state.load_checkpoint", "training.state.load_latest"),
+    read=_checkpoint(META_FILE),
+    errors=(CheckpointError,),
+    memory_base=FILE_BYTES + PACKER_BYTES,
+)
+
+
+TARGETS = [
+    *(
+        dataclasses.replace(
+            CHECKPOINT,
+            name=f"checkpoint {name}",
+            read=_checkpoint(name),
+            examples=partial(_file_of_checkpoint, name),
+        )
+        for name in ("anchor.safetensors", "outer.safetensors", META_FILE)
+    ),
+    dataclasses.replace(
+        CHECKPOINT,
+        name="checkpoint meta with a sound digest",
+        trees=_meta,
+        dump=_signed_meta,
+        memory_factor=60,
+    ),
+    Target(
+        name="inner state",
+        covers=(
+            "training.tensor_file.read_tensors",
+            "training.inner_state.InnerFolder.newest",
+        ),
+        read=_read_inner,
+        errors=(CheckpointError,),
+        examples=_tensor_file,
+        wrap=_with_digest,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="moments",
+        covers=("training.inner.load_optimizer_tensors",),
+        read=_read_moments,
+        errors=(CheckpointError,),
+        examples=_moments_file,
+        wrap=_with_digest,
+        memory_base=FILE_BYTES + PACKER_BYTES + limits.MIB,
+        memory_factor=16,
+        weight=4,
+    ),
+    Target(
+        name="tensor file",
+        covers=("training.tensor_file.read_tensors",),
+        read=from_file(partial(read_tensor_file, tensors_max=40), "x.safetensors"),
+        errors=(CheckpointError,),
+        examples=_tensor_file,
+        wrap=_with_digest,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="export",
+        covers=(
+            "training.exported.read_provenance",
+            "training.exported.read_tensors",
+            "node.export.open_export",
+        ),
+        read=from_file(_read_export, "export.safetensors"),
+        errors=(CheckpointError, ConfigError),
+        examples=lambda: (_export_file(),),
+        trees=lambda: (_export_header(),),
+        dump=_behind_header,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="manifest of a known run",
+        covers=(
+            "training.manifest_file.open_known_manifest",
+            "training.manifest_file.read_manifest",
+        ),
+        read=from_file(partial(read_manifest, run=MANIFEST.digest), "manifest.msgpack"),
+        errors=(PeerError, ManifestError),
+        examples=lambda: (disk().signed,),
+        memory_base=MANIFEST_BYTES,
+        memory_factor=10,
+    ),
+    Target(
+        name="manifest in an export",
+        covers=("training.manifest_file.open_known_manifest",),
+        read=from_bytes(partial(open_known_manifest, run=MANIFEST.digest)),
+        errors=(PeerError, ManifestError),
+        examples=lambda: (disk().signed,),
+        memory_base=MANIFEST_BYTES,
+        memory_factor=10,
+    ),
+]

@@ -1,0 +1,242 @@
+"""Decoders of what lies in a state folder, after whatever happened to the disk."""
+
+import json
+import shutil
+from pathlib import Path
+
+from blake3 import blake3
+
+from node.checkpoint_find import find_run
+from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.keystore import load_or_create_identity
+from node.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
+from node.record_log import RECORD_BYTES_MAX, read_records
+from node.run_store import founded_runs
+from node.run_template import run_file_text
+from node.state_folder import (
+    FOUNDED_FILE,
+    MANIFEST_FILE,
+    PORT_FILE,
+    RUN_FILE,
+    read_port,
+    run_folder,
+)
+from node.status_client import find_api
+from node.stored_manifest import read_signed_manifest, stored_manifest
+from protocol import limits
+from protocol.errors import (
+    ConfigError,
+    DecodeError,
+)
+from protocol.wire import encode
+from tests.fuzz.file_targets import disk
+from tests.fuzz.mutations import json_bytes
+from tests.fuzz.protocol_targets import ADDRESSES
+from tests.fuzz.target import (
+    FILE_BYTES,
+    JSON_FACTOR,
+    MANIFEST_BYTES,
+    PACKER_BYTES,
+    Read,
+    Target,
+    from_bytes,
+    from_file,
+)
+from tests.node.state_run import FOUNDER, founded
+from tests.protocol.vectors import CERTIFICATE, PEERS, SIGNED
+
+
+def _record(body: bytes) -> bytes:
+    """A record of a log, its digest sound, behind a good one and before another."""
+
+    def packed(record: bytes) -> bytes:
+        return len(record).to_bytes(4, "big") + blake3(record).digest(length=8) + record
+
+    return packed(SLOT_RECORDS[0]) + packed(body) + packed(SLOT_RECORDS[1])
+
+
+SLOT_RECORDS = tuple(message.encoded for message in SIGNED.values())
+
+
+def _known_peers() -> tuple[object, ...]:
+    known = (KnownPeer(PEERS[0], ADDRESSES, 1_700_000_000), KnownPeer(PEERS[1], ADDRESSES, 5))
+    return (json.loads(KnownPeers({}).seen(bytes(32), known).encode()),)
+
+
+def _read_known(data: bytes) -> None:
+    known = decode_known_peers(data)
+    assert decode_known_peers(known.encode()) == known
+
+
+def _journal(name: str) -> Read:
+    """A journal with one file of it replaced: it opens, whatever is in there."""
+
+    def read(data: bytes, folder: Path) -> None:
+        shutil.rmtree(folder / "journal", ignore_errors=True)
+        path = folder / "journal" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        for _ in range(2):  # The first opening may cut a torn tail off.
+            journal = FileJournal(folder / "journal")
+            messages, chain = journal.messages(), journal.chain()
+            assert all(a.value.round == i + 1 for i, a in enumerate(chain))
+            assert list(journal.read_chain(1, 1000)) == list(chain)
+            assert all(message.encoded in data for message in messages)
+            assert all(blake3(body).digest() in data for body in journal.results(1).values())
+            journal.close()
+
+    return read
+
+
+def _result(body: bytes) -> bytes:
+    return body + blake3(body).digest()
+
+
+def _identity(data: bytes, folder: Path) -> None:
+    state = folder / "identity"
+    state.mkdir(exist_ok=True)
+    (state / "identity.key").write_bytes(data)
+    assert load_or_create_identity(state).seed == data
+
+
+def _stored(data: bytes, folder: Path) -> None:
+    manifest = founded()
+    path = run_folder(folder / "stored", manifest.digest) / MANIFEST_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    found = stored_manifest(folder / "stored", manifest.digest, FOUNDER)
+    assert found is None or found.manifest == manifest
+    assert find_run(folder / "stored").signed == data
+    assert encode(read_signed_manifest(path, FOUNDER)) == data
+
+
+def _founded(data: bytes, folder: Path) -> None:
+    """A state folder in which a run was founded, with another file about its source."""
+    state = folder / "founded"
+    home = run_folder(state, disk().manifest.digest)
+    if not home.exists():
+        home.mkdir(parents=True)
+        (home / MANIFEST_FILE).write_bytes(disk().signed)
+        (home / RUN_FILE).write_text(run_file_text("run.toml", "a barn"), "utf-8")
+    (home / FOUNDED_FILE).write_bytes(data)
+    if not founded_runs(state, FOUNDER):
+        raise ConfigError("passed over")
+
+
+def _port(data: bytes, folder: Path) -> None:
+    (folder / PORT_FILE).write_bytes(data)
+    port = read_port(folder)
+    assert port == 0 or 1024 <= port <= 65_535
+    if port == 0 and data != b"0\n":
+        raise DecodeError("no port")
+
+
+def _api(data: bytes, folder: Path) -> None:
+    path = folder / "api" / "runs" / ("ab" * 6) / "api.token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    # A process that is not ours, or none: both are errors of the user's. Never an exception else.
+    find_api(folder / "api", None)
+
+
+TARGETS = [
+    Target(
+        name="known peers",
+        covers=("node.known_peers.decode_known_peers",),
+        read=from_bytes(_read_known),
+        errors=(DecodeError,),
+        trees=_known_peers,
+        dump=json_bytes,
+        memory_factor=JSON_FACTOR,
+    ),
+    Target(
+        name="known peers on disk",
+        covers=("node.known_peers.read_known_peers",),
+        read=from_file(read_known_peers, "known_peers.json"),
+        errors=(),
+        trees=_known_peers,
+        dump=json_bytes,
+        # It reads at most 8 MiB, and a read of at most so many bytes reserves them.
+        memory_base=FILE_BYTES + 8 * limits.MIB,
+        memory_factor=JSON_FACTOR,
+    ),
+    Target(
+        name="record log",
+        covers=("node.record_log.read_records",),
+        read=from_file(read_records, "records.log"),
+        errors=(),
+        examples=lambda: SLOT_RECORDS,
+        wrap=_record,
+        memory_base=FILE_BYTES + RECORD_BYTES_MAX,
+    ),
+    *(
+        Target(
+            name=f"journal {name}",
+            covers=(
+                "node.journal.FileJournal",
+                "node.journal.FileJournal.read_chain",
+                "node.record_log.RecordLog.read",
+            ),
+            read=_journal(name),
+            errors=(),
+            examples=examples,
+            wrap=wrap,
+            memory_base=2 * FILE_BYTES + PACKER_BYTES,
+            memory_factor=20,
+            weight=4,
+        )
+        for name, examples, wrap in (
+            (SLOTS_FILE, lambda: SLOT_RECORDS, _record),
+            (CHAIN_FILE, lambda: (encode(CERTIFICATE),), _record),
+            (f"{RESULTS_FOLDER}/round-000001-{'ab' * 32}.bin", lambda: (bytes(500),), _result),
+        )
+    ),
+    Target(
+        name="identity key",
+        covers=("node.keystore.load_or_create_identity",),
+        read=_identity,
+        errors=(ConfigError,),
+        examples=lambda: (bytes(range(32)),),
+        memory_base=FILE_BYTES,
+    ),
+    Target(
+        name="stored manifest",
+        covers=(
+            "node.stored_manifest.read_signed_manifest",
+            "node.checkpoint_find.find_run",
+        ),
+        read=_stored,
+        errors=(ConfigError,),
+        examples=lambda: (disk().signed,),
+        memory_base=MANIFEST_BYTES,
+        memory_factor=20,
+    ),
+    Target(
+        name="founded.json",
+        covers=("node.run_store.founded_runs",),
+        read=_founded,
+        errors=(ConfigError,),
+        trees=lambda: ({"source": "/home/somebody/run.toml"},),
+        dump=json_bytes,
+        memory_base=MANIFEST_BYTES + limits.MIB,
+        memory_factor=JSON_FACTOR,
+    ),
+    Target(
+        name="port",
+        covers=("node.state_folder.read_port",),
+        read=_port,
+        errors=(DecodeError,),
+        examples=lambda: (b"4001\n",),
+        memory_base=FILE_BYTES,
+    ),
+    Target(
+        name="token of the status server",
+        covers=("node.status_client.find_api",),
+        read=_api,
+        errors=(ConfigError,),
+        trees=lambda: ({"url": "http://127.0.0.1:4002", "token": "ab12", "pid": 1},),
+        dump=json_bytes,
+        memory_base=FILE_BYTES,
+        memory_factor=JSON_FACTOR,
+    ),
+]

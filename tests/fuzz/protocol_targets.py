@@ -1,0 +1,260 @@
+"""Decoders of `protocol` and `dht`: what strangers send."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from libp2p.network.stream.exceptions import StreamEOF
+
+from dht.libp2p_negotiate import accept, encode_line, request
+from dht.libp2p_stream import Libp2pStream, Traffic
+from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_request, encode_message
+from node.invite import Invite, InvitePeer
+from node.links import Announcement
+from protocol import limits
+from protocol.errors import (
+    DecodeError,
+    LimitError,
+    PeerError,
+    StreamClosedError,
+    UnreachableError,
+)
+from protocol.frames import decode_frame, encode_frame
+from protocol.identity import parse_peer_id, peer_id_text
+from protocol.manifest import open_manifest
+from protocol.messages import decode_body, decode_message
+from protocol.wire import decode, encode
+from tests.dht.test_messages import PAIRS
+from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
+from tests.protocol.strategies import TYPES
+from tests.protocol.vectors import (
+    BULK,
+    CERTIFICATE,
+    EXAMPLES,
+    FRAMES,
+    SEAL_VALUE,
+    SIGNED,
+    SIGNER,
+    digest,
+)
+
+WIRE_BASE = STACK_BYTES + PACKER_BYTES
+WIRE_FACTOR = 10
+"""Of messages with many small fields: a Python object for a few bytes of msgpack."""
+
+ADDRESSES = ("/ip4/203.0.113.1/tcp/4001",)
+INVITE = Invite(digest(0xD0), "a barn", (InvitePeer(SIGNER.peer_id, ADDRESSES),))
+WIRE_EXAMPLES: dict[type[Any], list[bytes]] = {kind: [] for kind in (*TYPES, Invite, Announcement)}
+"""Every type that some decoder of ours asks the wire for, with what it looks like."""
+
+for _value in (
+    *EXAMPLES.values(),
+    *FRAMES,
+    *BULK,
+    *SIGNED.values(),
+    SEAL_VALUE,
+    CERTIFICATE,
+    INVITE,
+    Announcement(ADDRESSES),
+    *(message for pair in PAIRS for message in pair),
+):
+    WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))
+
+
+def _read_wire(kind: type[Any], data: bytes) -> None:
+    value = decode(kind, data, max_bytes=limits.MANIFEST_BYTES_MAX)
+    assert encode(value) == data, "one value has one encoding"
+
+
+def _read_frame(data: bytes) -> None:
+    assert encode_frame(decode_frame(data)) == data
+
+
+def _read_message(data: bytes) -> None:
+    message, body = decode_message(data)
+    assert encode(message) == data
+    assert decode_body(message) == body
+
+
+def _read_peer_id(text: str) -> None:
+    assert peer_id_text(parse_peer_id(text)) == text
+
+
+def _read_any_reply(data: bytes) -> None:
+    for request_, _ in PAIRS:
+        try:
+            reply = decode_reply(data, request_)
+        except DecodeError:
+            continue
+        assert isinstance(reply, Pong | Nodes | Values | Stored)
+        return
+    raise DecodeError("of no request")
+
+
+class Lines:
+    """A stream whose other end has sent all that it ever will; what we send is lost."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def num_buffered(self) -> int:
+        return len(self._data)
+
+    async def send_raw(self, data: bytes) -> None:
+        """Nobody reads."""
+
+    async def receive_raw(self, num_bytes: int) -> bytes:
+        if num_bytes > len(self._data):
+            raise StreamClosedError("ended")
+        data, self._data = self._data[:num_bytes], self._data[num_bytes:]
+        return data
+
+
+class Pieces:
+    """A stream of the library that yields what it has in pieces of any size, then ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self, num_bytes: int) -> bytes:
+        if not self._data:
+            raise StreamEOF
+        size = min(num_bytes, 1 + len(self._data) % 7)
+        piece, self._data = self._data[:size], self._data[size:]
+        return piece
+
+
+async def _read_frames(data: bytes) -> None:
+    stream = Libp2pStream(
+        Pieces(data),  # type: ignore[arg-type]  # of the library's stream only `read` is called
+        SIGNER.peer_id,
+        traffic=Traffic(),
+        spawn=lambda *_: None,
+    )
+    frames = []
+    try:
+        while True:
+            frames.append(await stream.receive_frame(1024))
+    except StreamClosedError:
+        if not frames:
+            raise
+    assert all(len(frame) <= 1024 and frame in data for frame in frames)
+
+
+PROTOCOL = "/barnraise/control/1"
+
+
+def _accept(data: bytes, _: Path) -> None:
+    assert trio.run(accept, Lines(data), {PROTOCOL}) == PROTOCOL
+
+
+def _request(data: bytes, _: Path) -> None:
+    trio.run(request, Lines(data), PROTOCOL)
+
+
+def _negotiation() -> tuple[bytes, ...]:
+    hello = encode_line("/multistream/1.0.0")
+    return hello + encode_line(PROTOCOL), hello + encode_line("/other/1" * 30) * 3
+
+
+def _wire_targets() -> list[Target]:
+    return [
+        Target(
+            name=f"wire {kind.__name__}",
+            covers=("protocol.wire.decode", f"{kind.__module__}.{kind.__name__}"),
+            read=from_bytes(partial(_read_wire, kind)),
+            errors=(DecodeError,),
+            examples=partial(tuple, examples),
+            memory_base=WIRE_BASE,
+            memory_factor=WIRE_FACTOR,
+        )
+        for kind, examples in WIRE_EXAMPLES.items()
+        if examples
+    ]
+
+
+TARGETS = [
+    *_wire_targets(),
+    Target(
+        name="frame",
+        covers=("protocol.frames.decode_frame",),
+        read=from_bytes(_read_frame),
+        errors=(DecodeError,),
+        examples=lambda: tuple(map(encode_frame, FRAMES)),
+        memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="message",
+        covers=("protocol.messages.decode_message", "protocol.messages.decode_body"),
+        read=from_bytes(_read_message),
+        errors=(DecodeError,),
+        examples=lambda: tuple(message.encoded for message in SIGNED.values()),
+        memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="manifest",
+        covers=("protocol.manifest.open_manifest",),
+        read=from_bytes(partial(open_manifest, signer=SIGNER)),
+        errors=(PeerError,),
+        examples=lambda: (encode(EXAMPLES["manifest"]),),
+        memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="peer id",
+        covers=("protocol.identity.parse_peer_id",),
+        read=from_text(_read_peer_id),
+        errors=(DecodeError,),
+        examples=lambda: (peer_id_text(SIGNER.peer_id).encode(),),
+    ),
+    Target(
+        name="dht request",
+        covers=("dht.messages.decode_request",),
+        read=from_bytes(decode_request),
+        errors=(DecodeError,),
+        examples=lambda: tuple(encode_message(request_) for request_, _ in PAIRS),
+        memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="dht reply",
+        covers=("dht.messages.decode_reply",),
+        read=from_bytes(_read_any_reply),
+        errors=(DecodeError,),
+        examples=lambda: tuple(encode_message(reply) for _, reply in PAIRS),
+        memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="frames of a stream",
+        covers=(
+            "dht.libp2p_stream.Libp2pStream.receive_frame",
+            "dht.libp2p_stream.Libp2pStream.receive_exactly",
+            "dht.libp2p_stream.Libp2pStream.receive_raw",
+        ),
+        read=lambda data, _: trio.run(_read_frames, data),
+        errors=(LimitError, StreamClosedError),
+        examples=lambda: (b"\0\0\0\3abc\0\0\4\0" + bytes(1024) + b"\0\0\0\0",),
+        memory_base=256 * limits.KIB,
+    ),
+    Target(
+        name="negotiation, answering",
+        covers=("dht.libp2p_negotiate.accept",),
+        read=_accept,
+        errors=(DecodeError, StreamClosedError),
+        examples=lambda: _negotiation()[:1],
+        memory_base=256 * limits.KIB,
+    ),
+    Target(
+        name="negotiation, asking",
+        covers=("dht.libp2p_negotiate.request",),
+        read=_request,
+        errors=(UnreachableError, StreamClosedError),
+        examples=lambda: _negotiation()[:1],
+        memory_base=256 * limits.KIB,
+    ),
+]

@@ -1,0 +1,121 @@
+"""No decoder without fuzz: whoever adds one, by whatever name decoders have, adds it to a table."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.architecture.source import PACKAGES, Module, module_from_source, read_modules
+from tests.fuzz.protocol_targets import WIRE_EXAMPLES
+from tests.fuzz.test_decoders import TARGETS
+
+ROOT = Path(__file__).parent.parent.parent
+LIBRARY = read_modules(ROOT, PACKAGES)
+
+DECODER = re.compile(r"(decode|parse|open|load|read|receive|feed|unpack|from)(_.*)?")
+"""What functions are called that make something of bytes or text that somebody else wrote."""
+
+COVERED = {name for target in TARGETS for name in target.covers}
+
+EXEMPT = {
+    "dht.libp2p_links.Links.open": "makes an object",
+    "dht.libp2p_negotiate.Lines.receive_raw": "a seam; its implementation is fuzzed",
+    "dht.libp2p_security.Link.read": "hands bytes on as they came",
+    "dht.libp2p_transport.Libp2pTransport.open_stream": "opens; what comes is read elsewhere",
+    "dht.libp2p_transport.open_transport": "opens; what comes is read elsewhere",
+    "node.attached_trainer.Attachment.open_trainer": "opens; what comes is read elsewhere",
+    "node.attached_trainer.Attachment.read": "bytes to FrameReader.feed",
+    "node.attached_trainer.Attachment.receive": "frames that FrameReader.feed has made",
+    "node.demo.display.open_display": "draws",
+    "node.journal.Journal.read_chain": "a seam; its implementation is fuzzed",
+    "node.roster.ClockRules.from_manifest": "a decoded manifest in, numbers out",
+    "node.round_view.RoundConfig.from_manifest": "a decoded manifest in, numbers out",
+    "node.running.read_line": "at most 256 bytes as they came",
+    "node.shard_store.ShardStore.decode": "payloads that the codec has taken one by one",
+    "node.trainer.Trainer.read_events": "frames that FrameReader.feed has made",
+    "node.trainer.TrainerLine.receive": "a seam; frames that FrameReader.feed has made",
+    "node.trainer_channel.open_trainer": "opens; what comes is read elsewhere",
+    "protocol.transport.Stream.receive_exactly": "a seam; its implementation is fuzzed",
+    "protocol.transport.Stream.receive_frame": "a seam; its implementation is fuzzed",
+    "protocol.transport.Transport.open_stream": "a seam",
+    "sim.disk.Disk.read_chain": "what the simulator keeps in memory",
+    "training.channel.ChannelFile.read_anchor": "float32 as they lie there, any bits are some",
+    "training.control_pipe.ControlPipe.receive": "frames that FrameReader.feed has made",
+    "training.data.open_corpus": "compares hashes of this machine's own library",
+    "training.data.read_stdlib": "text as it lies there",
+    "training.device.open_device": "a name out of a fixed set",
+    "training.models.read_fragment": "weights of a module in memory",
+}
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def decoders(modules: Sequence[Module]) -> Iterator[str]:
+    """Public functions and methods with such a name, dotted."""
+
+    def named(body: Sequence[ast.stmt], where: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, FUNCTIONS) and DECODER.fullmatch(node.name):
+                yield f"{where}.{node.name}"
+
+    for module in modules:
+        yield from named(module.tree.body, module.name)
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield from named(node.body, f"{module.name}.{node.name}")
+
+
+def wire_types(modules: Sequence[Module]) -> Iterator[str]:
+    """Types that some code asks `protocol.wire.decode` for by name."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "decode"):
+                continue
+            kinds = [arg.id for arg in node.args[:1] if isinstance(arg, ast.Name)]
+            # `kind` stands for one of a table of types, and the tables are in `strategies`.
+            yield from (name for name in kinds if name[0].isupper())
+
+
+def test_every_decoder_is_fuzzed_or_says_why_not():
+    missing = [name for name in decoders(LIBRARY) if name not in COVERED | EXEMPT.keys()]
+    assert missing == [], "add a Target in tests/fuzz, or a reason to EXEMPT"
+
+
+def test_every_type_on_the_wire_is_fuzzed():
+    known = {kind.__name__ for kind, examples in WIRE_EXAMPLES.items() if examples}
+    assert sorted(set(wire_types(LIBRARY)) - known) == []
+    assert [kind.__name__ for kind, examples in WIRE_EXAMPLES.items() if not examples] == []
+
+
+def test_nothing_is_exempt_or_covered_that_is_gone():
+    names = set(decoders(LIBRARY))
+    assert sorted(EXEMPT.keys() - names) == []
+    modules = {module.name for module in LIBRARY}
+    gone = [name for name in COVERED if not any(name.startswith(f"{m}.") for m in modules)]
+    # Some decoders go by other names than the pattern's; of those, the module must be there.
+    named = [name for name in COVERED if DECODER.fullmatch(name.rpartition(".")[2])]
+    assert gone == []
+    assert sorted(set(named) - names) == []
+
+
+def test_newcomer_is_seen():
+    source = """
+def decode_news(data): ...
+async def receive_news(stream): ...
+def _decode_inside(data): ...
+def readiness(): ...
+class News:
+    @classmethod
+    def from_bytes(cls, data): ...
+class _Hidden:
+    def decode(self, data): ...
+def use(data): return decode(News, data)
+"""
+    module = module_from_source("node/news.py", source)
+    assert list(decoders([module])) == [
+        "node.news.decode_news",
+        "node.news.receive_news",
+        "node.news.News.from_bytes",
+    ]
+    assert list(wire_types([module])) == ["News"]

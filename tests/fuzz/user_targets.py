@@ -1,0 +1,159 @@
+"""Decoders of what users type and write: links, addresses, the two TOML files."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+from blake3 import blake3
+
+from node.config import parse_dialable, parse_listen, parse_peer_address
+from node.invite import LINK_PREFIX, invite_link, parse_invite
+from node.joining import parse_target
+from node.node_file import NodeFile, node_config, read_node_file
+from node.run_file import Founder, build_manifest, read_run_file
+from node.run_template import run_file_text
+from node.state_folder import MANIFEST_FILE, NODE_FILE
+from protocol import limits
+from protocol.errors import (
+    ConfigError,
+    ManifestError,
+)
+from protocol.identity import peer_id_text
+from protocol.manifest import sign_manifest
+from protocol.wire import encode
+from tests.fuzz.mutations import toml_bytes
+from tests.fuzz.protocol_targets import INVITE
+from tests.fuzz.target import (
+    PACKER_BYTES,
+    STACK_BYTES,
+    Target,
+    from_file,
+    from_text,
+)
+from tests.node.state_run import FOUNDER
+from tests.protocol.vectors import PEERS
+
+TOML_BASE, TOML_FACTOR = 2 * limits.MIB, 200
+"""The libraries' messages hold lists of errors, one for each key that is wrong."""
+
+
+RUN_FILE: dict[str, object] = {
+    "run": {"title": "a barn", "trust": "friends", "survive": "any", "rounds": 200},
+    "stop": {"tokens": 0, "date": "2099-01-31T18:00:00Z"},
+    "model": {
+        "name": "gpt",
+        "seed": 0,
+        "cell_elements": 4096,
+        "settings": {"context": 64, "heads": 4, "layers": 2, "width": 64},
+    },
+    "corpus": {"name": "stdlib", "permutation_seed": 0},
+    "inner": {"inner_steps": 50, "batch": 16, "learning_rate": 0.008, "clip_norm": 1.0},
+    "outer": {"codec": "fp16", "aggregator": "mean", "optimizer": "nesterov", "momentum": 0.5},
+    "timing": {"deadline_floor_s": 5.0, "deadline_cap_s": 60.0},
+}
+
+
+NODE_TOML: dict[str, object] = {
+    "listen": "/ip4/0.0.0.0/tcp/4001",
+    "announce": ["/ip4/203.0.113.1/tcp/4001"],
+    "bootstrap": [f"/ip4/203.0.113.1/tcp/4001/p2p/{peer_id_text(PEERS[0])}"],
+    "threads": 2,
+    "device": "cpu",
+    "linger_s": 15.0,
+    "is_observer": False,
+    "log_level": "debug",
+}
+
+
+def _link(body: bytes) -> bytes:
+    """A link around any body, its checksum sound."""
+    packed = b"\x01" + blake3(body).digest(length=4) + body
+    return LINK_PREFIX.encode() + base64.urlsafe_b64encode(packed).rstrip(b"=")
+
+
+def _node_file(data: bytes, folder: Path) -> None:
+    (folder / NODE_FILE).write_bytes(data)
+    found = read_node_file(folder)
+    assert isinstance(found, NodeFile)
+    node_config(found, {}, state=folder, manifest=folder / MANIFEST_FILE)
+
+
+def _founded(path: Path) -> None:
+    """A manifest that is built is one that can be signed and read, or there is none."""
+    manifest = build_manifest(read_run_file(path), Founder(FOUNDER.peer_id, 1_700_000_000), path)
+    sign_manifest(manifest, FOUNDER)
+
+
+def text(read: Callable[[str], object], name: str, *examples: str) -> Target:
+    """A target that reads what a user types."""
+    return Target(
+        name=name,
+        covers=(f"{read.__module__}.{read.__qualname__}",),
+        read=from_text(read),
+        errors=(ConfigError,),
+        examples=lambda: tuple(example.encode() for example in examples),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+        memory_factor=20,
+    )
+
+
+MULTIADDR = f"/ip4/203.0.113.1/tcp/4001/p2p/{peer_id_text(PEERS[0])}"
+
+
+TARGETS = [
+    text(parse_invite, "invite link", invite_link(INVITE)),
+    text(parse_target, "target to join", invite_link(INVITE), MULTIADDR),
+    text(parse_peer_address, "peer address", MULTIADDR),
+    text(
+        parse_dialable,
+        "address to dial",
+        MULTIADDR,
+        MULTIADDR.replace("ip4/203.0.113.1", "dns/a.b"),
+    ),
+    text(parse_listen, "listen address", "/ip4/0.0.0.0/tcp/4001", "/ip6/::1/tcp/0"),
+    Target(
+        name="body of an invite link",
+        covers=("node.invite.parse_invite",),
+        read=from_text(parse_invite),
+        errors=(ConfigError,),
+        examples=lambda: (encode(INVITE),),
+        wrap=_link,
+        memory_base=STACK_BYTES + PACKER_BYTES,
+        memory_factor=20,
+    ),
+    Target(
+        name="run.toml",
+        covers=("node.run_file.read_run_file", "node.toml_file.read_toml"),
+        read=from_file(read_run_file, "run.toml"),
+        errors=(ConfigError,),
+        examples=lambda: (run_file_text("run.toml", "a barn").encode(),),
+        trees=lambda: (RUN_FILE,),
+        dump=toml_bytes,
+        memory_base=TOML_BASE,
+        memory_factor=TOML_FACTOR,
+        weight=2,
+    ),
+    Target(
+        name="run.toml, founded",
+        covers=("node.run_file.build_manifest",),
+        read=from_file(_founded, "run.toml"),
+        errors=(ConfigError, ManifestError),
+        trees=lambda: (RUN_FILE,),
+        dump=toml_bytes,
+        # The text of the run is read, at most 8 MiB of it.
+        memory_base=64 * limits.MIB,
+        memory_factor=TOML_FACTOR,
+        weight=12,
+    ),
+    Target(
+        name="node.toml",
+        covers=("node.node_file.read_node_file", "node.toml_file.parse_sections"),
+        read=_node_file,
+        errors=(ConfigError,),
+        examples=lambda: (toml_bytes(NODE_TOML), b"# nothing\n"),
+        trees=lambda: (NODE_TOML,),
+        dump=toml_bytes,
+        memory_base=TOML_BASE,
+        memory_factor=TOML_FACTOR,
+    ),
+]
