@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from node.children import child_environment, trainer_threads
-from node.trainer_channel import ContributionReady, TrainerConfig, open_trainer
-from protocol.errors import TrainerError
+from node.trainer import ContributionReady
+from node.trainer_channel import TrainerConfig, open_trainer
+from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
 from training.exchange import Outcome, RunClock
@@ -30,6 +31,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="watches strangers by
 PRELUDE = """
 import os, signal, sys, threading
 from training.frames import *
+READY = Ready(threads=1, parameters=1, device="cpu", precision="float32", micro_batch=1)
 def say(frame):
     os.write(1, pack_frame(frame))
 def contribute(sequence=0, fragment=0, lengths=(0, 0)):
@@ -42,7 +44,8 @@ def wait():
 
 def config(folder, **inner):
     manifest = write_run(folder, inner=dataclasses.replace(INNER, **inner))
-    return TrainerConfig(folder=folder, manifest=manifest, manifest_path=folder / MANIFEST_FILE)
+    path = folder / MANIFEST_FILE
+    return TrainerConfig(folder=folder, manifest=manifest, manifest_path=path, device="cpu")
 
 
 def trainer_that(does):
@@ -105,7 +108,10 @@ async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_ru
     anchor = genesis_weights(run.manifest)[0] * np.float32(0.5)
     async with open_trainer(run) as trainer:
         await start(trainer, run, validate=True)
-        assert await next_of(trainer, Ready) == Ready(threads=1, parameters=len(anchor))
+        ready = await next_of(trainer, Ready)
+        assert ready == Ready(
+            threads=1, parameters=len(anchor), device="cpu", precision="float32", micro_batch=4
+        )
         genesis = await next_of(trainer, Validation)
         if os.name != "nt":
             os.kill(trainer.pid, signal.SIGINT)  # Ctrl+C is for the network process to act on.
@@ -207,7 +213,7 @@ async def test_a_manifest_of_another_run_is_refused_by_the_trainer(tmp_path):
     run = config(tmp_path)
     write_run(tmp_path, inner=dataclasses.replace(INNER, batch=5))
     async with open_trainer(run) as trainer:
-        with pytest.raises(TrainerError, match="ManifestError"):
+        with pytest.raises(ManifestError, match=r"not [0-9a-f]{12}"):
             await trainer.next_event()
 
 
@@ -218,7 +224,7 @@ async def test_the_last_words_of_a_dead_trainer_are_in_the_error(tmp_path):
 
 
 async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
-    async with fake(tmp_path, "say(Ready(threads=1, parameters=1))") as trainer:
+    async with fake(tmp_path, "say(READY)") as trainer:
         await trainer.next_event()
         with pytest.raises(TrainerError, match="status 0"):
             await trainer.next_event()
@@ -265,7 +271,7 @@ wait()
 async def test_a_trainer_that_will_not_end_is_killed_within_a_second(tmp_path):
     stubborn = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say(Ready(threads=1, parameters=1))
+say(READY)
 wait()
 """
     async with fake(tmp_path, stubborn) as trainer:
@@ -277,7 +283,7 @@ wait()
 
 async def test_cancelling_ends_the_trainer_too(tmp_path):
     with trio.CancelScope() as scope:
-        async with fake(tmp_path, "say(Ready(threads=1, parameters=1)); wait()") as trainer:
+        async with fake(tmp_path, "say(READY); wait()") as trainer:
             await trainer.next_event()
             scope.cancel()
             await trainer.next_event()
