@@ -1,18 +1,22 @@
 """The command `barnraise`: `node.commands` holds the commands, this their one entry point.
 
 Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 no peer reachable, 4 refused or
-banned; 128 and the signal's number where a signal ended it.
+banned; 128 and the signal's number where a signal ended it. Ctrl+C is such a signal, also where a
+node leaves its run cleanly: 130 then, and after SIGTERM 143.
 """
 
 import sys
 
-from node.commands import demo  # noqa: F401 - registers itself
-from node.commands.app import EXIT_INTERRUPTED, app, exit_status
-from protocol.errors import BarnraiseError
+from node.interrupts import end_at_once, end_at_once_from_now_on, handling
 
 
 def main() -> None:
     """Entry point of the command."""
+    # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
+    with handling(end_at_once):
+        from node.commands import demo, founding, looking, using  # noqa: F401 - they register
+        from node.commands.app import EXIT_INTERRUPTED, app, exit_status
+        from protocol.errors import BarnraiseError
     try:
         app(prog_name="barnraise")
     except KeyboardInterrupt:
@@ -20,6 +24,8 @@ def main() -> None:
     except BarnraiseError as error:
         print(f"barnraise: {error}", file=sys.stderr)
         sys.exit(exit_status(error))
+    finally:
+        end_at_once_from_now_on()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """NodeConfig: local taste of one node. What must be equal on all peers is in the manifest."""
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,17 @@ from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
+DEVICE_DEFAULT = "auto"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+PORT_MAX = 65_535
+THREADS_MAX = 4096
+LINGER_S_MAX = 86_400.0
 
 _MULTIADDR = re.compile(r"(?P<address>/[^\s]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)/?")
-_LISTEN = re.compile(r"/ip[46]/(?P<host>[0-9a-fA-F.:]+)/tcp/(?P<port>\d{1,5})/?")
+_EXAMPLE = "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
+_TCP = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,6})")
+_NAME = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+_LISTEN = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9a-fA-F.:]+)/tcp/(?P<port>\d{1,5})/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +34,53 @@ def parse_peer_address(text: str) -> PeerAddress:
     """`/ip4/203.0.113.1/tcp/4001/p2p/12D3...` in its parts. Raises ConfigError."""
     match = _MULTIADDR.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no address like /ip4/203.0.113.1/tcp/4001/p2p/12D3Koo...")
+        raise ConfigError(f"{text!r} is no address like {_EXAMPLE}")
     try:
         return PeerAddress(parse_peer_id(match["peer"]), match["address"])
     except DecodeError as error:
         raise ConfigError(f"{text!r} names no peer: {error}") from error
 
 
+def parse_dialable(text: str) -> PeerAddress:
+    """As `parse_peer_address`, for what a user typed: TCP over IP or a name. Raises ConfigError."""
+    parsed = parse_peer_address(text)
+    why = _why_undialable(parsed.address)
+    if why is not None:
+        raise ConfigError(f"{text!r} cannot be dialled: {why}; use an address like {_EXAMPLE}")
+    return parsed
+
+
+def _why_undialable(address: str) -> str | None:
+    match = _TCP.fullmatch(address)
+    if match is None:
+        return "it is not /ip4, /ip6 or /dns with /tcp and nothing else"
+    if not 1 <= int(match["port"]) <= PORT_MAX:
+        return f"port {match['port']} is not within 1..{PORT_MAX}"
+    kind, host = match["kind"], match["host"]
+    if kind.startswith("dns"):
+        return None if _NAME.fullmatch(host) else f"{host} is no name of a machine"
+    return None if _is_ip(host, kind[-1]) else f"{host} is no address of IPv{kind[-1]}"
+
+
 def parse_listen(text: str) -> tuple[str, int]:
     """Host and port of a listen address like `/ip4/0.0.0.0/tcp/4001`. Raises ConfigError."""
     match = _LISTEN.fullmatch(text)
-    if match is None:
+    is_address = match is not None and int(match["port"]) <= PORT_MAX
+    if match is None or not is_address or not _is_ip(match["host"], match["version"]):
         raise ConfigError(f"--listen {text!r}: use an address like /ip4/0.0.0.0/tcp/4001")
     return match["host"], int(match["port"])
 
 
+def _is_ip(host: str, version: str) -> bool:
+    try:
+        return str(ipaddress.ip_address(host).version) == version
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One node's own settings."""
+    """One node's own settings. Raises ConfigError naming a field that is out of range."""
 
     state: Path
     """Folder of key, checkpoints and logs; one node at a time."""
@@ -51,13 +89,22 @@ class NodeConfig:
     """The run's signed manifest."""
 
     listen: str = LISTEN_DEFAULT
-    """Where to listen; port 0 takes a free one and keeps it."""
+    """Where to listen; port 0 takes a free one and keeps it over restarts."""
+
+    announce: tuple[str, ...] = ()
+    """Addresses to tell others in place of this machine's own, e.g. of a forwarded port."""
 
     bootstrap: tuple[str, ...] = ()
-    """Addresses of peers that are asked first. A founder has none."""
+    """Addresses of peers that are asked first, besides the known peers. A founder has none."""
 
     threads: int = 1
     """Torch threads of the trainer; more than cores divided by nodes slows all of them down."""
+
+    device: str = DEVICE_DEFAULT
+    """Where the trainer computes: "auto" takes CUDA, then MPS, then the CPU."""
+
+    model_file: Path | None = None
+    """The run's model, where it is in a file: what the founder gave, and the manifest names."""
 
     wait_seats: int = 0
     """A founder holds its first COMMIT for so many joiners, at most 12 s."""
@@ -67,13 +114,43 @@ class NodeConfig:
     steps. 0: never."""
 
     compute_threads: int = 1
-    """Threads for hashing, decoding and sums."""
+    """Threads for hashing, decoding and sums; each takes a core from the trainer while it works."""
 
     linger_s: float = 15.0
     """After the last round, how long to serve those who are still at it."""
 
     is_observer: bool = False
     """Follow the run without a seat."""
+
+    status_port: int | None = 0
+    """Loopback port of the status server; 0 takes a free one, None starts none."""
+
+    log_level: str = "info"
+    """Least level that is logged: debug (a line per message), info, warning or error."""
+
+    is_log_json: bool = False
+    """Log lines as JSON objects."""
+
+    def __post_init__(self) -> None:
+        counts = {"threads": self.threads, "compute_threads": self.compute_threads}
+        for name, value in counts.items():
+            if not 1 <= value <= THREADS_MAX:
+                raise ConfigError(f"{name}: {value} is not within 1..{THREADS_MAX}")
+        for name, value in (
+            ("wait_seats", self.wait_seats),
+            ("validate_every", self.validate_every),
+        ):
+            if value < 0:
+                raise ConfigError(f"{name}: {value} is below 0")
+        if not 0.0 <= self.linger_s <= LINGER_S_MAX:
+            raise ConfigError(f"linger_s: {self.linger_s} is not within 0..{LINGER_S_MAX:.0f}")
+        if self.status_port is not None and not 0 <= self.status_port <= PORT_MAX:
+            raise ConfigError(f"status_port: {self.status_port} is not within 0..{PORT_MAX}")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(LOG_LEVELS)}")
+        parse_listen(self.listen)
+        for text in self.bootstrap:
+            parse_peer_address(text)
 
     @property
     def listen_host(self) -> str:

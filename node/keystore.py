@@ -3,34 +3,26 @@
 import os
 from pathlib import Path
 
+from node.state_folder import KEY_FILE, make_folder, write_atomically
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 
-KEY_FILE = "identity.key"
-
 
 def load_or_create_identity(state: Path) -> Ed25519Signer:
-    """The identity in the state folder; a new one if there is none.
+    """The identity in the state folder, made if need be; the caller holds the folder's lock.
 
     Raises ConfigError for a key file that is no key.
     """
-    state.mkdir(parents=True, exist_ok=True)
+    make_folder(state)
     path = state / KEY_FILE
     if not path.exists():
-        _create(path)
-    seed = path.read_bytes()
+        # Whole or not at all: a crash in between must not leave a key of no bytes.
+        write_atomically(path, os.urandom(KEY_SEED_BYTES))
+    with path.open("rb") as file:
+        seed = file.read(KEY_SEED_BYTES + 1)
     if len(seed) != KEY_SEED_BYTES:
-        raise ConfigError(f"{path} has {len(seed)} bytes, a key has {KEY_SEED_BYTES}: remove it")
+        raise ConfigError(
+            f"{path} is no key: a key has {KEY_SEED_BYTES} bytes; put back the copy that you have, "
+            "or move it away and be a new peer"
+        )
     return Ed25519Signer(seed)
-
-
-def _create(path: Path) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except FileExistsError:
-        return  # Another process of ours was quicker; its key is as good.
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(KEY_SEED_BYTES))
-        file.flush()
-        os.fsync(file.fileno())

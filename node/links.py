@@ -8,6 +8,7 @@ what the driver sends is queued per peer, and a peer that does not drain its que
 """
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dht.directory import Directory
 from node import events as ev
 from node.config import PeerAddress
 from node.handshake import shake_hands
+from node.strikes import Strikes
 from protocol import limits
 from protocol.errors import (
     BarnraiseError,
@@ -26,6 +28,7 @@ from protocol.errors import (
     ManifestMismatch,
     NetworkError,
     PeerError,
+    RefusedError,
 )
 from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
@@ -46,6 +49,7 @@ SEARCH_FIRST_S, SEARCH_S = 1.0, 10.0
 
 SEARCHES_AT_FIRST = 20
 OPEN_AGAIN_S = 1.0
+REFUSED_AGAIN_S = 30.0
 YIELD_S = 1.5
 """The peer with the higher id leaves the lower one so long to open the control stream; it may not
 have found us yet."""
@@ -60,6 +64,13 @@ KNOWN_MAX = 256
 """Peers that are kept to be dialled: four times the seats. Anybody can announce made-up ones."""
 
 ANNOUNCE_TTL_S = 600.0
+
+HELLOS_MAX = 2
+"""Conversations with one peer that are at their hello: ours and its own, opened at one time."""
+
+BRIEF_S = 1.0
+"""A link that a peer opens and that ends sooner is a strike, whatever was said: each costs a hello.
+"""
 
 Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
 
@@ -92,9 +103,16 @@ class Links:
     signer: Signer
     tell: Tell
     finds_nobody: bool = False
+    _strikes: Strikes = field(default_factory=Strikes)
+    _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
+    _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
     _retries: dict[PeerId, _Retry] = field(default_factory=dict)
     _known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
+    _num_changes: int = 0
+    _changed: trio.Event = field(default_factory=trio.Event)
     _wanted: trio.Event = field(default_factory=trio.Event)
     _stranger_came: trio.Event = field(default_factory=trio.Event)
 
@@ -102,9 +120,32 @@ class Links:
         """Peers with a control stream, ascending."""
         return tuple(sorted(self._queues))
 
+    def acquaintances(self) -> dict[PeerId, tuple[str, ...]]:
+        """Linked peers, and where they may be dialled: what they said, and where we found them."""
+        return {
+            peer: tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.get(peer, ()))))
+            for peer in self.linked()
+        }
+
+    def refusal(self, peer: PeerId) -> ManifestMismatch | RefusedError | None:
+        """Why the last hello with a peer failed: it trains another run, or refuses us."""
+        return self._refusals.get(peer)
+
+    async def links_changed(self, since: int) -> int:
+        """Until more than `since` links and refusals came or went; how many have by now."""
+        while self._num_changes <= since:
+            await self._changed.wait()
+        return self._num_changes
+
+    def _note_change(self) -> None:
+        self._num_changes += 1
+        self._changed.set()
+        self._changed = trio.Event()
+
     def know(self, address: PeerAddress) -> None:
         """Remember where a peer may be dialled; the search dials it."""
-        self._known[address.peer] = (*self._known.get(address.peer, ()), address.address)
+        known = (*self._known.get(address.peer, ()), address.address)
+        self._known[address.peer] = tuple(dict.fromkeys(known))
 
     def send(self, peer: PeerId, frame: Frame) -> None:
         """Queue a frame; silently nothing if the peer is gone: its end is under way as an event."""
@@ -119,6 +160,20 @@ class Links:
         except trio.BrokenResourceError:
             logger.debug("link is closing peer=%s", short_id(peer))
 
+    def strike(self, peer: PeerId) -> None:
+        """Note a fault of a peer. One with too many has no link for a while, and gets none."""
+        pause_s = self._strikes.strike(peer, trio.current_time())
+        if pause_s:
+            logger.warning("peer paused peer=%s pause_s=%.0f", short_id(peer), pause_s)
+            # Not by its queue: a writer that waits for the peer to read would not see it close.
+            if peer in self._scopes:
+                self._scopes[peer].cancel()
+            elif peer in self._queues:
+                self._queues.pop(peer).close()
+
+    def _is_paused(self, peer: PeerId) -> bool:
+        return self._strikes.is_paused(peer, trio.current_time())
+
     async def run(self) -> None:
         """Search, link and keep linked until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -127,7 +182,14 @@ class Links:
 
     async def accept(self, stream: Stream) -> None:
         """Handler of inbound control streams. Raises what ended the conversation."""
-        await self._converse(stream)
+        began_s = trio.current_time()
+        if self._is_paused(stream.peer):
+            return
+        try:
+            await self._converse(stream)
+        finally:
+            if trio.current_time() - began_s < BRIEF_S:
+                self.strike(stream.peer)
 
     # Search -------------------------------------------------------------------------------------
 
@@ -166,6 +228,7 @@ class Links:
             idle or self._known, key=lambda peer: self._retries.get(peer, _Retry()).delay_s
         )
         del self._known[hopeless]
+        self._refusals.pop(hopeless, None)
         self._retries.pop(hopeless, None)
 
     def _dial_known(self, nursery: trio.Nursery) -> None:
@@ -174,7 +237,7 @@ class Links:
         for peer, addresses in self._known.items():
             is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
             retry = self._retries.setdefault(peer, _Retry())
-            if not is_known and now_s >= retry.due_s:
+            if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
                 self._postpone(peer)
                 nursery.start_soon(self._dial, peer, addresses)
 
@@ -202,11 +265,12 @@ class Links:
             connected = self.transport.connected()
             due_s = {peer: due_s[peer] for peer in connected if peer in due_s}
             for peer in connected:
-                if peer in self._queues or peer not in self._known:
+                if peer in self._queues or peer not in self._known or self._is_paused(peer):
                     continue
                 yield_s = 0.0 if self.transport.peer_id < peer else YIELD_S
                 if now_s >= due_s.setdefault(peer, now_s + yield_s):
-                    due_s[peer] = now_s + OPEN_AGAIN_S + yield_s
+                    again_s = REFUSED_AGAIN_S if peer in self._refusals else OPEN_AGAIN_S
+                    due_s[peer] = now_s + again_s + yield_s
                     nursery.start_soon(self._open, peer)
             with trio.move_on_after(0.25):
                 await self._wanted.wait()
@@ -234,21 +298,34 @@ class Links:
     async def _converse(self, stream: Stream) -> None:
         """Hello, then frames in both directions until the stream ends."""
         peer = stream.peer
-        if peer in self._queues:
+        if peer in self._queues or self._hellos[peer] >= HELLOS_MAX:
             return
+        self._hellos[peer] += 1
         try:
-            await shake_hands(stream, self.signed, self.transport.addresses(), self.signer)
+            hello = await shake_hands(stream, self.signed, self.transport.addresses(), self.signer)
         except trio.TooSlowError:
             logger.info("no hello peer=%s", short_id(peer))
             return
         except ManifestMismatch as mismatch:
-            logger.warning("another run peer=%s reason=%s", short_id(peer), mismatch)
-            await self.tell(ev.Fault(peer, str(mismatch)))
+            if self._note_refusal(peer, mismatch):
+                logger.warning("another run peer=%s reason=%s", short_id(peer), mismatch)
+                await self.tell(ev.Fault(peer, str(mismatch)))
             return
+        except RefusedError as refusal:
+            self._note_refusal(peer, refusal)
+            raise
+        except PeerError as error:
+            await self.tell(ev.Fault(peer, f"hello: {error}"))
+            raise
+        finally:
+            self._hellos[peer] -= 1
+            self._hellos += Counter()  # Forgets the zeros: a peer may come under many names.
         if peer in self._queues:  # Both sides opened one at the same time.
             return
+        self._said[peer] = hello.addresses
         failure: PeerError | NetworkError | None = None
         async with self._linked(peer) as queue, trio.open_nursery() as nursery:
+            self._scopes[peer] = nursery.cancel_scope
             nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
             # Kept and raised behind the nursery, which would wrap it in a group.
             try:
@@ -261,10 +338,24 @@ class Links:
         if failure is not None:
             raise failure
 
+    def _note_refusal(self, peer: PeerId, refusal: ManifestMismatch | RefusedError) -> bool:
+        """Whether it is news: who trains another run asks again and again."""
+        before = self._refusals.pop(peer, None)
+        while len(self._refusals) >= KNOWN_MAX:
+            # The oldest: strangers without end could come and be refused.
+            del self._refusals[next(iter(self._refusals))]
+        self._refusals[peer] = refusal
+        is_news = before is None or str(before) != str(refusal)
+        if is_news:
+            self._note_change()
+        return is_news
+
     @asynccontextmanager
     async def _linked(self, peer: PeerId) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
         send, receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
         self._queues[peer] = send
+        self._refusals.pop(peer, None)
+        self._note_change()
         await self.tell(ev.Linked(peer))
         try:
             yield receive
@@ -276,6 +367,9 @@ class Links:
             # A link that was dropped ends late: a newer one may be up by then. Not shielded: this
             # is only cancelled with the whole node, and then nobody is left to hear it.
             if peer not in self._queues:
+                self._said.pop(peer, None)
+                self._scopes.pop(peer, None)
+                self._note_change()
                 await self.tell(ev.Unlinked(peer))
 
     async def _read(self, stream: Stream) -> None:

@@ -30,8 +30,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # Here and not above: most runs need no torch, and it takes a second to load.
         import torch
 
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
+        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            pytest.skip("needs a CUDA or MPS device")
 
 
 @pytest.fixture

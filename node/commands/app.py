@@ -1,14 +1,13 @@
-"""The command line that all commands register with, and how errors become exit statuses."""
+"""The command line that all commands register with."""
 
 import json
 import sys
 
 import typer
 
-from protocol.errors import BarnraiseError, ConfigError, NetworkError, RefusedError
+from node.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_status
 
-EXIT_FAILED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_REFUSED = 1, 2, 3, 4
-EXIT_INTERRUPTED = 130
+__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE", "app", "exit_status", "print_json"]
 
 app = typer.Typer(
     help="Train a neural network together: a peer-to-peer swarm without a coordinator.",
@@ -22,15 +21,6 @@ app = typer.Typer(
 @app.callback()
 def barnraise() -> None:
     """Train a neural network together: a peer-to-peer swarm without a coordinator."""
-
-
-def exit_status(error: BarnraiseError) -> int:
-    """What a command ends with that raised `error`."""
-    if isinstance(error, ConfigError):
-        return EXIT_USAGE
-    if isinstance(error, NetworkError):
-        return EXIT_UNREACHABLE
-    return EXIT_REFUSED if isinstance(error, RefusedError) else EXIT_FAILED
 
 
 def print_json(body: object) -> None:

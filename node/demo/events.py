@@ -176,11 +176,12 @@ def parse_event(line: bytes) -> Event | None:
     """
     try:
         body = json.loads(line)
-    except ValueError:  # Something that a library printed.
+    except (ValueError, RecursionError):  # Something that a library printed.
         return None
-    if not isinstance(body, dict) or body.get("event") not in _KINDS:
+    name = body.get("event") if isinstance(body, dict) else None
+    if not isinstance(name, str) or name not in _KINDS:
         return None
-    kind = _KINDS[body["event"]]
+    kind = _KINDS[name]
     values = {name: _value(body.get(name), hint) for name, hint in _FIELDS[kind].items()}
     wrong = sorted(name for name, value in values.items() if value is _WRONG)
     if wrong:

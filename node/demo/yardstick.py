@@ -1,8 +1,6 @@
 """What the swarm is held against, measured in processes of their own: this one loads no torch."""
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,18 +8,14 @@ from pathlib import Path
 
 import trio
 
-from node.children import child_environment, end_child
 from node.demo.log_tail import log_tail
+from node.json_child import Line, number, run_json_child
 from protocol.errors import StateError
 
 THREADS_MAX = 4
 """The demo's model is so small that more threads only wait for each other."""
 
 TEXT_BYTES = 200
-
-_READ_BYTES = 64 * 1024
-
-Line = dict[str, object]
 
 YARDSTICK_COMMAND = (sys.executable, "-P", "-m", "training.yardstick_main")
 
@@ -65,15 +59,15 @@ async def measure(
 
     def hear_alone(line: Line) -> None:
         if line["kind"] == "point":
-            step = int(_number(line["step"]))
-            measured.alone_curve.append((step, _number(line["loss"])))
-            tell(step / _number(line["steps"]))
+            step = int(number(line["step"]))
+            measured.alone_curve.append((step, number(line["loss"])))
+            tell(step / number(line["steps"]))
         else:
-            measured.loss_alone = _number(line["loss_alone"])
+            measured.loss_alone = number(line["loss_alone"])
 
     def hear_swarm(line: Line) -> None:
-        measured.loss_first = _number(line["loss_first"])
-        measured.loss_last = _number(line["loss_last"])
+        measured.loss_first = number(line["loss_first"])
+        measured.loss_last = number(line["loss_last"])
         measured.text = str(line["text"])
 
     try:
@@ -92,29 +86,8 @@ async def _run(
 ) -> None:
     """One yardstick process from its start to its end, whatever ends us."""
     with setting.log.open("ab") as log:
-        process = await trio.lowlevel.open_process(
-            setting.arguments(task),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=child_environment(),
-        )
-    try:
-        assert process.stdout is not None
-        rest = b""
-        while data := await process.stdout.receive_some(_READ_BYTES):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                hear(json.loads(line))
-        status = await process.wait()
-    finally:
-        await end_child(process)
+        status = await run_json_child(setting.arguments(task), hear, stderr=log)
     if status != 0:
         raise StateError(
             f"the yardstick ended with status {status}; its last words:\n{log_tail(setting.log)}"
         )
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)

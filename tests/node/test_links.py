@@ -13,6 +13,7 @@ from dht.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
 from node.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, Announcement, Links
+from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
@@ -205,3 +206,50 @@ async def test_made_up_announcements_push_out_each_other_and_no_connected_peer()
             one.links._note_record(PeerId(number.to_bytes(38, "big")), value)
         assert len(one.links._known) == KNOWN_MAX
         assert other.peer in one.links._known
+
+
+async def test_a_linked_peer_is_known_by_the_addresses_of_its_hello(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one, other = await party(stack, network, "a"), await party(stack, network, "b")
+        async with trio.open_nursery() as nursery:
+            await start(nursery, one, None)
+            await start(nursery, other, one)
+            with trio.fail_after(5.0):
+                changes = await one.links.links_changed(0)
+            assert one.links.acquaintances() == {other.peer: other.transport.addresses()}
+            await other.transport.disconnect(one.peer)
+            with trio.fail_after(1.0):
+                await one.links.links_changed(changes)
+            assert one.links.acquaintances() == {}
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_of_another_run_that_asks_again_and_again_is_told_of_once(
+    autojump_clock: trio.abc.Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one = await party(stack, network, "a")
+        other = await party(stack, network, "b", manifest=toy_manifest(rounds=9))
+        async with trio.open_nursery() as nursery:
+            await start(nursery, one, None)
+            await start(nursery, other, one)
+            await trio.sleep(20.0)
+            assert [isinstance(event, ev.Fault) for event in one.told] == [True]
+            refusal = other.links.refusal(one.peer)
+            nursery.cancel_scope.cancel()
+    assert isinstance(refusal, ManifestMismatch)
+    warnings = [record for record in caplog.records if "another run" in record.message]
+    assert len(warnings) == 2  # One of each.
+
+
+async def test_strangers_who_are_refused_take_bounded_memory() -> None:
+    async with AsyncExitStack() as stack:
+        one = await party(stack, MemoryNetwork(), "a")
+        for number in range(2 * KNOWN_MAX):
+            stranger = PeerId(number.to_bytes(32, "big"))
+            assert one.links._note_refusal(stranger, ManifestMismatch("title", "a", "b"))
+        assert len(one.links._refusals) == KNOWN_MAX

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from node.network_main import INPUT_LINE_BYTES_MAX, read_line, read_signed_manifest, user_error
+from node.exit_codes import user_error
+from node.running import INPUT_LINE_BYTES_MAX, read_line
+from node.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Ed25519Signer
 from protocol.wire import encode
@@ -30,7 +32,7 @@ def test_full_disk_is_told_with_the_folder() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     error = user_error(ExceptionGroup("", [ExceptionGroup("", [full])]), Path("here"))
     assert isinstance(error, ConfigError)
-    assert str(error) == "cannot use here: No space left on device"
+    assert str(error).startswith("cannot use here: No space left on device; make room")
 
 
 def test_error_of_ours_is_told_as_it_is() -> None:

@@ -1,0 +1,165 @@
+"""`barnraise init`, `barnraise run` and `barnraise join`: found a run, take part in one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+from node.interrupts import end_at_once, end_now, handling
+
+StateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="State folder: key, checkpoints, logs.", show_default="the usual place"
+    ),
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        help="Where peers reach this node.",
+        show_default="/ip4/0.0.0.0/tcp/0, any free port, kept",
+    ),
+]
+AnnounceOption = Annotated[
+    list[str] | None,
+    typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
+]
+BootstrapOption = Annotated[
+    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Torch threads.", show_default="all cores but one")
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.", show_default="auto"),
+]
+StatusPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--status-port",
+        help="Of the status server, on this machine alone.",
+        show_default="any free port",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Events as JSON lines on standard output.")
+]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="The log as JSON lines, also on standard error.")
+]
+ModelFileOption = Annotated[
+    Path | None,
+    typer.Option("--model-file", help="The run's own model, where its manifest names a file."),
+]
+ObserverOption = Annotated[
+    bool, typer.Option("--observer", help="Follow the run and serve it, without training.")
+]
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    title: Annotated[
+        str | None, typer.Option("--title", help="What the run is called.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
+) -> None:
+    """Write a run.toml with every key explained, to found a run with."""
+    from node.run_template import TITLE_DEFAULT, write_run_file
+
+    write_run_file(file, TITLE_DEFAULT if title is None else title)
+    if json:
+        print_json({"file": str(file.absolute())})
+    else:
+        typer.echo(f"{file} is written. Look through it, then: barnraise run {file}")
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="What `barnraise init` wrote.")],
+    state: StateOption = None,
+    listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    bootstrap: BootstrapOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = None,
+    status_port: StatusPortOption = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Found another run, even if this file has founded one.")
+    ] = False,
+    json: JsonOption = False,
+    log_json: LogJsonOption = False,
+) -> None:
+    """Found the run of a run.toml, or go on with it; in the foreground, until Ctrl+C or its end."""
+    given = {
+        "listen": listen,
+        "announce": _tuple(announce),
+        "bootstrap": _tuple(bootstrap),
+        "threads": threads,
+        "device": device,
+        "status_port": status_port,
+        "is_log_json": log_json or None,
+    }
+    with handling(end_at_once):
+        # It loads libp2p, which takes a second.
+        from node.foreground import Start, run_file_in_foreground
+
+        start = Start(state=_state(state), options=_named(given), is_json=json)
+        end_now(run_file_in_foreground(start, file, is_new=new))
+
+
+@app.command()
+def join(
+    target: Annotated[
+        str, typer.Argument(metavar="LINK_OR_MULTIADDR", help="An invite link, or one address.")
+    ],
+    state: StateOption = None,
+    listen: ListenOption = None,
+    announce: AnnounceOption = None,
+    bootstrap: BootstrapOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = None,
+    status_port: StatusPortOption = None,
+    model_file: ModelFileOption = None,
+    observer: ObserverOption = False,
+    json: JsonOption = False,
+    log_json: LogJsonOption = False,
+) -> None:
+    """Take part in a run, or go on with it; in the foreground, until Ctrl+C or its end."""
+    given = {
+        "listen": listen,
+        "announce": _tuple(announce),
+        "bootstrap": _tuple(bootstrap),
+        "threads": threads,
+        "device": device,
+        "status_port": status_port,
+        "model_file": model_file,
+        "is_observer": observer or None,
+        "is_log_json": log_json or None,
+    }
+    with handling(end_at_once):
+        # It loads libp2p, which takes a second.
+        from node.foreground import Start, join_in_foreground
+        from node.joining import parse_target
+
+        start = Start(state=_state(state), options=_named(given), is_json=json)
+        end_now(join_in_foreground(start, parse_target(target)))
+
+
+def _state(given: Path | None) -> Path:
+    from node.state_folder import default_state
+
+    return (given or default_state()).expanduser().absolute()
+
+
+def _named(options: Mapping[str, object]) -> dict[str, object]:
+    """The options that were given: the others are left to node.toml."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
+    return tuple(values) if values else None

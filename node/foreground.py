@@ -1,0 +1,131 @@
+"""`barnraise run` and `barnraise join`: a node in the foreground, this process its network process.
+
+Standard input is nobody's lifeline here: a terminal's may end at any time.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from node.assembly import Node
+from node.config import NodeConfig, parse_dialable
+from node.departure import Departure
+from node.exit_codes import user_error
+from node.hooks import NodeHooks
+from node.joining import Target, join_run
+from node.keystore import load_or_create_identity
+from node.logs import Logs, start_logging
+from node.node_file import node_config, read_node_file
+from node.people import Occasion, PeopleLog, people_console, what_joining_means
+from node.run_store import found_or_resume
+from node.running import Around, run_node
+from node.state_folder import MANIFEST_FILE, default_state, make_folder, run_folder
+from node.state_lock import locked_state
+from node.status import EventLog, StatusBoard
+from protocol.errors import BarnraiseError
+from protocol.identity import Ed25519Signer
+from protocol.manifest import SignedManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a command was given. `options` are fields of NodeConfig that outrank node.toml."""
+
+    state: Path
+    options: Mapping[str, object]
+    is_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Obtained:
+    """The run of this start, and what to say about it."""
+
+    signed: SignedManifest
+    how: str
+    bootstrap: tuple[str, ...] = ()
+    is_to_explain: bool = False
+
+
+Obtain = Callable[[Ed25519Signer], Awaitable[Obtained]]
+
+
+def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
+    """Found or resume the run of a run.toml, and run it to its end; the exit status."""
+
+    async def obtain(signer: Ed25519Signer) -> Obtained:
+        signed, is_founded = found_or_resume(path, start.state, signer, time.time, is_new=is_new)
+        return Obtained(signed, "founded now" if is_founded else "resumed")
+
+    return _run(start, obtain)
+
+
+def join_in_foreground(start: Start, target: Target) -> int:
+    """Join the run of a link or address, or resume it, and run it to its end; the exit status."""
+
+    async def obtain(signer: Ed25519Signer) -> Obtained:
+        joined = await join_run(target, start.state, signer)
+        how = "joined now" if joined.is_first else "resumed"
+        return Obtained(joined.signed, how, joined.bootstrap, is_to_explain=True)
+
+    return _run(start, obtain)
+
+
+def _run(start: Start, obtain: Obtain) -> int:
+    departure = Departure()
+    with departure.handling_signals(), locked_state(start.state):
+        trio.run(_serve, start, obtain, departure)
+        departure.done()
+    return departure.status
+
+
+async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
+    console = people_console(is_json=start.is_json)
+    log = EventLog.on_stdout(is_enabled=start.is_json)
+    try:
+        signer = load_or_create_identity(start.state)
+        # Read before a run is founded or fetched: a slip in it must not cost that.
+        node_file = read_node_file(start.state)
+        named = start.options.get("bootstrap", ())
+        assert isinstance(named, tuple)
+        for text in (*named, *node_file.bootstrap):
+            parse_dialable(text)
+        obtained = await obtain(signer)
+        manifest = obtained.signed.manifest
+        folder = run_folder(start.state, manifest.digest)
+        options = {**start.options, "bootstrap": (*named, *obtained.bootstrap)}
+        config = node_config(node_file, options, state=start.state, manifest=folder / MANIFEST_FILE)
+        if obtained.is_to_explain:
+            console.print(what_joining_means(manifest))
+        occasion = Occasion(
+            state=start.state,
+            manifest=manifest,
+            how=obtained.how,
+            is_usual_state=start.state == default_state(),
+        )
+        board = StatusBoard()
+        log.also = (board, PeopleLog(console, occasion))
+        with _logging(config, folder):
+            node = Node(
+                config=config, signed=obtained.signed, signer=signer, hooks=NodeHooks(), log=log
+            )
+            await run_node(node, Around(departure=departure, board=board))
+    except* (BarnraiseError, OSError) as group:
+        error = user_error(group, start.state)
+        log.emit("error", kind=type(error).__name__, message=str(error))
+        raise error from None
+
+
+def _logging(config: NodeConfig, folder: Path) -> Logs:
+    """node.log; the terminal shows lines for people and, of the log, what needs eyes.
+
+    As JSON the whole log also goes to standard error, for whoever collects it there.
+    """
+    make_folder(folder)
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    return start_logging(
+        folder, log_json=config.is_log_json, console=config.is_log_json, level=level
+    )

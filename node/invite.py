@@ -1,0 +1,113 @@
+"""The invite link: which run, and where its first peers are. It carries no code and no secret.
+
+barnraise://join/<base64url of: version, checksum of 4 bytes, canonical bytes of an Invite>
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from blake3 import blake3
+
+from node.config import PeerAddress
+from protocol import limits
+from protocol.errors import ConfigError, DecodeError
+from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.manifest import RunManifest
+from protocol.wire import Digest, Size, decode, encode
+
+LINK_PREFIX = "barnraise://join/"
+LINK_EXAMPLE = f"{LINK_PREFIX}AZ3f..."
+PEERS_MAX = 8
+ADDRESSES_MAX = 4
+"""Of each peer. A link with one peer of two addresses has some 250 characters."""
+
+TITLE_BYTES_MAX = 128
+_VERSION = 1
+_CHECKSUM_BYTES = 4
+_BODY_BYTES_MAX = 16 * limits.KIB
+_CHARACTERS_MAX = len(LINK_PREFIX) + 2 * _BODY_BYTES_MAX
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class InvitePeer:
+    """A peer, and where it may be dialled."""
+
+    peer: Annotated[PeerId, Size(32, 32)]
+    addresses: Annotated[
+        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...], Size(1, ADDRESSES_MAX)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """What a link says. The title is the sender's word until the manifest is here."""
+
+    run: Digest
+    title: Annotated[str, Size(1, TITLE_BYTES_MAX)]
+    peers: Annotated[tuple[InvitePeer, ...], Size(1, PEERS_MAX)]
+
+    def addresses(self) -> tuple[PeerAddress, ...]:
+        """Every address of every peer."""
+        return tuple(PeerAddress(one.peer, text) for one in self.peers for text in one.addresses)
+
+
+def invite_to(manifest: RunManifest, peer: PeerId, addresses: Sequence[str]) -> Invite:
+    """The invite of one peer to the run; of many addresses those that reach furthest."""
+    chosen = sorted(addresses, key=_is_near)[:ADDRESSES_MAX]
+    return Invite(manifest.digest, manifest.title, (InvitePeer(peer, tuple(chosen)),))
+
+
+def invite_link(invite: Invite) -> str:
+    """The link to paste into a message."""
+    body = encode(invite)
+    packed = bytes([_VERSION]) + _checksum(body) + body
+    return LINK_PREFIX + base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii")
+
+
+def parse_invite(link: str) -> Invite:
+    """What a link says. Raises ConfigError for one that is cut, changed, or of another version."""
+    link = link.strip()
+    text = link.removeprefix(LINK_PREFIX)
+    if text == link or len(link) > _CHARACTERS_MAX or _BASE64URL.fullmatch(text) is None:
+        raise ConfigError(f"that is no invite link; one looks like {LINK_EXAMPLE}")
+    try:
+        packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except binascii.Error as error:
+        raise _damaged() from error
+    # The last character has bits that decode to nothing; one invite has one link.
+    if base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii") != text:
+        raise _damaged()
+    if packed[:1] != bytes([_VERSION]):
+        raise ConfigError(
+            f"the invite link is of version {packed[0]}, this barnraise reads {_VERSION}: "
+            "take the founder's version"
+        )
+    checksum, body = packed[1 : 1 + _CHECKSUM_BYTES], packed[1 + _CHECKSUM_BYTES :]
+    if checksum != _checksum(body):
+        raise _damaged()
+    try:
+        invite = decode(Invite, body, max_bytes=_BODY_BYTES_MAX)
+        for one in invite.peers:
+            parse_peer_id(peer_id_text(one.peer))
+    except DecodeError as error:
+        raise ConfigError(f"the invite link is no good: {error}") from error
+    return invite
+
+
+def _damaged() -> ConfigError:
+    return ConfigError(f"the invite link is damaged: copy it whole; one looks like {LINK_EXAMPLE}")
+
+
+def _checksum(body: bytes) -> bytes:
+    """Against slips of copying, not against anybody: the manifest's digest does that."""
+    return blake3(body).digest(length=_CHECKSUM_BYTES)
+
+
+def _is_near(address: str) -> bool:
+    """Whether an address means something on one machine only."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))

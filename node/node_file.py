@@ -1,0 +1,92 @@
+"""node.toml: local taste of one node, in its state folder. A command's options outrank it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
+from node.state_folder import NODE_FILE, write_atomically
+from node.toml_file import Section, parse_sections, read_toml
+from protocol.errors import ConfigError
+
+_TEMPLATE = """\
+# node.toml: this machine's own settings. All of them may change between two starts; options of the
+# command outrank them. Remove the mark in front of a line to change it.
+
+# listen = "/ip4/0.0.0.0/tcp/0"  # where peers reach us; port 0 takes a free one and keeps it
+# announce = []          # addresses to tell others, e.g. ["/ip4/203.0.113.1/tcp/4001"] of a router
+# bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
+# threads = 1            # torch threads; left out, all cores but one
+# compute_threads = 1    # threads for hashing and sums; each takes a core while it works
+# device = "auto"        # where to train: "auto", "cuda", "mps" or "cpu"
+# wait_seats = 0         # a founder waits for so many joiners with its first round, at most 12 s
+# validate_every = 1     # rounds between looks at held-out text, each some inner steps; 0: never
+# linger_s = 15.0        # seconds to serve others after the last round
+# is_observer = false    # follow the run without training
+# status_port = 0        # of the status server on this machine; 0 takes a free one
+# has_status = true      # whether there is one
+# log_level = "info"     # "debug" (a line per message), "info", "warning" or "error"
+# is_log_json = false    # log lines as JSON objects
+"""
+
+
+class NodeFile(Section):
+    """A node.toml. None stands for a key that is not there."""
+
+    listen: str = LISTEN_DEFAULT
+    announce: list[str] = Field(default_factory=list)
+    bootstrap: list[str] = Field(default_factory=list)
+    threads: int | None = None
+    compute_threads: int = 1
+    device: str = DEVICE_DEFAULT
+    wait_seats: int = 0
+    validate_every: int = 1
+    linger_s: float = 15.0
+    is_observer: bool = False
+    status_port: int = 0
+    has_status: bool = True
+    log_level: str = "info"
+    is_log_json: bool = False
+
+
+def read_node_file(state: Path) -> NodeFile:
+    """The node.toml of a state folder; a first one, all of it comments, is written there.
+
+    Raises ConfigError naming file and key.
+    """
+    path = state / NODE_FILE
+    if not path.exists():
+        write_atomically(path, _TEMPLATE.encode())
+    return parse_sections(NodeFile, read_toml(path), path)
+
+
+def node_config(
+    file: NodeFile, options: Mapping[str, object], *, state: Path, manifest: Path
+) -> NodeConfig:
+    """The config of one start. `options` are those that the command was given, by field.
+
+    Raises ConfigError naming the field that is out of range.
+    """
+    values = file.model_dump(exclude={"has_status"})
+    for key in ("announce", "bootstrap"):
+        values[key] = tuple(values[key])
+    if values["threads"] is None:
+        # One core is for the network process: trainers with a thread too many are far slower.
+        values["threads"] = max(1, (os.cpu_count() or 1) - 1)
+    if not file.has_status:
+        values["status_port"] = None
+    # Peers named on the command line are asked besides those of the file.
+    named = options.get("bootstrap", ())
+    assert isinstance(named, tuple)
+    bootstrap = tuple(dict.fromkeys((*named, *values["bootstrap"])))
+    try:
+        return NodeConfig(
+            state=state,
+            manifest=manifest,
+            **{**values, **options, "bootstrap": bootstrap},
+        )
+    except ConfigError as error:
+        given = " or ".join(dict.fromkeys(("the command's options", str(state / NODE_FILE))))
+        raise ConfigError(f"{error} (in {given})") from error

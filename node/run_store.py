@@ -1,0 +1,155 @@
+"""The runs of a state folder: their signed manifests, and which run.toml founded which."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.model_file import kept_model_file
+from node.run_file import (
+    Founder,
+    RunFile,
+    build_manifest,
+    first_changed_key,
+    read_run_file,
+)
+from node.state_folder import (
+    FOUNDED_FILE,
+    MANIFEST_FILE,
+    RUN_FILE,
+    RUNS_FOLDER,
+    make_folder,
+    run_folder,
+    write_atomically,
+)
+from node.stored_manifest import read_signed_manifest, store_manifest
+from node.toml_file import TOML_BYTES_MAX
+from protocol.clock import WallClock
+from protocol.errors import ConfigError
+from protocol.identity import Ed25519Signer
+from protocol.manifest import SignedManifest, sign_manifest
+
+logger = logging.getLogger(__name__)
+
+_FOUNDED_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FoundedRun:
+    """A run that this state folder founded."""
+
+    folder: Path
+    signed: SignedManifest
+    parsed: RunFile
+    source: str
+    """The file that it was founded by, absolute."""
+
+
+def found_or_resume(
+    path: Path, state: Path, signer: Ed25519Signer, wall_clock: WallClock, *, is_new: bool
+) -> tuple[SignedManifest, bool]:
+    """The run that the run.toml at `path` founded in this state folder, or founds now.
+
+    Also says whether it was founded now, which `is_new` makes sure of. Raises ConfigError if the
+    file says something else than when it founded its run, or where a run that it may have founded
+    is damaged.
+    """
+    parsed = read_run_file(path)
+    source = str(path.resolve())
+    if not is_new:
+        everything = _read_founded(state, signer)
+        earlier = _oldest_first(everything)
+        same = [run for run in earlier if first_changed_key(run.parsed, parsed) is None]
+        if same:
+            return same[-1].signed, False
+        changed = [run for run in earlier if run.source == source]
+        if changed:
+            raise _changed_file(path, changed[-1], parsed)
+        for folder, found in everything.items():
+            if isinstance(found, ConfigError):
+                raise _damaged_run(path, folder, found)
+    return _found(path, parsed, state, signer, int(wall_clock())), True
+
+
+def founded_runs(state: Path, signer: Ed25519Signer) -> list[FoundedRun]:
+    """The runs that this identity founded in this folder, oldest first."""
+    everything = _read_founded(state, signer)
+    for folder, found in everything.items():
+        if isinstance(found, ConfigError):
+            logger.warning("founded run ignored folder=%s reason=%s", folder, found)
+    return _oldest_first(everything)
+
+
+def _oldest_first(everything: Mapping[Path, FoundedRun | ConfigError]) -> list[FoundedRun]:
+    runs = [found for found in everything.values() if isinstance(found, FoundedRun)]
+    return sorted(runs, key=lambda run: run.signed.manifest.created_unix_s)
+
+
+def _read_founded(state: Path, signer: Ed25519Signer) -> dict[Path, FoundedRun | ConfigError]:
+    """By folder each run that was founded here, or what is wrong with its files."""
+    everything: dict[Path, FoundedRun | ConfigError] = {}
+    for folder in sorted((state / RUNS_FOLDER).glob("*")):
+        # The manifest is written last: without it nothing was founded.
+        if (folder / FOUNDED_FILE).exists() and (folder / MANIFEST_FILE).exists():
+            try:
+                everything[folder] = _founded_run(folder, signer)
+            except ConfigError as error:
+                everything[folder] = error
+    return everything
+
+
+def _founded_run(folder: Path, signer: Ed25519Signer) -> FoundedRun:
+    signed = read_signed_manifest(folder / MANIFEST_FILE, signer)
+    parsed = read_run_file(folder / RUN_FILE)
+    return FoundedRun(folder, signed, parsed, _read_source(folder / FOUNDED_FILE))
+
+
+def _read_source(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            body = json.loads(file.read(_FOUNDED_BYTES_MAX))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged") from error
+    source = body.get("source") if isinstance(body, dict) else None
+    if not isinstance(source, str):
+        raise ConfigError(f"{path} is damaged")
+    return source
+
+
+def _found(
+    path: Path, parsed: RunFile, state: Path, signer: Ed25519Signer, now_unix_s: int
+) -> SignedManifest:
+    signed = sign_manifest(
+        build_manifest(parsed, Founder(signer.peer_id, now_unix_s), path), signer
+    )
+    folder = run_folder(state, signed.manifest.digest)
+    make_folder(folder)
+    with path.open("rb") as file:
+        text = file.read(TOML_BYTES_MAX)
+    if parsed.model.file is not None:
+        kept_model_file(signed.manifest, path.parent / parsed.model.file, folder)
+    write_atomically(folder / RUN_FILE, text)
+    source = json.dumps({"source": str(path.resolve())})
+    write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")
+    store_manifest(state, signed)
+    return signed
+
+
+def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:
+    # Founded silently once more, it would begin at round 0 while the old one waits on the disk.
+    return ConfigError(
+        f"{path} may have founded the run {folder.name}, of which a file is damaged: {why}. Put a "
+        "copy of it back; a manifest is also fetched from a peer by barnraise join; or found "
+        "another run with --new"
+    )
+
+
+def _changed_file(path: Path, run: FoundedRun, parsed: RunFile) -> ConfigError:
+    change = first_changed_key(run.parsed, parsed)
+    digest = run.signed.manifest.digest.hex()[:12]
+    return ConfigError(
+        f"{path} has changed since it founded the run {digest}: {change}. Peers train by what it "
+        "said then: undo the change to go on with that run, or found another one with --new "
+        f"(as it was: {run.folder / RUN_FILE})"
+    )

@@ -1,0 +1,98 @@
+"""The run.toml that `barnraise init` writes: every key, its unit, and what raising it costs."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from protocol.errors import ConfigError
+
+TITLE_DEFAULT = "a run among friends"
+TITLE_BYTES_MAX = 128
+
+_TEMPLATE = """\
+# run.toml: what everybody in this run trains. `barnraise run {name}` founds the run and prints an
+# invite link. From then on nothing in here can change; comments may. What is only about your own
+# machine belongs to node.toml in the state folder.
+
+[run]
+title = {title}        # everybody sees it before joining
+trust = "friends"      # "friends": people you invite; "open": strangers, quorums of two thirds
+survive = "any"        # who goes on where the swarm is cut in two: "any" half, or only the "quorum"
+rounds = 200           # the run ends after so many; the learning rate falls over all of them
+
+[stop]                 # what else ends the run, whichever comes first
+tokens = 0             # bytes of text trained on by all together; 0: never
+# date = 2027-01-31T18:00:00Z
+
+[model]
+name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code
+# file = "my_model.py" # or your own: it has `def build(**settings)` that returns an nn.Module.
+                       # Whoever joins needs the file from you; the manifest names its digest
+seed = 0               # of the first weights
+# cell_elements = 8192 # the grid on which payloads are cut, a power of two. Left out, it follows
+                       # from the model. Larger: fewer proofs; but each node sums whole cells
+
+[model.settings]       # about 12 x layers x width^2 parameters
+context = 64           # bytes that the model sees at once; memory and time grow with it
+heads = 4              # must divide width
+layers = 2             # time, memory and payload grow with it
+width = 64             # they grow with its square
+
+[corpus]
+name = "stdlib"        # the sources of the Python library: every peer needs the founder's version
+permutation_seed = 0   # the order in which samples are given out
+
+[inner]                # AdamW on each peer, between two rounds
+inner_steps = 50       # steps per round. More: less traffic, and peers drift further apart
+batch = 16             # sequences per step and peer; time grows with it
+learning_rate = 0.008  # after the warm-up; larger models want less
+learning_rate_floor = 0.1  # where the cosine ends, as a share of learning_rate
+warmup_steps = 120     # steps, over rounds, until the full rate
+beta1 = 0.9            # how long the mean of gradients remembers; higher is smoother and slower
+beta2 = 0.99           # the same for their squares
+weight_decay = 0.1     # pull to zero per step, times the rate; higher fits the text less closely
+clip_norm = 1.0        # gradients longer than this are shortened; lower is safer and slower
+drift_max = 2          # rounds' worth of steps against one anchor while a round waits
+
+[outer]                # the step that all take together
+preset = "diloco"
+codec = "fp16"         # what travels: "fp16", two bytes per parameter, round and peer; "none", four
+feedback = 1.0         # share of what the codec loses that is made good in the next round
+aggregator = "mean"    # weighted by tokens: right among friends, defenceless against liars
+optimizer = "nesterov" # or "sgd": with learning_rate 1.0 plain averaging
+learning_rate = 0.7    # of the outer step; higher is faster until it diverges
+# momentum = 0.9       # left out: 0.9, in runs of under 100 rounds 0.5, because a short run ends
+                       # before so long a memory pays
+
+[timing]               # seconds
+deadline_floor_s = 5.0 # the least that a round waits for its slowest; higher is kinder and slower
+deadline_cap_s = 60.0  # the most
+heartbeat_s = 1.0      # sign of life to each peer; lower finds the dead sooner, costs frames
+suspect_s = 8.0        # silence after which a peer is suspected; at least two heartbeats
+"""
+
+
+def run_file_text(name: str, title: str) -> str:
+    """A run.toml with every key at its default."""
+    # A JSON string is a TOML string: the same quotes and escapes.
+    return _TEMPLATE.format(name=name, title=json.dumps(title, ensure_ascii=False))
+
+
+def write_run_file(path: Path, title: str) -> None:
+    """Write a new run.toml.
+
+    Raises ConfigError for a title that no manifest admits, and for a file that is there already.
+    """
+    size = len(title.encode("utf-8", "replace"))
+    if not title.isprintable() or not 1 <= size <= TITLE_BYTES_MAX:
+        raise ConfigError(f"--title: 1 to {TITLE_BYTES_MAX} bytes of printable text")
+    try:
+        # "x" refuses at once and for good: between a look and a write another could come.
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(run_file_text(path.name, title))
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already: name another file, or remove it") from error
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

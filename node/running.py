@@ -1,0 +1,311 @@
+"""One node from listening to its end: the tasks of the network process, in one nursery."""
+
+import errno
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TextIO
+
+import trio
+
+from dht.directory import KademliaDirectory
+from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
+from node import events as ev
+from node.assembly import Machinery, Node, assemble
+from node.attached_trainer import Attachment
+from node.bulk_streams import BULK_PROTOCOL
+from node.config import LISTEN_DEFAULT, NodeConfig
+from node.departure import Departure
+from node.entry import Entry, full_addresses
+from node.exchange import Driver
+from node.invite import invite_link, invite_to
+from node.known_peers import KnownPeersKeeper
+from node.links import CONTROL_PROTOCOL, Links
+from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
+from node.state_folder import (
+    KNOWN_PEERS_FILE,
+    has_history,
+    keep_port,
+    read_port,
+    run_folder,
+)
+from node.status import StatusBoard
+from node.status_snapshot import StatusSources, keep_status
+from protocol.errors import BarnraiseError, ConfigError
+from protocol.identity import peer_id_text
+
+logger = logging.getLogger(__name__)
+
+TRAINER_END_S = 5.0
+"""For the trainer's look at the last anchor."""
+
+LEAVE_S = 0.2
+"""For the LEAVE to reach the peers before the streams close."""
+
+LEAVE_QUEUED_S = 0.4
+"""For it to get into a queue that is full. Whoever wants to go is not held up for longer."""
+
+INPUT_LINE_BYTES_MAX = 256
+
+_LISTEN_CURES: dict[int | None, str] = {
+    errno.EADDRNOTAVAIL: "name an address that this machine has",
+    errno.EACCES: "name a port that you may take, above 1023,",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What a node is run in."""
+
+    departure: Departure
+    board: StatusBoard
+    """Hears the events of the node's log; the status server shows it."""
+
+    has_lifeline: bool = False
+    """Whether standard input is the pipe of whoever started this node, and its end is ours."""
+
+
+async def run_node(node: Node, around: Around) -> None:
+    """Run one node until its run is finished, or `around.departure` is asked.
+
+    Raises ConfigError if it cannot listen, UnreachableError if a node that is new to the run
+    reaches none of the peers that it was told, ManifestMismatch or RefusedError if all of these
+    refuse it.
+    """
+    departure = around.departure
+    # Asked first: assembling it makes the files that this looks for.
+    is_resumed = has_history(run_folder(node.config.state, node.signed.manifest.digest))
+    async with listening(node.config, node.signer.seed) as transport:
+        directory = KademliaDirectory(transport, node.signer, time.time)
+        made = assemble(node, transport, directory)
+        transport.serve(CONTROL_PROTOCOL, made.links.accept)
+        transport.serve(BULK_PROTOCOL, made.driver.bulk.accept)
+        transport.serve(MANIFEST_PROTOCOL, ManifestServer(node.signed).serve)
+        departure.begin()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_leave, departure, made.driver, nursery.cancel_scope)
+                _watch_parent(node, around, made.driver, nursery)
+                await _start_status(node, around, made, transport, nursery)
+                _tell_addresses(node, transport)
+                nursery.start_soon(made.checkpoints.run)
+                nursery.start_soon(made.driver.run)
+                nursery.start_soon(_work, made, departure)
+                await nursery.start(directory.run)
+                nursery.start_soon(_watch_connections, transport, made.links)
+                entry = Entry(node, transport, directory, made.links)
+                if is_resumed:
+                    nursery.start_soon(entry.knock)
+                else:
+                    await entry.enter()
+                nursery.start_soon(entry.watch_refusals)
+                nursery.start_soon(made.links.run)
+                nursery.start_soon(_keeper(node, made.links).run)
+                await _to_the_end(node, made)
+                nursery.cancel_scope.cancel()
+        except* (BarnraiseError, OSError):
+            # A trainer that dies of the same Ctrl+C is no news.
+            if not departure.is_asked:
+                raise
+    if departure.is_asked:
+        node.log.emit("left", reason=departure.signal_name)
+
+
+async def _to_the_end(node: Node, made: Machinery) -> None:
+    """Until the run is finished, its last anchor on the disk, and nobody needs us any more."""
+    await made.driver.finished.wait()
+    await made.checkpoints.flushed()
+    node.log.emit(
+        "finished",
+        round=made.driver.core.machine.head.round,
+        checkpoint=str(made.checkpoints.latest),
+    )
+    is_resumed = made.driver.was_finished
+    await _linger(made.driver, node.config.linger_s, is_resumed=is_resumed)
+    with trio.move_on_after(TRAINER_END_S):
+        await made.work.done.wait()
+
+
+async def _linger(driver: Driver, linger_s: float, *, is_resumed: bool) -> None:
+    """Serve those who still work on the last round.
+
+    A node that was started again after the end is here for nothing else: those who were killed
+    with it may need some time to come and ask.
+    """
+    last = driver.core.machine.head.round
+    with trio.move_on_after(linger_s):
+        while is_resumed or any(r <= last for r in driver.core.rounds.values()):
+            await driver.changed()
+
+
+# Listening --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(config: NodeConfig, seed: bytes) -> AsyncIterator[Libp2pTransport]:
+    """The transport, on the port of the last start if none is named and it is free.
+
+    Raises ConfigError naming a port that was asked for and is taken.
+    """
+    kept = read_port(config.state) if config.listen_port == 0 else 0
+    async with AsyncExitStack() as stack:
+        try:
+            transport = await stack.enter_async_context(_open(config, kept, seed))
+        except ConfigError as error:
+            if not kept:
+                raise
+            logger.warning("port of the last start is taken port=%d reason=%s", kept, error)
+            transport = await stack.enter_async_context(_open(config, 0, seed))
+        addresses = transport.addresses()
+        if config.listen_port == 0 and not config.announce and addresses:
+            keep_port(config.state, int(addresses[0].rpartition("/")[2]))
+        yield transport
+
+
+@asynccontextmanager
+async def _open(config: NodeConfig, port: int, seed: bytes) -> AsyncIterator[Libp2pTransport]:
+    port = config.listen_port or port
+    settings = TransportConfig(
+        listen_host=config.listen_host, listen_port=port, announce=config.announce
+    )
+    async with AsyncExitStack() as stack:
+        try:
+            opened = open_transport(settings, signer_seed=seed)
+            transport = await stack.enter_async_context(opened)
+        except ConfigError as error:
+            number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+            cure = _LISTEN_CURES.get(number, "end the program that has it, or name another")
+            raise ConfigError(
+                f"{error}: {cure} with --listen, such as {LISTEN_DEFAULT} for any free port"
+            ) from error
+        yield transport
+
+
+def _tell_addresses(node: Node, transport: Libp2pTransport) -> None:
+    """Say where we are: to whoever started us, and as an invite link to hand on."""
+    me, manifest = node.signer.peer_id, node.signed.manifest
+    addresses = transport.addresses()
+    node.log.emit(
+        "listening",
+        peer=peer_id_text(me),
+        pid=os.getpid(),
+        addresses=full_addresses(me, addresses),
+    )
+    if addresses:
+        link = invite_link(invite_to(manifest, me, addresses))
+        node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
+
+
+async def _start_status(
+    node: Node,
+    around: Around,
+    made: Machinery,
+    transport: Libp2pTransport,
+    nursery: trio.Nursery,
+) -> None:
+    """The board's snapshots, and the server that shows them."""
+    sources = StatusSources(
+        core=made.driver.core,
+        board=around.board,
+        traffic=transport.traffic,
+        own_addresses=lambda: full_addresses(node.signer.peer_id, transport.addresses()),
+        addresses=made.links.acquaintances,
+        checkpoint=lambda: made.checkpoints.latest,
+        is_observer=node.config.is_observer,
+        num_tasks=lambda: trio.lowlevel.current_statistics().tasks_living,
+    )
+    nursery.start_soon(keep_status, sources)
+    port = node.config.status_port
+    if port is not None:
+        # aiohttp takes a while to load, and not every node serves.
+        from node.status_server import serve_status
+
+        folder = run_folder(node.config.state, node.signed.manifest.digest)
+        await nursery.start(partial(serve_status, around.board, folder, port=port))
+
+
+# Meeting peers ---------------------------------------------------------------------------------
+
+
+def _keeper(node: Node, links: Links) -> KnownPeersKeeper:
+    return KnownPeersKeeper(
+        path=node.config.state / KNOWN_PEERS_FILE,
+        run_digest=node.signed.manifest.digest,
+        links=links,
+        wall_clock=time.time,
+    )
+
+
+async def _watch_connections(transport: Libp2pTransport, links: Links) -> None:
+    async for _ in transport.connection_events():
+        links.connection_changed()
+
+
+# Leaving ----------------------------------------------------------------------------------------
+
+
+async def _leave(departure: Departure, driver: Driver, scope: trio.CancelScope) -> None:
+    """Once asked: say that we go, give it a moment to be heard, and go."""
+    await departure.asked()
+    logger.info("leaving signal=%s", departure.signal_name or "none")
+    with trio.move_on_after(LEAVE_QUEUED_S):
+        await driver.tell(ev.Leaving())
+    await trio.sleep(LEAVE_S)
+    scope.cancel()
+
+
+async def _work(made: Machinery, departure: Departure) -> None:
+    """The trainer, until the run is over or we leave: it ends while peers are told."""
+    async with trio.open_nursery() as nursery:
+
+        async def end() -> None:
+            await departure.asked()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end)
+        await made.work.run()
+        nursery.cancel_scope.cancel()
+
+
+def _watch_parent(node: Node, around: Around, driver: Driver, nursery: trio.Nursery) -> None:
+    """End with whoever started this node, if it is somebody's child."""
+    if node.attached is not None:
+        nursery.start_soon(_watch_attached, node.attached, around.departure, driver)
+    elif around.has_lifeline:
+        nursery.start_soon(_watch_stdin, around.departure, nursery.cancel_scope)
+
+
+async def _watch_attached(attached: Attachment, departure: Departure, driver: Driver) -> None:
+    """Leave with the user's process, unless the run is over: then peers may need us for a while."""
+    await attached.left.wait()
+    if not driver.core.is_finished:
+        departure.ask()
+
+
+async def _watch_stdin(departure: Departure, scope: trio.CancelScope) -> None:
+    """`leave` leaves; the end of the input means that whoever started this node is gone."""
+    while True:
+        # The stubs that libp2p's dependencies bring predate this argument's name.
+        line = await trio.to_thread.run_sync(
+            partial(read_line, sys.stdin),
+            abandon_on_cancel=True,  # type: ignore[call-arg]
+        )
+        if not line:
+            logger.warning("standard input ended: stopping")
+            scope.cancel()
+            return
+        if line.strip() == b"leave":
+            departure.ask()
+
+
+def read_line(stdin: TextIO | None) -> bytes:
+    """The next line or piece of one, whatever bytes it is made of; empty at the end.
+
+    There is no standard input at all where it was closed before the process began.
+    """
+    return b"" if stdin is None else stdin.buffer.readline(INPUT_LINE_BYTES_MAX)

@@ -1,0 +1,115 @@
+"""The state folder: which file lies where, and writes that a crash leaves whole.
+
+identity.key  node.toml  known_peers.json  port  lock
+runs/<digest12>/  manifest.msgpack  run.toml  founded.json (founders)  node.log  api.token  ...
+"""
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+
+from protocol.errors import ConfigError
+
+KEY_FILE = "identity.key"
+NODE_FILE = "node.toml"
+KNOWN_PEERS_FILE = "known_peers.json"
+PORT_FILE = "port"
+RUNS_FOLDER = "runs"
+MANIFEST_FILE = "manifest.msgpack"
+RUN_FILE = "run.toml"
+FOUNDED_FILE = "founded.json"
+
+_DIGITS = 12
+"""Hexadecimal digits of a run's digest in its folder's name: no two runs of one disk share them."""
+
+_PORT_BYTES_MAX = 8
+
+
+def default_state() -> Path:
+    """Where a node keeps its state if nobody says otherwise: the system's place for user data."""
+    return Path(platformdirs.user_data_dir("barnraise", appauthor=False))
+
+
+def run_folder(state: Path, run: bytes) -> Path:
+    """Where a state folder keeps a run, named by the first twelve digits of its digest."""
+    return state / RUNS_FOLDER / run.hex()[:_DIGITS]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for the user alone; one that is there and ours becomes so.
+
+    Raises ConfigError saying why it cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The mode of mkdir is for a new folder alone. One that holds other things than a node's is
+        # somebody's on purpose: its mode is theirs, and each secret file has its own.
+        if os.name == "posix" and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+            names = os.listdir(folder)
+            if not names or KEY_FILE in names:
+                folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use the folder {folder}: {error.strerror}; name another with --state"
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file whole: after a crash there is the old content or the new, on the disk.
+
+    Raises OSError, and then the old content stands and no other file is left.
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(fresh, flags, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder on the disk. Windows has no such call, and does it by itself."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_port(state: Path) -> int:
+    """The TCP port of the last start; 0 if there was none, or the file says nothing sound."""
+    try:
+        with (state / PORT_FILE).open("rb") as file:
+            text = file.read(_PORT_BYTES_MAX + 1)
+    except OSError:
+        return 0
+    # A port that only the superuser may take would never have been given to us.
+    is_number = len(text) <= _PORT_BYTES_MAX and text.strip().isdigit()
+    port = int(text) if is_number else 0
+    return port if 1024 <= port <= 65_535 else 0
+
+
+def keep_port(state: Path, port: int) -> None:
+    """Remember the port for the next start: peers look for this node where it was."""
+    if read_port(state) != port:
+        write_atomically(state / PORT_FILE, b"%d\n" % port)
+
+
+def has_history(folder: Path) -> bool:
+    """Whether a node took part in a run before: it then waits for its peers, however long."""
+    logs = (folder / name for name in ("slots.log", "chain.log"))
+    has_logs = any(path.exists() and path.stat().st_size > 0 for path in logs)
+    return has_logs or any(folder.glob("checkpoints/round-*"))
