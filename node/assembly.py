@@ -19,8 +19,8 @@ from node.model_file import kept_model_file
 from node.recovery import recover
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.state_folder import run_folder
-from node.status import EventLog
+from node.state.folder import run_folder
+from node.status.board import EventLog
 from node.trainer_channel import TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer

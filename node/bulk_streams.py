@@ -13,7 +13,7 @@ from node import events as ev
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.shard_store import Item, ShardStore
-from node.status import EventLog
+from node.status.board import EventLog
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, ProofError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem

@@ -9,9 +9,9 @@ from dht.directory import KademliaDirectory
 from dht.routing import Contact
 from node.assembly import Node
 from node.config import parse_peer_address
-from node.known_peers import read_known_peers
 from node.links import Links
-from node.state_folder import KNOWN_PEERS_FILE
+from node.state.folder import KNOWN_PEERS_FILE
+from node.state.known_peers import read_known_peers
 from protocol import limits
 from protocol.errors import NetworkError, UnreachableError
 from protocol.identity import PeerId, peer_id_text

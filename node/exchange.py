@@ -26,7 +26,7 @@ from node.narrator import Narrator
 from node.restart import Restart
 from node.round_view import RoundView
 from node.shard_store import ShardStore, State
-from node.status import EventLog
+from node.status.board import EventLog
 from node.work import TrainerWork
 from protocol import limits
 from protocol.clock import WallClock

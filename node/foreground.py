@@ -17,15 +17,15 @@ from node.departure import Departure
 from node.exit_codes import user_error
 from node.hooks import NodeHooks
 from node.joining import Target, join_run
-from node.keystore import load_or_create_identity
 from node.logs import Logs, start_logging
-from node.node_file import node_config, read_node_file
 from node.people import Occasion, PeopleLog, people_console, what_joining_means
-from node.run_store import found_or_resume
 from node.running import Around, run_node
-from node.state_folder import MANIFEST_FILE, default_state, make_folder, run_folder
-from node.state_lock import locked_state
-from node.status import EventLog, StatusBoard
+from node.settings.node_file import node_config, read_node_file
+from node.state.folder import MANIFEST_FILE, default_state, make_folder, run_folder
+from node.state.keystore import load_or_create_identity
+from node.state.lock import locked_state
+from node.state.run_store import found_or_resume
+from node.status.board import EventLog, StatusBoard
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

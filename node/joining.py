@@ -8,10 +8,10 @@ from pathlib import Path
 from dht.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress, parse_dialable
 from node.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
-from node.known_peers import read_known_peers
 from node.manifest_fetch import Fetched, fetch_manifest
-from node.state_folder import KNOWN_PEERS_FILE
-from node.stored_manifest import store_manifest, stored_manifest
+from node.state.folder import KNOWN_PEERS_FILE
+from node.state.known_peers import read_known_peers
+from node.state.stored_manifest import store_manifest, stored_manifest
 from protocol.errors import ConfigError, RefusedError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.manifest import SignedManifest

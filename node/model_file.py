@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from node.children import child_environment
-from node.state_folder import write_atomically
+from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting

@@ -6,7 +6,7 @@ import trio
 
 from node import events as ev
 from node.round_view import RoundView
-from node.status import EventLog, peer_texts
+from node.status.board import EventLog, peer_texts
 from protocol.identity import PeerId, peer_id_text, short_id
 
 logger = logging.getLogger(__name__)

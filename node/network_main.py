@@ -23,13 +23,13 @@ from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.hooks import hooks_named
 from node.interrupts import end_now
 from node.joining import join_run, parse_target
-from node.keystore import load_or_create_identity
 from node.logs import start_logging
 from node.running import Around, run_node
-from node.state_folder import MANIFEST_FILE, make_folder, run_folder
-from node.state_lock import locked_state
-from node.status import EventLog, StatusBoard
-from node.stored_manifest import read_signed_manifest
+from node.state.folder import MANIFEST_FILE, make_folder, run_folder
+from node.state.keystore import load_or_create_identity
+from node.state.lock import locked_state
+from node.state.stored_manifest import read_signed_manifest
+from node.status.board import EventLog, StatusBoard
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from node.shown import shown
-from node.status import Field
+from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
 

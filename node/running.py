@@ -24,18 +24,18 @@ from node.departure import Departure
 from node.entry import Entry, full_addresses
 from node.exchange import Driver
 from node.invite import invite_link, invite_to
-from node.known_peers import KnownPeersKeeper
 from node.links import CONTROL_PROTOCOL, Links
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
-from node.state_folder import (
+from node.state.folder import (
     KNOWN_PEERS_FILE,
     has_history,
     keep_port,
     read_port,
     run_folder,
 )
-from node.status import StatusBoard
-from node.status_snapshot import StatusSources, keep_status
+from node.state.known_peers import KnownPeersKeeper
+from node.status.board import StatusBoard
+from node.status.snapshot import StatusSources, keep_status
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.identity import peer_id_text
 
@@ -223,7 +223,7 @@ async def _start_status(
     port = node.config.status_port
     if port is not None:
         # aiohttp takes a while to load, and not every node serves.
-        from node.status_server import serve_status
+        from node.status.server import serve_status
 
         folder = run_folder(node.config.state, node.signed.manifest.digest)
         await nursery.start(partial(serve_status, around.board, folder, port=port))

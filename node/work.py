@@ -15,7 +15,7 @@ from node.checkpoints import run_clock
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.shard_store import ShardStore
-from node.status import EventLog
+from node.status.board import EventLog
 from node.trainer import ContributionReady, Trainer
 from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from training.exchange import Contribution, Outcome

@@ -69,7 +69,7 @@ def init(
     json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
 ) -> None:
     """Write a run.toml with every key explained, to found a run with."""
-    from node.run_template import TITLE_DEFAULT, write_run_file
+    from node.settings.run_template import TITLE_DEFAULT, write_run_file
 
     write_run_file(file, TITLE_DEFAULT if title is None else title)
     if json:
@@ -151,7 +151,7 @@ def join(
 
 
 def _state(given: Path | None) -> Path:
-    from node.state_folder import default_state
+    from node.state.folder import default_state
 
     return (given or default_state()).expanduser().absolute()
 

@@ -81,7 +81,7 @@ def look_again(
 
 
 def _look(name: str, state: Path | None, run: str | None, *, is_json: bool, watch: bool) -> None:
-    from node.status_client import ask_plain, find_api
+    from node.status.client import ask_plain, find_api
 
     folder = _default_state() if state is None else state
 
@@ -96,7 +96,7 @@ def _look(name: str, state: Path | None, run: str | None, *, is_json: bool, watc
 
 
 def _default_state() -> Path:
-    from node.state_folder import default_state
+    from node.state.folder import default_state
 
     return default_state()
 
@@ -110,7 +110,7 @@ def _screen(name: str, *, is_json: bool, watch: bool) -> Iterator[Screen]:
     from rich.console import Console
     from rich.text import Text
 
-    from node.status_tables import PICTURES
+    from node.status.tables import PICTURES
 
     draw = PICTURES[name]
     console = Console(highlight=False, markup=False, emoji=False)

@@ -15,8 +15,8 @@ from node.commands.app import app, print_json
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from node.export import Written
-    from node.using import Evaluated, Source, TextWanted, WeightsUsed
+    from node.using.child import Evaluated, Source, TextWanted, WeightsUsed
+    from node.using.export import Written
 
 StateOption = Annotated[
     Path | None, typer.Option(help="A node's state folder.", show_default="the usual place")
@@ -52,9 +52,9 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write a run's weights as one safetensors file that says where they are from."""
-    from node.checkpoint_find import find_run
-    from node.export import export_run
-    from node.state_folder import default_state
+    from node.state.folder import default_state
+    from node.using.checkpoint_find import find_run
+    from node.using.export import export_run
 
     found = find_run(state or default_state(), run=run, manifest=manifest)
     written = export_run(found, out, _warn, round_index=round_index, force=force)
@@ -88,7 +88,7 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Let the model write: it continues the prompt, byte by byte."""
-    from node.using import Choice, TextWanted, find_source
+    from node.using.child import Choice, TextWanted, find_source
     from training.sampling import Sampling
 
     source = find_source(
@@ -133,7 +133,7 @@ def evaluate_run(
     """Measure the loss on the text that the run's manifest keeps out of training."""
     import trio
 
-    from node.using import Choice, Listener, evaluate, find_source
+    from node.using.child import Choice, Listener, evaluate, find_source
     from protocol.errors import ConfigError
 
     if every and (round_index is not None or model is not None):
@@ -165,8 +165,8 @@ def _generate_text(source: "Source", wanted: "TextWanted") -> None:
     import trio
 
     from node.shown import shown
-    from node.text_out import TextOut
-    from node.using import Listener, make_text
+    from node.using.child import Listener, make_text
+    from node.using.text_out import TextOut
 
     out = TextOut(sys.stdout.buffer)
 
@@ -183,7 +183,7 @@ def _generate_text(source: "Source", wanted: "TextWanted") -> None:
 def _generate_json(source: "Source", wanted: "TextWanted") -> None:
     import trio
 
-    from node.using import Listener, make_text
+    from node.using.child import Listener, make_text
 
     made, used = bytearray(), list["WeightsUsed"]()
     listener = Listener(weights=used.append, passed_over=_warn)

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from node.demo.options import DemoOptions
-from node.keystore import load_or_create_identity
+from node.state.keystore import load_or_create_identity
 from protocol.identity import PeerId
 from protocol.manifest import (
     ARITHMETIC_VERSION,

@@ -108,8 +108,8 @@ def library_places(modules: Sequence[Module]) -> list[str]:
         reason = None
         if within(found.target, ["libp2p"]) and not stem.startswith("libp2p_"):
             reason = "libp2p belongs to modules named libp2p_*.py"
-        elif within(found.target, ["aiohttp"]) and module.name != "node.status_server":
-            reason = "aiohttp belongs to node/status_server.py"
+        elif within(found.target, ["aiohttp"]) and module.name != "node.status.server":
+            reason = "aiohttp belongs to node/status/server.py"
         elif module.package == "training" and within(found.target, NETWORKING):
             reason = "training runs without a network"
         elif (

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from node.keystore import load_or_create_identity
 from node.record_log import read_records
-from node.state_folder import MANIFEST_FILE, RUNS_FOLDER
-from node.stored_manifest import read_signed_manifest
+from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
+from node.state.keystore import load_or_create_identity
+from node.state.stored_manifest import read_signed_manifest
 from protocol.manifest import SignedManifest
 from tests.e2e.node_command import LOOPBACK, NodeCommand, command, node
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from node.status_client import ask, find_api
-from node.status_records import NodeStatus
+from node.status.client import ask, find_api
+from node.status.records import NodeStatus
 from tests.e2e.swarm import NodeUnderTest, Swarm, swarm_of
 
 SAMPLE_S = 5.0

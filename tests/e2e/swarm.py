@@ -15,9 +15,9 @@ from typing import Any
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
-from node.keystore import load_or_create_identity
 from node.record_log import read_records
-from node.state_folder import run_folder
+from node.state.folder import run_folder
+from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
 from protocol.messages import SignedMessage, decode_message
 from protocol.wire import encode

@@ -39,9 +39,9 @@ from blake3 import blake3
 
 from node.entry import full_addresses
 from node.invite import invite_link, invite_to, parse_invite
-from node.keystore import load_or_create_identity
-from node.state_folder import run_folder
-from node.stored_manifest import store_manifest
+from node.state.folder import run_folder
+from node.state.keystore import load_or_create_identity
+from node.state.stored_manifest import store_manifest
 from protocol.identity import Ed25519Signer
 from protocol.manifest import ModelSpec, RunManifest, Setting, sign_manifest
 from protocol.wire import encode

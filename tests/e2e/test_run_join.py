@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from node.demo.anchors import anchors_equal, final_checkpoint
-from node.state_folder import MANIFEST_FILE, RUNS_FOLDER
-from node.stored_manifest import read_signed_manifest
+from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
+from node.state.stored_manifest import read_signed_manifest
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest
 from tests.e2e.node_command import (

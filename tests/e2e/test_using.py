@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from node.model_file import KEPT_FILE
-from node.state_folder import MANIFEST_FILE, run_folder
+from node.state.folder import MANIFEST_FILE, run_folder
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer
 from protocol.manifest import ModelSpec, RunManifest, Setting, sign_manifest

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from node.checkpoint_find import open_signed
-from node.export import open_export
+from node.using.checkpoint_find import open_signed
+from node.using.export import open_export
 from protocol import limits
 from protocol.errors import (
     CheckpointError,
@@ -237,7 +237,7 @@ TARGETS = [
         covers=(
             "training.exported.read_provenance",
             "training.exported.read_tensors",
-            "node.export.open_export",
+            "node.using.export.open_export",
         ),
         read=from_file(_read_export, "export.safetensors"),
         errors=(CheckpointError, ConfigError),

@@ -6,14 +6,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.checkpoint_find import find_run
 from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.keystore import load_or_create_identity
-from node.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
 from node.record_log import RECORD_BYTES_MAX, read_records
-from node.run_store import founded_runs
-from node.run_template import run_file_text
-from node.state_folder import (
+from node.settings.run_template import run_file_text
+from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
     PORT_FILE,
@@ -21,8 +17,12 @@ from node.state_folder import (
     read_port,
     run_folder,
 )
-from node.status_client import find_api
-from node.stored_manifest import read_signed_manifest, stored_manifest
+from node.state.keystore import load_or_create_identity
+from node.state.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
+from node.state.run_store import founded_runs
+from node.state.stored_manifest import read_signed_manifest, stored_manifest
+from node.status.client import find_api
+from node.using.checkpoint_find import find_run
 from protocol import limits
 from protocol.errors import (
     ConfigError,
@@ -142,7 +142,7 @@ def _api(data: bytes, folder: Path) -> None:
 TARGETS = [
     Target(
         name="known peers",
-        covers=("node.known_peers.decode_known_peers",),
+        covers=("node.state.known_peers.decode_known_peers",),
         read=from_bytes(_read_known),
         errors=(DecodeError,),
         trees=_known_peers,
@@ -151,7 +151,7 @@ TARGETS = [
     ),
     Target(
         name="known peers on disk",
-        covers=("node.known_peers.read_known_peers",),
+        covers=("node.state.known_peers.read_known_peers",),
         read=from_file(read_known_peers, "known_peers.json"),
         errors=(),
         trees=_known_peers,
@@ -193,7 +193,7 @@ TARGETS = [
     ),
     Target(
         name="identity key",
-        covers=("node.keystore.load_or_create_identity",),
+        covers=("node.state.keystore.load_or_create_identity",),
         read=_identity,
         errors=(ConfigError,),
         examples=lambda: (bytes(range(32)),),
@@ -202,8 +202,8 @@ TARGETS = [
     Target(
         name="stored manifest",
         covers=(
-            "node.stored_manifest.read_signed_manifest",
-            "node.checkpoint_find.find_run",
+            "node.state.stored_manifest.read_signed_manifest",
+            "node.using.checkpoint_find.find_run",
         ),
         read=_stored,
         errors=(ConfigError,),
@@ -213,7 +213,7 @@ TARGETS = [
     ),
     Target(
         name="founded.json",
-        covers=("node.run_store.founded_runs",),
+        covers=("node.state.run_store.founded_runs",),
         read=_founded,
         errors=(ConfigError,),
         trees=lambda: ({"source": "/home/somebody/run.toml"},),
@@ -223,7 +223,7 @@ TARGETS = [
     ),
     Target(
         name="port",
-        covers=("node.state_folder.read_port",),
+        covers=("node.state.folder.read_port",),
         read=_port,
         errors=(DecodeError,),
         examples=lambda: (b"4001\n",),
@@ -231,7 +231,7 @@ TARGETS = [
     ),
     Target(
         name="token of the status server",
-        covers=("node.status_client.find_api",),
+        covers=("node.status.client.find_api",),
         read=_api,
         errors=(ConfigError,),
         trees=lambda: ({"url": "http://127.0.0.1:4002", "token": "ab12", "pid": 1},),

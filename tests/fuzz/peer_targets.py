@@ -11,7 +11,7 @@ from node.bulk_streams import BulkStreams
 from node.demo.events import parse_event
 from node.handshake import shake_hands
 from node.proposal import pack_senders, unpack_senders
-from node.status_records import NodeStatus, PeerTable, R, RoundTable, from_plain, to_plain
+from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain, to_plain
 from protocol.errors import (
     DecodeError,
     ManifestMismatch,
@@ -166,7 +166,7 @@ TARGETS = [
     *(
         Target(
             name=f"answer about {name}",
-            covers=("node.status_records.from_plain",),
+            covers=("node.status.records.from_plain",),
             read=from_bytes(read),
             errors=(StateError,),
             trees=partial(_status_tree, name),

@@ -9,10 +9,10 @@ from blake3 import blake3
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.invite import LINK_PREFIX, invite_link, parse_invite
 from node.joining import parse_target
-from node.node_file import NodeFile, node_config, read_node_file
-from node.run_file import Founder, build_manifest, read_run_file
-from node.run_template import run_file_text
-from node.state_folder import MANIFEST_FILE, NODE_FILE
+from node.settings.node_file import NodeFile, node_config, read_node_file
+from node.settings.run_file import Founder, build_manifest, read_run_file
+from node.settings.run_template import run_file_text
+from node.state.folder import MANIFEST_FILE, NODE_FILE
 from protocol import limits
 from protocol.errors import (
     ConfigError,
@@ -123,7 +123,7 @@ TARGETS = [
     ),
     Target(
         name="run.toml",
-        covers=("node.run_file.read_run_file", "node.toml_file.read_toml"),
+        covers=("node.settings.run_file.read_run_file", "node.settings.toml_file.read_toml"),
         read=from_file(read_run_file, "run.toml"),
         errors=(ConfigError,),
         examples=lambda: (run_file_text("run.toml", "a barn").encode(),),
@@ -135,7 +135,7 @@ TARGETS = [
     ),
     Target(
         name="run.toml, founded",
-        covers=("node.run_file.build_manifest",),
+        covers=("node.settings.run_file.build_manifest",),
         read=from_file(_founded, "run.toml"),
         errors=(ConfigError, ManifestError),
         trees=lambda: (RUN_FILE,),
@@ -147,7 +147,7 @@ TARGETS = [
     ),
     Target(
         name="node.toml",
-        covers=("node.node_file.read_node_file", "node.toml_file.parse_sections"),
+        covers=("node.settings.node_file.read_node_file", "node.settings.toml_file.parse_sections"),
         read=_node_file,
         errors=(ConfigError,),
         examples=lambda: (toml_bytes(NODE_TOML), b"# nothing\n"),

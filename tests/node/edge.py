@@ -12,7 +12,7 @@ from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.status import EventLog
+from node.status.board import EventLog
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 from protocol.messages import SealCertificate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from node.state_folder import MANIFEST_FILE, run_folder
+from node.state.folder import MANIFEST_FILE, run_folder
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest, sign_manifest
 from protocol.wire import encode

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from node.core import NodeCore
-from node.status import Field, StatusBoard
-from node.status_records import Snapshot
-from node.status_snapshot import StatusSources, snapshot
+from node.status.board import Field, StatusBoard
+from node.status.records import Snapshot
+from node.status.snapshot import StatusSources, snapshot
 from protocol.identity import PeerId, peer_id_text
 from tests.node.cores import A, B, C, core_of
 

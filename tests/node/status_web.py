@@ -11,9 +11,9 @@ from pathlib import Path
 
 import trio
 
-from node.status import StatusBoard
-from node.status_records import Api
-from node.status_server import DEFAULT_LIMITS, ServerLimits, serve_status
+from node.status.board import StatusBoard
+from node.status.records import Api
+from node.status.server import DEFAULT_LIMITS, ServerLimits, serve_status
 from tests.node.status_scene import board_at, busy_snapshot
 
 PATIENCE_S = 10.0

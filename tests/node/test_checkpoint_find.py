@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.checkpoint_find import find_run
-from node.state_folder import MANIFEST_FILE
+from node.state.folder import MANIFEST_FILE
+from node.using.checkpoint_find import find_run
 from protocol.errors import ConfigError
 from tests.node.state_run import write_state
 

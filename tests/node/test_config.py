@@ -8,8 +8,8 @@ import pytest
 
 from node.config import NodeConfig, parse_listen, parse_peer_address
 from node.hooks import hooks_named
-from node.keystore import load_or_create_identity
-from node.state_folder import KEY_FILE
+from node.state.folder import KEY_FILE
+from node.state.keystore import load_or_create_identity
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer, peer_id_text
 

@@ -12,8 +12,8 @@ from node.assembly import Node
 from node.config import NodeConfig
 from node.entry import Entry, full_addresses
 from node.hooks import NodeHooks
-from node.known_peers import KnownPeer, KnownPeers
-from node.status import EventLog
+from node.state.known_peers import KnownPeer, KnownPeers
+from node.status.board import EventLog
 from protocol.errors import ManifestMismatch, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest

@@ -19,7 +19,7 @@ from node.journal import FileJournal
 from node.narrator import FAULTS_SHOWN_MAX
 from node.restart import Restart
 from node.shard_store import ShardStore
-from node.status import EventLog
+from node.status.board import EventLog
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer
 from tests.memory_transport import MemoryNetwork, MemoryTransport

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from node.checkpoint_find import find_run, open_signed
-from node.export import export_run, open_export
+from node.using.checkpoint_find import find_run, open_signed
+from node.using.export import export_run, open_export
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import ModelSpec

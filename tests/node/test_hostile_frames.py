@@ -29,7 +29,7 @@ from node.config import PeerAddress, parse_peer_address
 from node.links import BRIEF_S, CONTROL_PROTOCOL
 from node.manifest_fetch import MANIFEST_PROTOCOL
 from node.narrator import FAULTS_SHOWN_MAX
-from node.stored_manifest import read_signed_manifest
+from node.state.stored_manifest import read_signed_manifest
 from node.strikes import PAUSE_S, STRIKES_MAX
 from protocol import limits
 from protocol.errors import BarnraiseError

@@ -9,10 +9,10 @@ from node.config import PeerAddress
 from node.entry import full_addresses
 from node.invite import invite_link, invite_to
 from node.joining import Joined, join_run, parse_target
-from node.known_peers import KnownPeer, KnownPeers
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
-from node.state_folder import run_folder
-from node.stored_manifest import store_manifest, stored_manifest
+from node.state.folder import run_folder
+from node.state.known_peers import KnownPeer, KnownPeers
+from node.state.stored_manifest import store_manifest, stored_manifest
 from protocol.errors import ConfigError, RefusedError, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import SignedManifest

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import known_peers
-from node.known_peers import (
+from node.state import known_peers
+from node.state.known_peers import (
     PEERS_MAX,
     RUNS_MAX,
     KnownPeer,

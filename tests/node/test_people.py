@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from node.people import Occasion, PeopleLog, what_joining_means
-from node.status import Field
+from node.status.board import Field
 from protocol.manifest import RunManifest
 from tests.node.edge import toy_manifest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.run_file import (
+from node.settings.run_file import (
     Founder,
     RunFile,
     build_manifest,
@@ -13,8 +13,8 @@ from node.run_file import (
     first_changed_key,
     read_run_file,
 )
-from node.run_template import run_file_text, write_run_file
-from node.toml_file import TOML_BYTES_MAX, Section
+from node.settings.run_template import run_file_text, write_run_file
+from node.settings.toml_file import TOML_BYTES_MAX, Section
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec

@@ -10,7 +10,7 @@ import pytest
 
 from node.config import NodeConfig
 from node.running import listening
-from node.state_folder import keep_port, read_port
+from node.state.folder import keep_port, read_port
 from protocol.errors import ConfigError
 
 pytestmark = pytest.mark.net

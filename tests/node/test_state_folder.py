@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node import state_folder
-from node.state_folder import (
+from node.state import folder as state_folder
+from node.state.folder import (
     KEY_FILE,
     default_state,
     has_history,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.state_lock import locked_state
+from node.state.lock import locked_state
 from protocol.errors import ConfigError
 
 

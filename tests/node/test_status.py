@@ -6,8 +6,8 @@ import json
 
 import trio
 
-from node.status import WARNINGS_KEPT, EventLog
-from node.status_records import FAULTS_KEPT, ROUNDS_KEPT, TrainerRecord
+from node.status.board import WARNINGS_KEPT, EventLog
+from node.status.records import FAULTS_KEPT, ROUNDS_KEPT, TrainerRecord
 from tests.node.status_scene import HOSTILE, board_at, sealed
 
 

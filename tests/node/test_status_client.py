@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.status_client import FoundApi, ask, ask_plain, find_api
-from node.status_records import TOKEN_FILE, Api, NodeStatus, PeerTable
+from node.status.client import FoundApi, ask, ask_plain, find_api
+from node.status.records import TOKEN_FILE, Api, NodeStatus, PeerTable
 from protocol.errors import ConfigError, NetworkError, StateError
 from tests.node.status_web import serving
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from node.commands.app import app
 from node.commands.looking import WATCH_S, look_again
-from node.status_records import Snapshot, to_plain
-from node.status_snapshot import snapshot
-from node.status_tables import PICTURES, ROUNDS_SHOWN
+from node.status.records import Snapshot, to_plain
+from node.status.snapshot import snapshot
+from node.status.tables import PICTURES, ROUNDS_SHOWN
 from protocol.errors import ConfigError, NetworkError
 from protocol.identity import peer_id_text
 from tests.node.cores import GENESIS, A, B, C, core_of

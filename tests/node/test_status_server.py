@@ -13,8 +13,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.status_records import TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
-from node.status_server import Bucket, ServerLimits, serve_status
+from node.status.records import TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
+from node.status.server import Bucket, ServerLimits, serve_status
 from protocol.errors import ConfigError
 from tests.node.status_scene import board_at, busy_snapshot
 from tests.node.status_web import PATIENCE_S, read_all, serving

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from node import events as ev
-from node.status_records import (
+from node.status.records import (
     NodeStatus,
     PeerTable,
     RoundTable,
@@ -18,7 +18,7 @@ from node.status_records import (
     from_plain,
     to_plain,
 )
-from node.status_snapshot import (
+from node.status.snapshot import (
     PEERS_SHOWN_MAX,
     keep_status,
     node_state,

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from node.text_out import TextOut
+from node.using.text_out import TextOut
 
 
 def shown(*pieces: bytes) -> str:

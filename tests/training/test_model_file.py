@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from node.children import child_environment
-from node.keystore import load_or_create_identity
 from node.model_file import KEPT_FILE, founders_model, kept_model_file
-from node.run_store import found_or_resume
-from node.state_folder import make_folder, run_folder
+from node.state.folder import make_folder, run_folder
+from node.state.keystore import load_or_create_identity
+from node.state.run_store import found_or_resume
 from protocol import limits
 from protocol.errors import ConfigError, ManifestError, ManifestMismatch
 from protocol.grid import ShardSpec, TensorSpec

@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from node.config import PeerAddress
-from node.state_folder import write_atomically
+from node.state.folder import write_atomically
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.errors import DecodeError

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.model_file import kept_model_file
-from node.run_file import (
+from node.settings.run_file import (
     Founder,
     RunFile,
     build_manifest,
     first_changed_key,
     read_run_file,
 )
-from node.state_folder import (
+from node.settings.toml_file import TOML_BYTES_MAX
+from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
     RUN_FILE,
@@ -23,8 +24,7 @@ from node.state_folder import (
     run_folder,
     write_atomically,
 )
-from node.stored_manifest import read_signed_manifest, store_manifest
-from node.toml_file import TOML_BYTES_MAX
+from node.state.stored_manifest import read_signed_manifest, store_manifest
 from protocol.clock import WallClock
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
-from node.state_folder import NODE_FILE, write_atomically
-from node.toml_file import Section, parse_sections, read_toml
+from node.settings.toml_file import Section, parse_sections, read_toml
+from node.state.folder import NODE_FILE, write_atomically
 from protocol.errors import ConfigError
 
 _TEMPLATE = """\

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.status_records import TOKEN_FILE, Api, R, from_plain
+from node.status.records import TOKEN_FILE, Api, R, from_plain
 from protocol.errors import ConfigError, NetworkError, StateError
 
 ANSWER_S = 2.0

@@ -1,6 +1,6 @@
 """What a node says of itself: frozen records, and their form as JSON.
 
-The network process fills them (`node.status_snapshot`), the status server sends them, commands
+The network process fills them (`node.status.snapshot`), the status server sends them, commands
 read them back. Only the standard library is needed here: `barnraise status` starts in no time.
 """
 

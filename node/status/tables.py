@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.status_records import (
+from node.status.records import (
     NodeStatus,
     PeerRecord,
     PeerTable,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from node.state_folder import KEY_FILE, make_folder, write_atomically
+from node.state.folder import KEY_FILE, make_folder, write_atomically
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from node.state_folder import make_folder
+from node.state.folder import make_folder
 from protocol.errors import ConfigError
 
 LOCK_FILE = "lock"

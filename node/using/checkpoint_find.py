@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from node.shown import shown
-from node.state_folder import MANIFEST_FILE, RUNS_FOLDER, run_folder
-from node.stored_manifest import read_signed_manifest
+from node.state.folder import MANIFEST_FILE, RUNS_FOLDER, run_folder
+from node.state.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 from protocol.manifest import RunManifest, open_manifest

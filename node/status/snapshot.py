@@ -16,8 +16,8 @@ import trio
 from node.core import NodeCore
 from node.round_view import RoundView
 from node.shown import shown
-from node.status import StatusBoard
-from node.status_records import (
+from node.status.board import StatusBoard
+from node.status.records import (
     NodeStatus,
     PeerRecord,
     PeerTable,

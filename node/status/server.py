@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 import trio
 from aiohttp import web
 
-from node.state_folder import write_atomically
-from node.status import StatusBoard
-from node.status_metrics import CONTENT_TYPE, render_metrics
-from node.status_records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot, to_plain
+from node.state.folder import write_atomically
+from node.status.board import StatusBoard
+from node.status.metrics import CONTENT_TYPE, render_metrics
+from node.status.records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot, to_plain
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Protocol, TextIO, TypeVar
 import trio
 
 from node.shown import shown
-from node.status_records import (
+from node.status.records import (
     FAULTS_KEPT,
     ROUNDS_KEPT,
     FaultRecord,

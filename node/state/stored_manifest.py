@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from node.state_folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
+from node.state.folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
 from protocol import limits
 from protocol.errors import ConfigError, PeerError
 from protocol.identity import Signer

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from node.checkpoint_find import RunOnDisk, open_signed
+from node.using.checkpoint_find import RunOnDisk, open_signed
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import RunManifest

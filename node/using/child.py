@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from node.checkpoint_find import find_run
 from node.children import trainer_threads
-from node.export import open_export
 from node.json_child import Line, number, run_json_child
 from node.model_file import KEPT_FILE
-from node.state_folder import default_state
+from node.state.folder import default_state
+from node.using.checkpoint_find import find_run
+from node.using.export import open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
 from training.failure import error_of

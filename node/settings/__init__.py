@@ -1,0 +1,1 @@
+"""The two TOML files: run.toml of a founder, node.toml of a machine."""

@@ -1,0 +1,1 @@
+"""The state folder: key, lock, known peers, and the runs in it."""
