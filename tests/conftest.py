@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import signal
 from functools import partial
 
 import pytest
@@ -11,6 +12,12 @@ import trio.testing
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="the number behind the fixture `seed`")
+
+
+def pytest_configure() -> None:
+    """A shell that runs us in the background has us ignore Ctrl+C, and all our children with us."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
