@@ -19,7 +19,7 @@ from node.model_file import kept_model_file
 from node.recovery import recover
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.state.folder import run_folder
+from node.state.folder import has_history, run_folder
 from node.status.board import EventLog
 from node.trainer_channel import TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
@@ -41,6 +41,9 @@ class Node:
     signer: Ed25519Signer
     hooks: NodeHooks
     log: EventLog
+    is_new_peer: bool = True
+    """Whether its key was made at this start, so that it cannot have signed anything before."""
+
     attached: Attachment | None = None
     """The user's process whose child this is, and which is the trainer; None starts one."""
 
@@ -63,7 +66,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     model_file = None
     if node.attached is None:
         model_file = kept_model_file(manifest, config.model_file, folder)
-    journal = FileJournal(folder)
+    # A founder's first round is signed by nobody else, so there would be nobody to ask.
+    is_known = not node.is_new_peer and node.signer.peer_id != manifest.founder
+    journal = FileJournal(folder, is_wiped=is_known and not has_history(folder))
     (anchor_N,) = genesis_weights(manifest, SHARD)
     store = ShardStore(manifest, SHARD, anchor_N)
     rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)

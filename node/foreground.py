@@ -22,7 +22,7 @@ from node.people import Occasion, PeopleLog, people_console, what_joining_means
 from node.running import Around, run_node
 from node.settings.node_file import node_config, read_node_file
 from node.state.folder import MANIFEST_FILE, default_state, make_folder, run_folder
-from node.state.keystore import load_or_create_identity
+from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.run_store import found_or_resume
 from node.status.board import EventLog, StatusBoard
@@ -86,6 +86,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
     console = people_console(is_json=start.is_json)
     log = EventLog.on_stdout(is_enabled=start.is_json)
     try:
+        is_new_peer = not has_identity(start.state)
         signer = load_or_create_identity(start.state)
         # Read before a run is founded or fetched: a slip in it must not cost that.
         node_file = read_node_file(start.state)
@@ -110,7 +111,12 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         log.also = (board, PeopleLog(console, occasion))
         with _logging(config, folder):
             node = Node(
-                config=config, signed=obtained.signed, signer=signer, hooks=NodeHooks(), log=log
+                config=config,
+                signed=obtained.signed,
+                signer=signer,
+                hooks=NodeHooks(),
+                log=log,
+                is_new_peer=is_new_peer,
             )
             await run_node(node, Around(departure=departure, board=board))
     except* (BarnraiseError, OSError) as group:

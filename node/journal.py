@@ -88,9 +88,15 @@ class Journal(Protocol):
 
 
 class FileJournal:
-    """The journal in a run's folder. Its methods block: call them in threads, one or more."""
+    """The journal in a run's folder. Its methods block: call them in threads, one or more.
 
-    def __init__(self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+    `is_wiped` says that there is no journal although this peer may have taken part before: whoever
+    deletes a run's folder and joins again must ask what it signed.
+    """
+
+    def __init__(
+        self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES, is_wiped: bool = False
+    ) -> None:
         self._rotate_bytes = self._rotate_at_bytes = rotate_bytes
         self._lock = threading.Lock()
         """Signatures and results come from different threads."""
@@ -98,23 +104,25 @@ class FileJournal:
         self._results.mkdir(parents=True, exist_ok=True)
         for left in self._results.glob(WRITING + "*"):
             left.unlink()
-        had_slots = (folder / SLOTS_FILE).exists()
-        had_chain = (folder / CHAIN_FILE).exists()
+        self._lost = folder / LOST_FILE
+        has_slots = (folder / SLOTS_FILE).exists()
+        if is_wiped or ((folder / CHAIN_FILE).exists() and not has_slots):
+            self._mark_lost()
         # In this order: a chain without slots is then a loss, never an interrupted first start.
-        self._slots = RecordLog(folder / SLOTS_FILE)
+        self._slots = RecordLog(folder / SLOTS_FILE, on_damage=self._mark_lost)
         self._chain = RecordLog(folder / CHAIN_FILE)
         slot_records = self._slots.take_opened()
         self._opened_messages = _messages(slot_records)
         self._opened_chain = _certificates(self._chain.take_opened())
-        is_short = len(self._opened_messages) < len(slot_records)
-        self._lost = folder / LOST_FILE
-        is_lost = self._slots.is_damaged or is_short or (had_chain and not had_slots)
-        if is_lost and not self._lost.exists():
-            # The next start finds whole files again, and would believe them.
-            self._lost.touch()
-            fsync_folder(folder)
+        if len(self._opened_messages) < len(slot_records):
+            self._mark_lost()
         self._logged = {message.digest for message in self._opened_messages}
         self._chain_round = len(self._opened_chain)
+
+    def _mark_lost(self) -> None:
+        """Before the files are mended: the next start finds them whole and would believe them."""
+        self._lost.touch()
+        fsync_folder(self._lost.parent)
 
     @property
     def is_lost(self) -> bool:

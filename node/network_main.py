@@ -26,7 +26,7 @@ from node.joining import join_run, parse_target
 from node.logs import start_logging
 from node.running import Around, run_node
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder
-from node.state.keystore import load_or_create_identity
+from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.stored_manifest import read_signed_manifest
 from node.status.board import EventLog, StatusBoard
@@ -96,6 +96,7 @@ async def _run(
         config = _config(arguments)
         hooks = hooks_named(arguments.test_switch)
         with locked_state(config.state):
+            is_new_peer = not has_identity(config.state)
             signer = load_or_create_identity(config.state)
             config, signed = await _obtain(config, arguments.join, signer)
             folder = run_folder(config.state, signed.manifest.digest)
@@ -109,6 +110,7 @@ async def _run(
                     signer=signer,
                     hooks=hooks,
                     log=log,
+                    is_new_peer=is_new_peer,
                     attached=attached,
                 )
                 around = Around(departure=departure, board=board, has_lifeline=attached is None)

@@ -8,7 +8,7 @@ disk, and that is something else: records are missing that were promised.
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -21,9 +21,12 @@ RECORD_BYTES_MAX = 1 << 20
 
 
 class RecordLog:
-    """One writer. Opening it cuts a torn tail off; `take_opened` gives what stood in it then."""
+    """One writer. Opening it cuts a torn tail off; `take_opened` gives what stood in it then.
 
-    def __init__(self, path: Path) -> None:
+    `on_damage` is called before anything is cut off that is more than a torn tail.
+    """
+
+    def __init__(self, path: Path, *, on_damage: Callable[[], None] = lambda: None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         is_new = not path.exists()
@@ -31,6 +34,8 @@ class RecordLog:
         records, whole_bytes, self.is_damaged = read_records(path)
         self._opened = records
         self._sizes = array("I", map(len, records))
+        if self.is_damaged:
+            on_damage()
         if self._file.tell() > whole_bytes:
             # What is appended behind a torn record could never be read again.
             self._file.truncate(whole_bytes)

@@ -36,6 +36,10 @@ class SimTrainer:
         self._saved: _Saved | None = None
         self._pending: Encoded | None = None
 
+    def forget(self) -> None:
+        """Its disk is lost."""
+        self._saved = None
+
     def restarted(self) -> "SimTrainer":
         """The trainer that the next process finds on the disk."""
         fresh = copy.copy(self)

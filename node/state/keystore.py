@@ -8,6 +8,11 @@ from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 
 
+def has_identity(state: Path) -> bool:
+    """Whether there is a key; asked before one is made."""
+    return (state / KEY_FILE).exists()
+
+
 def load_or_create_identity(state: Path) -> Ed25519Signer:
     """The identity in the state folder, made if need be; the caller holds the folder's lock.
 

@@ -128,10 +128,13 @@ class NodeUnderTest:
                 found.setdefault(event["round"], set()).add(event["digest"])
         return found
 
+    def life(self) -> list[dict[str, Any]]:
+        """The events of this life."""
+        return [event for event in list(self.events) if event["life"] == self.lives]
+
     def sealed(self) -> int:
         """The last round that it adopted in this life."""
-        mine = [e for e in list(self.events) if e.get("life") == self.lives]
-        rounds = [e["round"] for e in mine if e["event"] in ("sealed", "resumed", "synced")]
+        rounds = [e["round"] for e in self.life() if e["event"] in ("sealed", "resumed", "synced")]
         return max(rounds, default=-1)
 
     def log(self) -> str:

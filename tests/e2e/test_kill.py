@@ -1,6 +1,7 @@
 """R12 with real processes and disks: `kill -9` at any moment, again and again."""
 
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -115,3 +116,26 @@ def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
     rng = random.Random(f"{seed}/kills")
     with swarm_of(tmp_path, 2) as swarm:
         run_of_kills(swarm, rng, 10, all_of(rng))
+
+
+@pytest.mark.slow
+def test_node_whose_folder_is_deleted_asks_keeps_silent_and_takes_part_again(
+    tmp_path: Path,
+) -> None:
+    with swarm_of(tmp_path, 2) as swarm:
+        watch = Watch(swarm)
+        swarm.until_round(3)
+        _, node = swarm.nodes
+        node.kill()
+        watch.look(node)
+        shutil.rmtree(swarm.folder(node))
+        node.start()
+        swarm.wait(
+            "the node is listed again",
+            lambda: any(e["event"] == "sealed" and e["was_listed"] for e in node.life()),
+        )
+        assert not (swarm.folder(node) / "slots.lost").exists()
+        for other in swarm.nodes:
+            assert other.leave() == 0
+            watch.look(other)
+        _compare(swarm)

@@ -161,6 +161,14 @@ def test_chain_without_signatures_is_a_loss_and_a_first_start_is_none(tmp_path, 
     assert opened(tmp_path).is_lost
 
 
+def test_journal_that_was_wiped_is_a_loss_until_it_is_forgiven(tmp_path, opened):
+    opened(tmp_path, is_wiped=True)
+    journal = opened(tmp_path)
+    assert journal.is_lost
+    journal.forgive_loss()
+    assert not opened(tmp_path).is_lost
+
+
 # Chain ------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,24 @@ def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
     finish(world)
 
 
+@pytest.mark.parametrize("back_s", [0.0, 5.0])
+@pytest.mark.parametrize("name", ["COMMIT sent, no parts", "VOTE", "SEAL"])
+def test_node_whose_disk_is_lost_asks_keeps_silent_and_takes_part_again(name, back_s, seed):
+    world = world_of(3, seed=seed, rounds=30)
+
+    def blow(peer: PeerId) -> None:
+        world.crash(peer)
+        world.nodes[peer].disk.forget()
+        world.nodes[peer].trainer.forget()
+        world.later(back_s, partial(world.bounce, peer))
+
+    struck = strike(world, PHASES[name], blow)
+    finish(world)
+    (victim,) = struck
+    assert victim in world.listed[world.manifest.rounds]
+    assert not world.nodes[victim].core.machine.has_forgotten
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(100))
 def test_kills_at_any_moment_in_many_worlds(case, seed):

@@ -84,7 +84,9 @@ class WatchedWorld(World):
         before = node.core.machine.previous
         had_contribution = node.trainer.has_open_contribution
         super()._train(node, action)
-        commit = _own_commit(before) if before and had_contribution else None
+        # A COMMIT that comes back from others after a lost disk is not of this trainer.
+        is_own = before is not None and had_contribution and before.own_commit
+        commit = _own_commit(before) if before is not None and is_own else None
         if commit is not None and not action.is_resync:
             # R6: sealed with me, the residual is what I lost since; without me, what it was.
             kept = commit.residual_after if action.was_listed else commit.residual_before
