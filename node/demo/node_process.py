@@ -40,6 +40,8 @@ class NodeSetting:
         """The command line."""
         line = [*self.command, "--state", str(self.state), "--manifest", str(self.manifest)]
         line += ["--listen", "/ip4/127.0.0.1/tcp/0", "--threads", str(self.threads)]
+        # Five small models share a GPU badly, and in bf16 the tuned numbers are others.
+        line += ["--device", "cpu"]
         line += ["--validate-every", str(self.validate_every), "--events"]
         if self.bootstrap is None:
             line += ["--wait-seats", str(self.wait_seats)]
