@@ -27,7 +27,10 @@ def wait():
 def read_to_leaving():
     heard = b""
     while not heard.endswith(LEAVING):
-        heard += os.read(0, 4096)
+        data = os.read(0, 4096)
+        if not data:
+            sys.exit("its parent is gone")
+        heard += data
 """
 
 
