@@ -1,6 +1,7 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import trio
 
@@ -66,9 +67,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     model_file = None
     if node.attached is None:
         model_file = kept_model_file(manifest, config.model_file, folder)
-    # A founder's first round is signed by nobody else, so there would be nobody to ask.
-    is_known = not node.is_new_peer and node.signer.peer_id != manifest.founder
-    journal = FileJournal(folder, is_wiped=is_known and not has_history(folder))
+    journal = _open_journal(node, folder)
     (anchor_N,) = genesis_weights(manifest, SHARD)
     store = ShardStore(manifest, SHARD, anchor_N)
     rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
@@ -129,3 +128,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
     driver.connect(links, work)
     return Machinery(driver=driver, links=links, work=work, checkpoints=checkpoints)
+
+
+def _open_journal(node: Node, folder: Path) -> FileJournal:
+    # A founder's first round is signed by nobody else, so there would be nobody to ask.
+    is_known = not node.is_new_peer and node.signer.peer_id != node.signed.manifest.founder
+    return FileJournal(folder, is_wiped=is_known and not has_history(folder))
