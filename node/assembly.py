@@ -20,7 +20,7 @@ from node.model_file import kept_model_file
 from node.recovery import recover
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.state.folder import has_history, run_folder
+from node.state.folder import CHECKPOINTS_FOLDER, has_history, run_folder
 from node.status.board import EventLog
 from node.trainer_channel import TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
@@ -29,7 +29,6 @@ from protocol.manifest import SignedManifest
 from training.genesis import genesis_weights
 
 SHARD = 0
-CHECKPOINTS_FOLDER = "checkpoints"
 INNER_FOLDER = "inner"
 
 

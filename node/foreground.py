@@ -85,6 +85,7 @@ def _run(start: Start, obtain: Obtain) -> int:
 async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
     console = people_console(is_json=start.is_json)
     log = EventLog.on_stdout(is_enabled=start.is_json)
+    failure: BarnraiseError | None = None
     try:
         is_new_peer = not has_identity(start.state)
         signer = load_or_create_identity(start.state)
@@ -109,7 +110,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         )
         board = StatusBoard()
         log.also = (board, PeopleLog(console, occasion))
-        with _logging(config, folder):
+        with _logging(config, folder) as logs:
             node = Node(
                 config=config,
                 signed=obtained.signed,
@@ -118,11 +119,14 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 log=log,
                 is_new_peer=is_new_peer,
             )
-            await run_node(node, Around(departure=departure, board=board))
+            around = Around(departure=departure, board=board, num_lost_lines=lambda: logs.num_lost)
+            await run_node(node, around)
     except* (BarnraiseError, OSError) as group:
-        error = user_error(group, start.state)
-        log.emit("error", kind=type(error).__name__, message=str(error))
-        raise error from None
+        failure = user_error(group, start.state)
+    if failure is not None:
+        # Out here: Pythons before 3.11.4 wrap what is raised inside of `except*`.
+        log.emit("error", kind=type(failure).__name__, message=str(failure))
+        raise failure
 
 
 def _logging(config: NodeConfig, folder: Path) -> Logs:

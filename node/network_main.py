@@ -92,6 +92,7 @@ async def _run(
 ) -> None:
     board = StatusBoard()
     log = EventLog.on_stdout(is_enabled=arguments.events, also=(board,))
+    failure: BarnraiseError | None = None
     try:
         config = _config(arguments)
         hooks = hooks_named(arguments.test_switch)
@@ -101,7 +102,7 @@ async def _run(
             config, signed = await _obtain(config, arguments.join, signer)
             folder = run_folder(config.state, signed.manifest.digest)
             make_folder(folder)
-            with start_logging(folder, log_json=False, console=attached is None):
+            with start_logging(folder, log_json=False, console=attached is None) as logs:
                 if hooks.name:
                     logger.warning("this node is bent for a test switch=%s", hooks.name)
                 node = Node(
@@ -113,14 +114,21 @@ async def _run(
                     is_new_peer=is_new_peer,
                     attached=attached,
                 )
-                around = Around(departure=departure, board=board, has_lifeline=attached is None)
+                around = Around(
+                    departure=departure,
+                    board=board,
+                    num_lost_lines=lambda: logs.num_lost,
+                    has_lifeline=attached is None,
+                )
                 await run_node(node, around)
     except* (BarnraiseError, OSError) as group:
-        error = user_error(group, arguments.state)
-        log.emit("error", kind=type(error).__name__, message=str(error))
+        failure = user_error(group, arguments.state)
+    if failure is not None:
+        # Out here: Pythons before 3.11.4 wrap what is raised inside of `except*`.
+        log.emit("error", kind=type(failure).__name__, message=str(failure))
         if attached is not None:
-            await attached.fail(error)
-        raise error from None
+            await attached.fail(failure)
+        raise failure
 
 
 async def _obtain(

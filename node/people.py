@@ -38,7 +38,7 @@ class Occasion:
     state: Path
     manifest: RunManifest
     how: str
-    """E.g. "founded now", "joined", "resumed"."""
+    """"founded now", "joined now" or "resumed"."""
 
     is_usual_state: bool
     """Whether commands find the state folder without being told."""

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,9 @@ class Around:
     departure: Departure
     board: StatusBoard
     """Hears the events of the node's log; the status server shows it."""
+
+    num_lost_lines: Callable[[], int] = int
+    """Log lines that the disk did not take of late; `Logs.num_lost`."""
 
     has_lifeline: bool = False
     """Whether standard input is the pipe of whoever started this node, and its end is ours."""
@@ -218,6 +221,7 @@ async def _start_status(
         checkpoint=lambda: made.checkpoints.latest,
         is_observer=node.config.is_observer,
         num_tasks=lambda: trio.lowlevel.current_statistics().tasks_living,
+        num_lost_lines=around.num_lost_lines,
     )
     nursery.start_soon(keep_status, sources)
     port = node.config.status_port

@@ -38,17 +38,22 @@ class ManifestError(ConfigError):
     """A manifest or run.toml has an unknown key, a wrong type or a value out of range."""
 
 
-class ManifestMismatch(ConfigError):
-    """A peer's manifest differs from ours.
+_OTHER_RUN = (
+    "that peer trains another run: name a peer of this one, or join that one by its invite link"
+)
 
-    `field` is the dotted name of the first field that differs.
+
+class ManifestMismatch(ConfigError):
+    """A peer's manifest differs from ours, or our model from the manifest.
+
+    `field` is the dotted name of the first field that differs; `advice` says what to do.
     """
 
-    def __init__(self, field: str, ours: object, theirs: object) -> None:
-        super().__init__(
-            f"manifest differs at {field}: ours {_shown(ours)}, theirs {_shown(theirs)}; that peer "
-            "trains another run: name a peer of this one, or join that one by its invite link"
-        )
+    def __init__(
+        self, field: str, ours: object, theirs: object, *, advice: str = _OTHER_RUN
+    ) -> None:
+        differs = f"manifest differs at {field}: ours {_shown(ours)}, theirs {_shown(theirs)}"
+        super().__init__(f"{differs}; {advice}")
         self.field = field
 
 

@@ -73,7 +73,7 @@ class Provenance:
 
 
 def require_whole_model(manifest: RunManifest) -> None:
-    """Whether one shard holds the model, and nothing else.
+    """Refuse a run unless one shard holds the model, and nothing else.
 
     Raises ConfigError for an unknown model, for several shards, or a shard of other tensors: so no
     model is ever built that is larger than the weights at hand.

@@ -15,7 +15,7 @@ def model_tensors(model: nn.Module) -> tuple[TensorSpec, ...]:
 
     Raises ConfigError naming a parameter or buffer that cannot be trained together.
     """
-    for name in persistent_buffers(model):
+    for name in _persistent_buffers(model):
         raise ConfigError(
             f"the model has the buffer {name!r}, which peers do not synchronise: use a layer "
             "without running statistics (GroupNorm, LayerNorm), or register a constant with "
@@ -34,7 +34,7 @@ def model_tensors(model: nn.Module) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, tuple(parameters[name].shape)) for name in sorted(parameters))
 
 
-def persistent_buffers(model: nn.Module) -> Iterator[str]:
+def _persistent_buffers(model: nn.Module) -> Iterator[str]:
     """Names of the buffers that are part of the module's state."""
     state = model.state_dict(keep_vars=True)
     return (name for name, _ in model.named_buffers() if name in state)

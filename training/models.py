@@ -59,6 +59,9 @@ def build_model(
     return model.train()
 
 
+_SAME_MODEL = "build the model that the run's founder built, with the same settings"
+
+
 def check_parameters(model: nn.Module, manifest: RunManifest, shard: int = 0) -> None:
     """Raise ManifestMismatch naming the first tensor of the run that the model has not as it is.
 
@@ -73,7 +76,9 @@ def check_parameters(model: nn.Module, manifest: RunManifest, shard: int = 0) ->
         shape = None if parameter is None else tuple(parameter.shape)
         if parameter is None or shape != tensor.shape:
             ours = "not in the model" if shape is None else shape
-            raise ManifestMismatch(f"the tensor {tensor.name}", ours, tensor.shape)
+            raise ManifestMismatch(
+                f"the tensor {tensor.name}", ours, tensor.shape, advice=_SAME_MODEL
+            )
         if parameter.dtype != torch.float32:
             raise ConfigError(
                 f"{tensor.name} is {parameter.dtype}: weights stay torch.float32, "

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec
-from training.durable import WRITING, fsync_file, fsync_folder
+from training.durable import WRITING, fsync_file, fsync_folder, replace_durably
 from training.exchange import RunClock
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
         target.rename(folder / f"{WRITING}old-{name}")
     writing.rename(target)
     fsync_folder(folder)
-    _point_at(folder, name)
+    replace_durably(folder / _LATEST, [f"{name}\n".encode("ascii")])
     _prune(folder, meta.clock.round)
     return target
 
@@ -311,14 +311,6 @@ def _read_meta(path: Path) -> tuple[CheckpointMeta, tuple[str, ...], dict[str, s
 
 def _canonical(body: Mapping[str, object]) -> bytes:
     return json.dumps(body, sort_keys=True, indent=1).encode() + b"\n"
-
-
-def _point_at(folder: Path, name: str) -> None:
-    writing = folder / (WRITING + _LATEST)
-    writing.write_text(name + "\n", encoding="ascii", newline="\n")
-    fsync_file(writing)
-    writing.replace(folder / _LATEST)
-    fsync_folder(folder)
 
 
 def _prune(folder: Path, newest: int) -> None:

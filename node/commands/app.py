@@ -5,9 +5,9 @@ import sys
 
 import typer
 
-from node.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_status
+from node.exit_codes import EXIT_INTERRUPTED, exit_status
 
-__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE", "app", "exit_status", "print_json"]
+__all__ = ["EXIT_INTERRUPTED", "app", "exit_status", "print_json"]
 
 app = typer.Typer(
     help="Train a neural network together: a peer-to-peer swarm without a coordinator.",

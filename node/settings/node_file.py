@@ -88,5 +88,5 @@ def node_config(
             **{**values, **options, "bootstrap": bootstrap},
         )
     except ConfigError as error:
-        given = " or ".join(dict.fromkeys(("the command's options", str(state / NODE_FILE))))
+        given = f"the command's options or {state / NODE_FILE}"
         raise ConfigError(f"{error} (in {given})") from error

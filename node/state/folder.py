@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from protocol.errors import ConfigError
+from training.durable import fsync_folder
 
 KEY_FILE = "identity.key"
 NODE_FILE = "node.toml"
@@ -22,6 +23,7 @@ RUNS_FOLDER = "runs"
 MANIFEST_FILE = "manifest.msgpack"
 RUN_FILE = "run.toml"
 FOUNDED_FILE = "founded.json"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 _DIGITS = 12
 """Hexadecimal digits of a run's digest in its folder's name: no two runs of one disk share them."""
@@ -75,18 +77,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """The names in a folder on the disk. Windows has no such call, and does it by itself."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_folder(path.parent)
 
 
 def read_port(state: Path) -> int:
@@ -112,4 +103,4 @@ def has_history(folder: Path) -> bool:
     """Whether a node took part in a run before: it then waits for its peers, however long."""
     logs = (folder / name for name in ("slots.log", "chain.log"))
     has_logs = any(path.exists() and path.stat().st_size > 0 for path in logs)
-    return has_logs or any(folder.glob("checkpoints/round-*"))
+    return has_logs or any((folder / CHECKPOINTS_FOLDER).glob("round-*"))

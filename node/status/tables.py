@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.shown import shown
 from node.status.records import (
     NodeStatus,
     PeerRecord,
@@ -110,7 +111,9 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
         yield "address", Text(address)
     if status.num_faults:
         last = status.faults[-1] if status.faults else None
-        said = f"; the last: {last.peer[-_ID_CHARACTERS:]}, {_short(last.reason)}" if last else ""
+        said = (
+            f"; the last: {last.peer[-_ID_CHARACTERS:]}, {shown(last.reason, 80)}" if last else ""
+        )
         yield "faults", Text(f"{status.num_faults} of peers{said}")
     if status.age_s > STALE_S:
         text = f"the network process has not moved for {status.age_s:.0f} s"
@@ -162,10 +165,6 @@ def _round_cells(record: RoundRecord) -> Iterator[str]:
     yield _size(record.bytes_down)
     for loss in (record.train_loss, record.validation_loss):
         yield "-" if loss is None else f"{loss:.4f}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _number(count: int, thing: str) -> str:

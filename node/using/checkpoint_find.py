@@ -6,15 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from node.shown import shown
-from node.state.folder import MANIFEST_FILE, RUNS_FOLDER, run_folder
+from node.state.folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RUNS_FOLDER, run_folder
 from node.state.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 from protocol.manifest import RunManifest, open_manifest
 from protocol.wire import encode
 from training.exported import OpenSigned
-
-CHECKPOINTS_FOLDER = "checkpoints"
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{12}")
 _RUNS_SHOWN = 20

@@ -28,7 +28,7 @@ THREADS_MAX = 8
 
 BYTES_MAX = 1_000_000
 LOSS_SHOWN_MAX = 700.0
-"""Its exponential is the last that a float holds."""
+"""Nats per byte. A float holds its exponential; from 710 on it would overflow."""
 
 WINDOWS_MAX = 1_000_000
 PROMPT_BYTES_MAX = 8192

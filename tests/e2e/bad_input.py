@@ -166,7 +166,7 @@ def small_disk(folder: Path, size: str, *options: str) -> Iterator[Path]:
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     done = subprocess.run(mount, capture_output=True, check=False) if is_root else None
     if done is None or done.returncode != 0:
-        pytest.skip("may not mount a file system")
+        pytest.skip("needs the right to mount a small file system")
     try:
         yield folder
     finally:

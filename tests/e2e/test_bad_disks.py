@@ -142,7 +142,7 @@ def fill(path: Path) -> None:
 
 
 def test_file_size_limit_is_named_and_behind_it_the_node_goes_on(lived: Lived) -> None:
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
     if not hasattr(resource, "prlimit"):
         pytest.skip("limits of another process are Linux's")
     command_line = [*COMMAND, *lived.again("--json"), "--state", str(lived.state)]

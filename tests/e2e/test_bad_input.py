@@ -324,7 +324,7 @@ def other_pythons() -> list[str]:
 def test_wrong_python_is_told_which_one_is_needed(tmp_path: Path) -> None:
     pythons = other_pythons()
     if not pythons:
-        pytest.skip("no other Python here")
+        pytest.skip("no Python older or newer than ours is installed")
     for python in pythons:
         done = subprocess.run(
             [python, "-m", "node.cli", "status"],

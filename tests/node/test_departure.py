@@ -12,7 +12,9 @@ from node import departure as departures
 from node.departure import Departure
 from node.interrupts import end_signals, handling
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals to itself")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="sends SIGINT and SIGTERM to itself, as POSIX does"
+)
 
 
 class Ended(Exception):

@@ -45,7 +45,9 @@ from tests.node.hostile import Footprint, Hostile, framed, hostile, until, wait
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.net,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="counts descriptors in /proc, which only Linux has"
+    ),
 ]
 
 RSS_MIB_MORE_MAX = 48.0

@@ -11,6 +11,7 @@ from node.journal import CHAIN_FILE, SLOTS_FILE, FileJournal
 from node.record_log import RecordLog, read_records
 from protocol.messages import SealCertificate
 from tests.node.builders import Voice, head_of, peers_named
+from tests.training.full_disk import files_of_at_most
 
 A, B = peers_named(2)
 HEAD = head_of((A, B))
@@ -83,15 +84,10 @@ def test_any_flipped_byte_loses_its_record_and_shows_as_damage_unless_it_is_the_
 
 
 def test_append_that_fails_leaves_nothing_behind(records):
-    resource = pytest.importorskip("resource")
     log = RecordLog(records)
-    size, limits = records.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
-    try:
-        with pytest.raises(OSError, match="large"):
-            log.append([b"fits", bytes(4096)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    size = records.stat().st_size
+    with files_of_at_most(size + 20), pytest.raises(OSError, match="large"):
+        log.append([b"fits", bytes(4096)])
     assert read_records(records)[0] == [b"first", b"second", b"third"]
 
 

@@ -238,10 +238,13 @@ def test_console_and_file_speak_json_together(
     assert capsys.readouterr().err.splitlines() == lines(tmp_path)
 
 
-def test_nothing_to_log_to_is_no_error() -> None:
+def test_nothing_to_log_to_is_no_error_and_nothing_is_heard(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with start_logging(None, log_json=False, console=False):
         logger.warning("unheard")
         cut = logging.getLogger("cut.off")
         cut.propagate = False
         cut.warning("unheard")
         cut.propagate = True
+    assert capsys.readouterr().err == ""

@@ -117,7 +117,7 @@ def test_full_disk_costs_lines_and_not_the_node(
     ]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="has a full disk as a file")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /dev/full")
 def test_really_full_device_is_survived(capsys: pytest.CaptureFixture[str]) -> None:
     log = NodeLogFile(Path("/dev/full"))
     for _ in range(100):

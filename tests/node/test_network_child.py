@@ -120,7 +120,7 @@ def test_closing_lets_it_leave_by_itself(start, tmp_path):
     assert (tmp_path / "left").exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a fork's copy of the pipe")
+@pytest.mark.skipif(os.name == "nt", reason="no fork there whose child could hold the pipe")
 def test_it_leaves_though_a_forked_process_holds_a_copy_of_the_pipe(start, tmp_path):
     child = start(f"read_to_leaving(); open({str(tmp_path / 'left')!r}, 'w').close()")
     assert child._process.stdin is not None
@@ -157,7 +157,7 @@ def test_in_a_run_that_is_over_it_stays_as_long_as_it_wants(start, tmp_path):
     assert (tmp_path / "left").exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT as POSIX does")
 def test_an_interrupt_ends_a_wait_for_it(start):
     child = start("os.kill(os.getppid(), signal.SIGINT); read_to_leaving()")
 
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_a_wait_for_it(start):
         child.pipe.receive()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="process groups of POSIX")
+@pytest.mark.skipif(os.name == "nt", reason="there are no process groups on Windows")
 def test_an_interrupt_of_the_terminal_does_not_reach_it(start):
     child = start("read_to_leaving()")
 
@@ -185,7 +185,9 @@ def test_a_command_that_is_not_there_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watches a stranger by pidfd")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"
+)
 def test_it_hears_of_the_death_of_the_users_process(tmp_path):
     user = """
 import os, signal, sys

@@ -20,7 +20,7 @@ from node.state.folder import (
 )
 from protocol.errors import ConfigError
 
-posix = pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+posix = pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
 
 
 def mode(path: Path) -> int:

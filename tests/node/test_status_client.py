@@ -78,7 +78,9 @@ def test_run_that_no_node_works_on_is_told(tmp_path: Path) -> None:
         find_api(tmp_path, "ffff")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no harmless signal there")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no signal 0 to ask whether a process lives"
+)
 def test_killed_node_is_told_apart_and_does_not_hide_a_live_one(tmp_path: Path) -> None:
     pid = ended_pid()
     note(tmp_path, "0123456789ab", pid=pid)

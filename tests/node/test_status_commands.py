@@ -172,7 +172,7 @@ print([name for name in {HEAVY!r} if name in sys.modules], time.process_time() <
 
 @pytest.mark.net
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="no SIGINT for one child there")
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send SIGINT to one child alone")
 async def test_watching_prints_a_line_a_second_until_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "node.cli", "status", "--json", "--watch"]
     async with serving(run_folder(tmp_path)):

@@ -26,7 +26,9 @@ LONG_BATCH = 16_384
 """So large that a step takes a good part of a second."""
 
 CLOCK = RunClock(round=0, step=0, tokens=0)
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="watches strangers by pidfd")
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"
+)
 
 PRELUDE = """
 import os, signal, sys, threading
@@ -267,7 +269,7 @@ wait()
         assert steps == sorted(set(steps))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no signals")
+@pytest.mark.skipif(os.name == "nt", reason="SIGTERM cannot be ignored on Windows")
 async def test_a_trainer_that_will_not_end_is_killed_within_a_second(tmp_path):
     stubborn = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -58,7 +58,7 @@ async def test_a_killed_trainer_is_followed_by_one_that_sends_the_same_and_train
     assert [type(event) for event in events] == [Ready]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no process groups")
+@pytest.mark.skipif(os.name == "nt", reason="there are no process groups on Windows")
 async def test_ctrl_c_in_a_terminal_does_not_reach_the_trainer_not_even_while_it_starts(tmp_path):
     """A terminal signals its foreground group, and a Python that starts has no handler yet."""
     async with open_trainer(config(tmp_path)) as trainer:

@@ -9,7 +9,7 @@ import pytest
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """Inside, a write behind byte `size` of any file fails with EFBIG."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -96,7 +96,7 @@ def test_moments_go_to_the_disk_and_back_to_the_device(name, seed, tmp_path):
 def test_a_batch_beyond_the_memory_is_cut_until_it_fits(name, seed):
     """8192 windows of 256 bytes have logits of 2 GiB alone; the device lends 1 GiB."""
     if not name.startswith("cuda"):
-        pytest.skip("only CUDA lends less than it has")
+        pytest.skip("only CUDA can be told to lend less memory than it has")
     settings = {"context": 256, "heads": 2, "layers": 1, "width": 64}
     model_spec = ModelSpec(
         name="gpt", settings=tuple(Setting(key, settings[key]) for key in settings), seed=5
