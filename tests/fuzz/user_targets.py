@@ -13,17 +13,16 @@ from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
 from node.settings.run_template import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
+from node.trace import parse_trace_line, trace_line
 from protocol import limits
-from protocol.errors import (
-    ConfigError,
-    ManifestError,
-)
+from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.identity import peer_id_text
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
+    JSON_FACTOR,
     PACKER_BYTES,
     STACK_BYTES,
     Target,
@@ -31,6 +30,7 @@ from tests.fuzz.target import (
     from_text,
 )
 from tests.node.state_run import FOUNDER
+from tests.node.test_trace import RECORDS
 from tests.protocol.vectors import PEERS
 
 TOML_BASE, TOML_FACTOR = 2 * limits.MIB, 200
@@ -155,5 +155,14 @@ TARGETS = [
         dump=toml_bytes,
         memory_base=TOML_BASE,
         memory_factor=TOML_FACTOR,
+    ),
+    Target(
+        name="line of a trace",
+        covers=("node.trace.parse_trace_line",),
+        read=from_text(parse_trace_line),
+        errors=(DecodeError,),
+        examples=lambda: tuple(trace_line(record).encode() for record in RECORDS),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+        memory_factor=JSON_FACTOR,
     ),
 ]
