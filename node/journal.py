@@ -8,6 +8,7 @@ Two rounds of signatures are enough: older slots are closed by final seals. Resu
 checkpoint that is kept has them in it.
 """
 
+import errno
 import logging
 import re
 import threading
@@ -22,7 +23,13 @@ from protocol import limits
 from protocol.errors import DecodeError
 from protocol.messages import SealCertificate, SignedMessage, decode_message
 from protocol.wire import decode, encode
-from training.durable import WRITING, fsync_folder, replace_durably
+from training.durable import (
+    SYSTEM_FILES,
+    WRITING,
+    Files,
+    make_folder_durably,
+    replace_durably,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,46 +99,76 @@ class FileJournal:
 
     `is_wiped` says that there is no journal although this peer may have taken part before: whoever
     deletes a run's folder and joins again must ask what it signed.
+
+    What it finds when it is opened it will answer for. So all of that is made durable first: the
+    process before may have been killed after a write and before the sync behind it.
     """
 
     def __init__(
-        self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES, is_wiped: bool = False
+        self,
+        folder: Path,
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+        is_wiped: bool = False,
+        files: Files = SYSTEM_FILES,
     ) -> None:
+        self._files = files
         self._rotate_bytes = self._rotate_at_bytes = rotate_bytes
         self._lock = threading.Lock()
         """Signatures and results come from different threads."""
         self._results = folder / RESULTS_FOLDER
-        self._results.mkdir(parents=True, exist_ok=True)
-        for left in self._results.glob(WRITING + "*"):
-            left.unlink()
+        self._whole: set[str] = set()
+        """Names of results that this process wrote, or read and found whole."""
+        make_folder_durably(self._results, files)
+        for name in files.names(self._results):
+            if name.startswith(WRITING):
+                files.unlink(self._results / name)
+        files.sync_folder(self._results)
         self._lost = folder / LOST_FILE
-        has_slots = (folder / SLOTS_FILE).exists()
-        if is_wiped or ((folder / CHAIN_FILE).exists() and not has_slots):
+        has_slots = files.exists(folder / SLOTS_FILE)
+        if is_wiped or (files.exists(folder / CHAIN_FILE) and not has_slots):
             self._mark_lost()
         # In this order: a chain without slots is then a loss, never an interrupted first start.
-        self._slots = RecordLog(folder / SLOTS_FILE, on_damage=self._mark_lost)
-        self._chain = RecordLog(folder / CHAIN_FILE)
-        slot_records = self._slots.take_opened()
-        self._opened_messages = _messages(slot_records)
-        self._opened_chain = _certificates(self._chain.take_opened())
-        if len(self._opened_messages) < len(slot_records):
-            self._mark_lost()
-        self._logged = {message.digest for message in self._opened_messages}
+        self._slots = RecordLog(folder / SLOTS_FILE, on_damage=self._mark_lost, files=files)
+        self._opened_messages = self._take_messages()
+        self._rounds = [(m.digest, m.slot.round) for m in self._opened_messages]
+        """Of each record of the log, so that cutting it decodes none."""
+        self._logged = {digest for digest, _ in self._rounds}
+        self._chain = RecordLog(folder / CHAIN_FILE, files=files)
+        self._opened_chain = self._take_chain()
         self._chain_round = len(self._opened_chain)
+
+    def _take_messages(self) -> list[SignedMessage]:
+        """The signatures in their log; nothing stays behind what is none."""
+        records = self._slots.take_opened()
+        messages = _messages(records)
+        if len(messages) < len(records):
+            self._mark_lost()
+            self._slots.replace(records[: len(messages)])
+        return messages
+
+    def _take_chain(self) -> list[SealCertificate]:
+        """The seals of the chain; what follows upon none of them is cut off."""
+        records = self._chain.take_opened()
+        chain = _certificates(records)
+        if len(chain) < len(records):
+            self._chain.replace(records[: len(chain)])
+        return chain
 
     def _mark_lost(self) -> None:
         """Before the files are mended: the next start finds them whole and would believe them."""
-        self._lost.touch()
-        fsync_folder(self._lost.parent)
+        self._files.append(self._lost).close()
+        self._files.sync_folder(self._lost.parent)
 
     @property
     def is_lost(self) -> bool:
         """See Journal."""
-        return self._lost.exists()
+        return self._files.exists(self._lost)
 
     def forgive_loss(self) -> None:
         """See Journal."""
-        self._lost.unlink(missing_ok=True)
+        self._files.unlink(self._lost)
+        self._files.sync_folder(self._lost.parent)
 
     def record(self, messages: Sequence[SignedMessage]) -> None:
         """See Journal."""
@@ -143,25 +180,32 @@ class FileJournal:
                 self._rotate(fresh[0].slot.round)
             self._slots.append([message.encoded for message in fresh])
             self._logged |= {message.digest for message in fresh}
+            self._rounds += [(message.digest, message.slot.round) for message in fresh]
 
     def _rotate(self, round_index: int) -> None:
+        records = self._slots.read(0)
+        if len(records) < len(self._slots):
+            # The new file will be whole, and tell nobody that the disk damaged the old one.
+            self._mark_lost()
         kept = [
-            message
-            for message in _messages(self._slots.read(0))
-            if message.slot.round > round_index - ROUNDS_OF_SLOTS
+            (record, of)
+            for record, of in zip(records, self._rounds, strict=False)
+            if of[1] > round_index - ROUNDS_OF_SLOTS
         ]
-        self._slots.replace([message.encoded for message in kept])
-        self._logged = {message.digest for message in kept}
+        self._slots.replace([record for record, _ in kept])
+        self._rounds = [of for _, of in kept]
+        self._logged = {digest for digest, _ in self._rounds}
         self._rotate_at_bytes = max(self._rotate_bytes, 2 * self._slots.size_bytes)
 
     def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
         """See Journal."""
-        path = self._results / f"round-{round_index:06d}-{digest.hex()}.bin"
-        if cells and not path.exists():
+        name = f"round-{round_index:06d}-{digest.hex()}.bin"
+        if cells and name not in self._whole:
             hasher = blake3()
             for cell in cells:
                 hasher.update(cell)
-            replace_durably(path, [*cells, hasher.digest()])
+            replace_durably(self._results / name, [*cells, hasher.digest()], self._files)
+            self._whole.add(name)
 
     def extend_chain(self, certificates: Sequence[SealCertificate]) -> None:
         """See Journal; starting over from an earlier seal drops what stood behind it."""
@@ -170,17 +214,24 @@ class FileJournal:
         first = certificates[0].value.round
         assert first <= self._chain_round + 1, "a chain has no gaps"
         with self._lock:
+            records = [encode(certificate) for certificate in certificates]
             if first <= self._chain_round:
-                self._chain.replace(self._chain.read(0, first - 1))
-            self._chain.append([encode(certificate) for certificate in certificates])
+                kept = self._chain.read(0, first - 1)
+                if len(kept) < first - 1:
+                    raise OSError(errno.EIO, "the disk damaged the chain", str(self._chain.path))
+                # All at once: most seals that are dropped are the same as those that come.
+                self._chain.replace(kept + records)
+            else:
+                self._chain.append(records)
             self._chain_round = certificates[-1].value.round
 
     def saved_up_to(self, round_index: int) -> None:
         """See Journal; the result of the round before stays, for those who are a round behind."""
-        for path in self._results.iterdir():
-            match = _RESULT_NAME.fullmatch(path.name)
+        for name in self._files.names(self._results):
+            match = _RESULT_NAME.fullmatch(name)
             if match is not None and int(match[1]) < round_index - 1:
-                path.unlink()
+                self._whole.discard(name)
+                self._files.unlink(self._results / name)
 
     def chain(self) -> Sequence[SealCertificate]:
         """See Journal."""
@@ -201,15 +252,18 @@ class FileJournal:
     def results(self, round_index: int) -> Mapping[bytes, bytes]:
         """See Journal; files that are not whole are left out, with a warning."""
         found = {}
-        for path in sorted(self._results.iterdir()):
-            match = _RESULT_NAME.fullmatch(path.name)
+        for name in self._files.names(self._results):
+            match = _RESULT_NAME.fullmatch(name)
             if match is None or int(match[1]) != round_index:
                 continue
-            data = path.read_bytes()
+            data = self._files.content(self._results / name)
             body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
             if blake3(body).digest() == digest:
                 found[bytes.fromhex(match[2])] = body
+                self._whole.add(name)
             else:
+                self._whole.discard(name)
+                path = self._results / name
                 logger.warning("result skipped path=%s reason=not what was written", path)
         return found
 

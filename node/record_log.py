@@ -1,11 +1,15 @@
 """An append-only file of records that a crash at any moment leaves readable.
 
-Each record is a 4-byte length, 8 bytes of its BLAKE3 digest, and its bytes. A torn tail is what the
-crash left of an append that never returned; a bad record with whole ones behind it is a damaged
-disk, and that is something else: records are missing that were promised.
+Each record is a 4-byte length, 8 bytes of its BLAKE3 digest, and its bytes; the highest bit of the
+length says that it came with the record before, in one append. A torn tail is what the crash left
+of an append that never returned; a bad record with a later append behind it is a damaged disk, and
+that is something else: records are missing that were promised.
+
+Of an append of several records the disk may have kept a later one without an earlier one. That is
+why whole records behind a bad one are no proof of damage: one of them must have begun an append.
 """
 
-import os
+import errno
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +17,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from training.durable import fsync_folder, replace_durably
+from training.durable import SYSTEM_FILES, WRITING, Files, replace_durably
 
 _HEADER = struct.Struct(">I8s")
+_CONTINUES = 1 << 31
 RECORD_BYTES_MAX = 1 << 20
 """The longest record, a seal of the largest roster, has 34 KiB."""
 
@@ -26,22 +31,42 @@ class RecordLog:
     `on_damage` is called before anything is cut off that is more than a torn tail.
     """
 
-    def __init__(self, path: Path, *, on_damage: Callable[[], None] = lambda: None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on_damage: Callable[[], None] = lambda: None,
+        files: Files = SYSTEM_FILES,
+    ) -> None:
         self.path = path
-        is_new = not path.exists()
-        self._file = path.open("ab")
-        records, whole_bytes, self.is_damaged = read_records(path)
-        self._opened = records
-        self._sizes = array("I", map(len, records))
+        self._files = files
+        files.unlink(path.with_name(WRITING + path.name))
+        self._file = files.append(path)
+        self._is_broken = False
+        data = files.content(path)
+        self._opened, self._size, self.is_damaged = _read(data)
+        self._sizes = array("I", map(len, self._opened))
         if self.is_damaged:
             on_damage()
-        if self._file.tell() > whole_bytes:
+        if len(data) > self._size:
             # What is appended behind a torn record could never be read again.
-            self._file.truncate(whole_bytes)
-            os.fsync(self._file.fileno())
-        if is_new:
-            fsync_folder(path.parent)
+            self._file.truncate(self._size)
+        # All this is believed from now on, and a process that was killed may have left the name or
+        # its last append in the system's cache alone. If that was after a sync that failed, another
+        # one does nothing: so the same bytes are written over themselves.
+        start = self._last_append(data)
+        if start < self._size:
+            files.overwrite(path, start, data[start : self._size])
+        files.sync_folder(path.parent)
+
+    def _last_append(self, data: bytes) -> int:
+        position = self._size
+        for size in reversed(self._sizes):
+            position -= _HEADER.size + size
+            (length, _) = _HEADER.unpack_from(data, position)
+            if length < _CONTINUES:
+                break
+        return position
 
     def take_opened(self) -> list[bytes]:
         """The whole records that stood in the file when it was opened; asked once."""
@@ -49,76 +74,124 @@ class RecordLog:
         return opened
 
     def read(self, index: int, count: int | None = None) -> list[bytes]:
-        """At most `count` records from number `index` on; not behind the first bad one."""
+        """At most `count` records from number `index` on; not behind the first bad one.
+
+        Raises OSError, also where a `replace` failed.
+        """
+        self._raise_if_broken()
         start = sum(self._sizes[:index]) + index * _HEADER.size
         wanted = self._sizes[index:] if count is None else self._sizes[index : index + count]
-        with self.path.open("rb") as file:
-            file.seek(start)
-            data = file.read(sum(wanted) + len(wanted) * _HEADER.size)
-        return list(_records(data, 0))
+        size = sum(wanted) + len(wanted) * _HEADER.size
+        return list(_records(self._files.content(self.path, start, size), 0))
+
+    def __len__(self) -> int:
+        """Number of records in the file."""
+        return len(self._sizes)
 
     @property
     def size_bytes(self) -> int:
         """Size of the file."""
-        return self._file.tell()
+        return self._size
 
     def append(self, records: Sequence[bytes]) -> None:
         """Write the records; on the disk when this returns. Raises OSError on a full disk.
 
-        A failed append leaves nothing of itself behind: a later one is not lost behind its rest.
+        A failed append leaves nothing of itself behind: a later one is not lost behind its rest. If
+        not even that can be done, every later one fails too.
         """
-        start = self._file.tell()
+        self._raise_if_broken()
+        packed = b"".join(
+            [_packed(record, continues=index > 0) for index, record in enumerate(records)]
+        )
+        self._is_broken = True
         try:
-            self._file.write(b"".join(map(_packed, records)))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.write(packed)
+            self._file.sync()
         except OSError:
-            self._file.close()
-            os.truncate(self.path, start)
+            self._file.truncate(self._size)
+            self._is_broken = False
             raise
+        self._is_broken = False
+        self._size += len(packed)
         self._sizes.extend(map(len, records))
 
     def replace(self, records: Sequence[bytes]) -> None:
-        """Keep only these records; a crash leaves either the old file or the new one."""
+        """Keep only these records; a crash leaves either the old file or the new one.
+
+        Raises OSError; which of the two stands is then known to the next process only.
+        """
+        self._raise_if_broken()
+        self._is_broken = True
         self._file.close()
-        replace_durably(self.path, map(_packed, records))
-        self._file = self.path.open("ab")
+        replace_durably(
+            self.path, (_packed(record, continues=False) for record in records), self._files
+        )
+        self._file = self._files.append(self.path)
+        self._is_broken = False
         self._sizes = array("I", map(len, records))
+        self._size = sum(self._sizes) + len(records) * _HEADER.size
+
+    def _raise_if_broken(self) -> None:
+        if self._is_broken:
+            raise OSError(errno.EIO, "an earlier write failed, start again", str(self.path))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def read_records(path: Path) -> tuple[list[bytes], int, bool]:
+def read_records(path: Path, files: Files = SYSTEM_FILES) -> tuple[list[bytes], int, bool]:
     """The whole records up to the first bad one, their bytes in the file, and is it damaged.
 
-    It is damaged where a whole record follows a bad one: a torn tail has nothing behind it.
+    It is damaged where a later append follows a bad record: a torn tail has nothing behind it.
     """
-    data = path.read_bytes()
-    records, position = [], 0
-    for record in _records(data, 0):
-        records.append(record)
-        position += _HEADER.size + len(record)
-    is_damaged = False
-    if position + _HEADER.size <= len(data):
-        (length, _) = _HEADER.unpack_from(data, position)
-        behind = position + _HEADER.size + length
-        is_damaged = any(True for _ in _records(data, behind)) if behind < len(data) else False
-    return records, position, is_damaged
+    return _read(files.content(path))
 
 
-def _packed(record: bytes) -> bytes:
-    return _HEADER.pack(len(record), blake3(record).digest(length=8)) + record
+def _read(data: bytes) -> tuple[list[bytes], int, bool]:
+    records = list(_records(data, 0))
+    position = sum(map(len, records)) + len(records) * _HEADER.size
+    return records, position, _has_append(data, position + 1)
+
+
+def _packed(record: bytes, *, continues: bool) -> bytes:
+    length = len(record) | (_CONTINUES if continues else 0)
+    return _HEADER.pack(length, _digest(record, continues=continues)) + record
+
+
+def _digest(record: bytes | memoryview, *, continues: bool) -> bytes:
+    hasher = blake3(record)
+    if continues:  # The bit is under the digest like all else.
+        hasher.update(b"continues")
+    return hasher.digest(length=8)
 
 
 def _records(data: bytes, position: int) -> Iterator[bytes]:
     while position + _HEADER.size <= len(data):
         length, digest = _HEADER.unpack_from(data, position)
+        continues, length = length >= _CONTINUES, length % _CONTINUES
         position += _HEADER.size
         record = data[position : position + length]
         is_whole = len(record) == length <= RECORD_BYTES_MAX
-        if not is_whole or blake3(record).digest(length=8) != digest:
+        if not is_whole or _digest(record, continues=continues) != digest:
             return
         yield record
         position += length
+
+
+def _has_append(data: bytes, position: int) -> bool:
+    """Whether a whole record that begins an append stands anywhere behind `position`.
+
+    Byte by byte: where the next record begins was said by a length that may be what is bad.
+    """
+    view = memoryview(data)
+    # A length of at most 1 MiB begins with a zero byte.
+    while 0 <= (position := data.find(b"\0", position)) <= len(data) - _HEADER.size:
+        length, digest = _HEADER.unpack_from(data, position)
+        start = position + _HEADER.size
+        if 0 < length <= min(RECORD_BYTES_MAX, len(data) - start):
+            record = view[start : start + length]
+            if _digest(record, continues=False) == digest:
+                return True
+        position += 1
+    return False

@@ -1,31 +1,228 @@
-"""What must reach the disk, and in which order, so that a crash leaves whole files."""
+"""What must reach the disk, and in which order, so that a crash leaves whole files.
+
+Nothing is promised by the system but this: a file's bytes are on the disk once the file was synced,
+and a name once its folder was. What was not synced may be lost, torn, or there without what was
+written before it. A sync that failed has lost what it was for: the next one succeeds without it.
+"""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
+from typing import Protocol
+
+Bytes = bytes | memoryview
 
 WRITING = ".writing-"
 """Names that begin so are unfinished: what a crash left of a write that never returned."""
 
+_CHUNK_BYTES = 1 << 20
+_FOLDERS_OF_OURS = 4
+"""state/runs/run/results."""
 
-def replace_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+
+class OpenFile(Protocol):
+    """A file that is open for writing at its end."""
+
+    def write(self, data: Bytes) -> None:
+        """Append all of it; of a write that fails a part may be there."""
+        ...
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut off what stands behind the first `size` bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; syncs nothing."""
+        ...
+
+
+class Files(Protocol):
+    """SEAM: the files of one machine; the system's, or the simulator's. All raise OSError."""
+
+    def append(self, path: Path) -> OpenFile:
+        """Open a file to write behind what it has; makes one that is missing."""
+        ...
+
+    def create(self, path: Path) -> OpenFile:
+        """Open an empty file; what it had is gone."""
+        ...
+
+    def overwrite(self, path: Path, start: int, data: Bytes) -> None:
+        """Write over bytes that the file has, from byte `start` on, and sync it."""
+        ...
+
+    def content(self, path: Path, start: int = 0, size: int = -1) -> bytes:
+        """At most `size` bytes from byte `start` on; without a size all of them."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or a folder of that name."""
+        ...
+
+    def names(self, folder: Path) -> list[str]:
+        """What is in a folder, sorted."""
+        ...
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file another name in its folder; a file that has the name already is replaced."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        ...
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder in one that is there; nothing happens if it is there already."""
+        ...
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make the names in a folder durable, and that others are gone."""
+        ...
+
+
+class SystemFile:
+    """OpenFile over a descriptor, without a buffer: bytes that failed are not tried again later."""
+
+    def __init__(self, path: Path, mode: str, start: int = 0) -> None:
+        self._file = FileIO(path, mode)
+        if start:
+            self._file.seek(start)
+
+    def write(self, data: Bytes) -> None:
+        """See OpenFile."""
+        view = memoryview(data)
+        if view.nbytes:  # A view of no elements has no bytes to cast to.
+            view = view.cast("B")
+            while view:
+                view = view[self._file.write(view) :]
+
+    def sync(self) -> None:
+        """See OpenFile."""
+        os.fsync(self._file.fileno())
+
+    def truncate(self, size: int) -> None:
+        """See OpenFile."""
+        self._file.truncate(size)
+
+    def close(self) -> None:
+        """See OpenFile."""
+        self._file.close()
+
+
+class SystemFiles:
+    """Files of the operating system."""
+
+    def append(self, path: Path) -> SystemFile:
+        """See Files."""
+        return SystemFile(path, "ab")
+
+    def create(self, path: Path) -> SystemFile:
+        """See Files."""
+        return SystemFile(path, "wb")
+
+    def overwrite(self, path: Path, start: int, data: Bytes) -> None:
+        """See Files."""
+        file = SystemFile(path, "r+b", start)
+        try:
+            file.write(data)
+            file.sync()
+        finally:
+            file.close()
+
+    def content(self, path: Path, start: int = 0, size: int = -1) -> bytes:
+        """See Files."""
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+    def exists(self, path: Path) -> bool:
+        """See Files."""
+        return path.exists()
+
+    def names(self, folder: Path) -> list[str]:
+        """See Files."""
+        return sorted(os.listdir(folder))
+
+    def rename(self, path: Path, to: Path) -> None:
+        """See Files."""
+        path.replace(to)
+
+    def unlink(self, path: Path) -> None:
+        """See Files."""
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, folder: Path) -> None:
+        """See Files."""
+        folder.mkdir(exist_ok=True)
+
+    def sync_folder(self, folder: Path) -> None:
+        """See Files."""
+        fsync_folder(folder)
+
+
+SYSTEM_FILES = SystemFiles()
+
+
+def replace_durably(path: Path, parts: Iterable[Bytes], files: Files = SYSTEM_FILES) -> None:
     """Write `parts` as the file `path`, on the disk under its name when this returns.
 
     A crash leaves the old file or the new one, and at most an unfinished one beside it. Raises
-    OSError, on a full disk for instance: then the old file stands and nothing is left of the new.
+    OSError, on a full disk for instance: then the old file stands and nothing is left of the new;
+    only if the folder could not be synced, the new one may stand.
     """
     writing = path.with_name(WRITING + path.name)
     try:
-        with writing.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        writing.replace(path)
+        file = files.create(writing)
+        try:
+            for chunk in _chunks(parts):
+                file.write(chunk)
+            file.sync()
+        finally:
+            file.close()
+        files.rename(writing, path)
     except OSError:
         # It would take the space that the disk has not got.
-        writing.unlink(missing_ok=True)
+        files.unlink(writing)
         raise
-    fsync_folder(path.parent)
+    files.sync_folder(path.parent)
+
+
+def _chunks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
+    """The same bytes in few writes: small parts joined, large ones as they are."""
+    small = bytearray()
+    for part in parts:
+        size = part.nbytes if isinstance(part, memoryview) else len(part)
+        if size < _CHUNK_BYTES:
+            small += part
+        if small and (len(small) >= _CHUNK_BYTES or size >= _CHUNK_BYTES):
+            yield bytes(small)
+            small.clear()
+        if size >= _CHUNK_BYTES:
+            yield part
+    if small:
+        yield bytes(small)
+
+
+def make_folder_durably(folder: Path, files: Files = SYSTEM_FILES) -> None:
+    """Make a folder and those above it; on the disk under their names when this returns.
+
+    The names of those that are there are synced too, as far up as a node makes folders: who made
+    them may not have lived to do so.
+    """
+    places = (folder, *folder.parents)
+    missing = [place for place in places if not files.exists(place)]
+    for place in reversed(missing):
+        files.make_folder(place)
+        files.sync_folder(place.parent)
+    for place in places[len(missing) : _FOLDERS_OF_OURS]:
+        with suppress(PermissionError):  # Who may not read a folder has made nothing in it.
+            files.sync_folder(place.parent)
 
 
 def fsync_file(path: Path) -> None:

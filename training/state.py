@@ -28,7 +28,13 @@ from safetensors.numpy import save_file
 
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec
-from training.durable import WRITING, fsync_file, fsync_folder, replace_durably
+from training.durable import (
+    WRITING,
+    fsync_file,
+    fsync_folder,
+    make_folder_durably,
+    replace_durably,
+)
 from training.exchange import RunClock
 
 logger = logging.getLogger(__name__)
@@ -90,7 +96,7 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     When it returns all of it is on the disk. A crash at any moment leaves the checkpoint before it.
     One process writes to a folder at a time. Raises OSError where the disk is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder_durably(folder)
     for left in folder.glob(WRITING + "*"):
         _remove(left)
     name = checkpoint_name(meta.clock.round)

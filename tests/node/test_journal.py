@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from node.journal import CHAIN_FILE, SLOTS_FILE, FileJournal
-from node.record_log import RecordLog, read_records
+from node.record_log import RecordLog
 from protocol.messages import SealCertificate
 from tests.node.builders import Voice, head_of, peers_named
-from tests.training.full_disk import files_of_at_most
 
 A, B = peers_named(2)
 HEAD = head_of((A, B))
@@ -43,52 +42,6 @@ def written(folder, messages) -> None:
     journal = FileJournal(folder)
     journal.record(messages)
     journal.close()
-
-
-# Records ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def records(tmp_path):
-    path = tmp_path / "records.log"
-    log = RecordLog(path)
-    log.append([b"first", b"second", b"third"])
-    log.close()
-    return path
-
-
-def test_log_cut_anywhere_keeps_its_whole_records_and_takes_new_ones(records):
-    data = records.read_bytes()
-    whole = [b"first", b"second", b"third"]
-    ends = [len(data[: data.index(record) + len(record)]) for record in whole]
-    for length in range(len(data)):
-        records.write_bytes(data[:length])
-        kept = [record for record, end in zip(whole, ends, strict=True) if end <= length]
-        assert read_records(records)[0] == kept
-        log = RecordLog(records)
-        assert not log.is_damaged, "a torn tail is no damage"
-        log.append([b"behind"])
-        log.close()
-        assert read_records(records)[0] == [*kept, b"behind"]
-
-
-def test_any_flipped_byte_loses_its_record_and_shows_as_damage_unless_it_is_the_last(records):
-    data = records.read_bytes()
-    last = data.index(b"third") - 12
-    for position in range(len(data)):
-        records.write_bytes(data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :])
-        found, _, is_damaged = read_records(records)
-        assert len(found) < 3
-        is_length = any(0 <= position - (data.index(w) - 12) < 4 for w in (b"first", b"second"))
-        assert is_damaged == (position < last and not is_length)
-
-
-def test_append_that_fails_leaves_nothing_behind(records):
-    log = RecordLog(records)
-    size = records.stat().st_size
-    with files_of_at_most(size + 20), pytest.raises(OSError, match="large"):
-        log.append([b"fits", bytes(4096)])
-    assert read_records(records)[0] == [b"first", b"second", b"third"]
 
 
 # Signatures -------------------------------------------------------------------------------------
@@ -134,7 +87,8 @@ def test_log_is_cut_to_its_last_rounds_and_stays_small(tmp_path, opened):
 
 
 def test_damage_among_the_signatures_is_a_loss_until_it_is_forgiven(tmp_path, opened):
-    written(tmp_path, MESSAGES)
+    written(tmp_path, MESSAGES[:4])
+    written(tmp_path, MESSAGES[4:])
     path = tmp_path / SLOTS_FILE
     data = bytearray(path.read_bytes())
     data[40] ^= 1
@@ -145,6 +99,19 @@ def test_damage_among_the_signatures_is_a_loss_until_it_is_forgiven(tmp_path, op
         journal.close()
     journal.forgive_loss()
     assert not opened(tmp_path).is_lost
+
+
+def test_damage_that_is_found_while_the_log_is_cut_is_a_loss_at_the_next_start(tmp_path, opened):
+    journal = opened(tmp_path, rotate_bytes=1)
+    for message in MESSAGES[:3]:
+        journal.record([message])
+    path = tmp_path / SLOTS_FILE
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    journal.record([MESSAGES[3]])  # Cuts the log.
+    journal.close()
+    assert opened(tmp_path).is_lost
 
 
 def test_chain_without_signatures_is_a_loss_and_a_first_start_is_none(tmp_path, opened):
@@ -184,8 +151,40 @@ def test_bad_record_ends_the_chain(tmp_path, caplog, opened):
     log = RecordLog(tmp_path / CHAIN_FILE)
     log.append([b"no certificate"])
     log.close()
-    assert list(opened(tmp_path).chain()) == chain_of(2)
+    journal = opened(tmp_path)
+    assert list(journal.chain()) == chain_of(2)
     assert "chain record skipped" in caplog.text
+    # What comes next stands in its place, not behind it.
+    journal.extend_chain(chain_of(3)[2:])
+    assert list(journal.read_chain(1, 9)) == chain_of(3)
+    assert list(opened(tmp_path).chain()) == chain_of(3)
+
+
+def test_record_that_is_no_message_is_a_loss_and_takes_nothing_along(tmp_path, opened):
+    written(tmp_path, MESSAGES[:2])
+    log = RecordLog(tmp_path / SLOTS_FILE)
+    log.append([b"no message"])
+    log.close()
+    journal = opened(tmp_path)
+    assert journal.is_lost
+    journal.forgive_loss()
+    journal.record(MESSAGES[2:])
+    journal = opened(tmp_path)
+    assert list(journal.messages()) == MESSAGES
+    assert not journal.is_lost
+
+
+def test_chain_that_the_disk_damages_gets_no_gap(tmp_path, opened):
+    journal = opened(tmp_path)
+    for certificate in chain_of(4):
+        journal.extend_chain([certificate])
+    path = tmp_path / CHAIN_FILE
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1  # In the second of four.
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="damaged the chain"):
+        journal.extend_chain(chain_of(6)[3:])
+    assert list(opened(tmp_path).chain()) == chain_of(1)
 
 
 # Results ----------------------------------------------------------------------------------------
@@ -203,6 +202,16 @@ def test_result_that_is_not_what_was_written_is_left_out_and_named(tmp_path, cap
         caplog.clear()
     path.write_bytes(data)
     assert journal.results(7) == {DIGEST: b"somecells"}
+
+
+def test_result_that_is_bad_is_written_anew_when_it_is_made_again(tmp_path, opened):
+    opened(tmp_path).keep_result(7, DIGEST, [b"cells"])
+    (path,) = (tmp_path / "results").iterdir()
+    path.write_bytes(b"spoiled" + path.read_bytes())
+    journal = opened(tmp_path)
+    assert journal.results(7) == {}
+    journal.keep_result(7, DIGEST, [b"cells"])
+    assert opened(tmp_path).results(7) == {DIGEST: b"cells"}
 
 
 def test_results_stay_until_every_checkpoint_has_them_and_half_written_ones_go(tmp_path, opened):

@@ -1,19 +1,43 @@
 """R12: what a disk leads to, whole, damaged or of somebody else."""
 
-from dataclasses import replace
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from node.chain import genesis
-from node.recovery import recover
+from node.recovery import StoredState, recover
 from node.restart import Restart, own_seal, was_listed
 from node.shard_store import ShardStore
+from protocol.messages import SealCertificate, SignedMessage
 from sim.disk import Disk
 from sim.world import World, peer_named
 from tests.sim.worlds import world_of
 
 ROUNDS = 7
+
+
+@dataclass
+class Stored:
+    """What recovery asks a journal for, and the checkpoints beside it; to be spoiled at will."""
+
+    stored_chain: list[SealCertificate] = field(default_factory=list)
+    stored_messages: list[SignedMessage] = field(default_factory=list)
+    stored_results: dict[int, Mapping[bytes, bytes]] = field(default_factory=dict)
+    states: list[StoredState] = field(default_factory=list)
+    is_lost: bool = False
+
+    def chain(self):
+        return self.stored_chain
+
+    def messages(self):
+        return self.stored_messages
+
+    def results(self, round_index):
+        return self.stored_results.get(round_index, {})
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +48,23 @@ def world() -> World:
 
 
 @pytest.fixture
-def disk(world) -> Disk:
-    """A copy of the disk of the world's one node, with three checkpoints on it."""
+def disk(world) -> Stored:
+    """What a copy of the disk of the world's one node has, with three checkpoints on it."""
     (node,) = world.nodes.values()
-    disk: Disk = replace(node.disk, states=list(node.disk.states))
-    disk.stored_chain = list(disk.stored_chain)
-    disk.stored_results = {index: dict(found) for index, found in disk.stored_results.items()}
-    assert len(disk.states) == 3
-    return disk
+    disk = Disk(random.Random(0))
+    disk.roll_back(node.disk.image())
+    disk.reopen()
+    found = Stored(
+        stored_chain=list(disk.journal.chain()),
+        stored_messages=list(disk.journal.messages()),
+        stored_results={n: disk.journal.results(n) for n in range(20) if disk.journal.results(n)},
+        states=list(disk.states()),
+    )
+    assert len(found.states) == 3
+    return found
 
 
-def recovered(world: World, disk: Disk) -> tuple[Restart, ShardStore]:
+def recovered(world: World, disk: Any) -> tuple[Restart, ShardStore]:
     zeros_N = np.zeros(world.manifest.layout(0).fragment_numels[0], dtype=np.float32)
     store = ShardStore(world.manifest, 0, zeros_N)
     start = genesis(world.manifest, 0, store.state.root)
@@ -111,6 +141,6 @@ def test_signatures_beyond_the_head_keep_their_rounds_silent(world, disk):
 
 
 def test_empty_disk_is_a_first_start(world):
-    restart, _ = recovered(world, Disk())
+    restart, _ = recovered(world, Stored())
     assert not restart.has_run
     assert restart.messages == ()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import training.durable
 import training.state
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec, TensorSpec
@@ -285,6 +286,17 @@ def test_what_a_crash_left_half_written_is_never_loaded_and_goes_with_the_next_s
     assert found.meta.clock.round == 1
     save(tmp_path, 2)
     assert not half.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows opens no folders")
+def test_the_name_of_the_folder_is_on_the_disk_before_the_first_checkpoint_is_in_it(
+    tmp_path, monkeypatch
+):
+    synced: list[Path] = []
+    monkeypatch.setattr(training.durable, "fsync_folder", synced.append)
+    folder = tmp_path / "run" / "checkpoints"
+    save(folder)
+    assert {folder.parent, tmp_path} <= set(synced)
 
 
 class Crash(BaseException):
