@@ -54,7 +54,8 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     if not view.own_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
-    if not is_complete and now_s < view.attempt_start_s + deadline.seconds(view.time_outs):
+    is_late = now_s >= view.attempt_start_s + deadline.seconds(view.time_outs)
+    if not (is_complete or is_late or view.rare("have-early")):
         return
     if is_complete and view.attempt == 0:
         deadline.observe(now_s - view.opened_s)
@@ -76,7 +77,7 @@ def _vote(view: RoundView) -> Iterator[Statement]:
         return
     for _, body in view.ballots.bodies(Kind.LIST, List, view.attempt):
         digest = view.ballots.list_digest(body)
-        if _is_valid(view, body) and _may_vote(view, digest):
+        if _is_valid(view, body) and _may_vote(view, digest) and not view.draw("vote-later"):
             yield Statement(Kind.VOTE, Vote(list_digest=digest), view.attempt)
 
 
@@ -151,16 +152,29 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
         return False
     has_list = bool(view.ballots.of(Kind.LIST, view.attempt))
     closer_is_gone = not has_list and view.closer(view.attempt) in view.suspects
-    return closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
+    is_due = closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
+    return is_due or (has_list and _leaves_early(view))
 
 
-def due_times(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[float]:
+def _leaves_early(view: RoundView) -> bool:
+    """Whether an attempt that goes well is given up, as if it did not."""
+    if view.rare("left-at-list"):
+        return True
+    has_voted = view.me in view.ballots.of(Kind.VOTE, view.attempt)
+    if has_voted and view.rare("left-at-vote"):
+        return True
+    has_sealed = view.lock is not None and view.lock[0] == view.attempt
+    return has_sealed and view.rare("left-at-seal")
+
+
+def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
     """When something may fall due without anything being heard."""
     if view.opened_s is None:
-        return
+        return []
     start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.time_outs)
-    yield start_s + deadline_s / 2
-    yield start_s + deadline_s
-    yield start_s + LIST_AFTER * deadline_s
-    yield time_out_s(view, deadline)
-    yield now_s + deadline_s / 4
+    return [
+        start_s + deadline_s / 2,
+        start_s + deadline_s,
+        start_s + LIST_AFTER * deadline_s,
+        time_out_s(view, deadline),
+    ]

@@ -3,7 +3,7 @@
 One message per slot and sender: a second, different one convicts its sender and is not counted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -13,8 +13,10 @@ from protocol.identity import PeerId
 from protocol.messages import (
     Body,
     Commit,
+    Have,
     Kind,
     List,
+    NewAttempt,
     Roster,
     Seal,
     SignedMessage,
@@ -28,6 +30,9 @@ Sealed = tuple[Seal, tuple[SignedMessage, ...]]
 Place = tuple[Kind, int, bytes]
 """A slot within a round: kind, attempt, subject."""
 
+MESSAGE_ID_BYTES = 8
+"""So much of a digest names a message in a heartbeat."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -39,18 +44,30 @@ class Entry:
 
 @dataclass(slots=True)
 class Ballots:
-    """Messages of the round that `basis` opened; `roster` and `trust` say what a quorum is."""
+    """Messages of the round that `basis` opened; `roster` and `trust` say what a quorum is.
+
+    `news` grows with every message after which a rule of the round may have more to do than before:
+    a VOTE or a SEAL that makes no quorum is counted, and no more.
+    """
 
     basis: bytes
     shard: int
     round: int
     roster: Roster
     trust: str
+    news: int = 0
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
     _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
     _lists: dict[bytes, List] = field(default_factory=dict)
-    _certified: tuple[tuple[int, bytes], ...] | None = None
+    _votes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _certified: set[tuple[int, bytes]] = field(default_factory=set)
+    _seals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    # Answers to what is asked after every event; None until they are asked for again.
+    _ids: tuple[bytes, ...] | None = None
+    _id_set: frozenset[bytes] | None = None
+    _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
+    _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
 
     def add(self, entry: Entry, *, is_own: bool = False) -> Filed:
@@ -68,23 +85,43 @@ class Ballots:
             return "full"
         self._slots.setdefault(place, {})[message.sender] = entry
         self._by_digest[message.digest] = entry
-        self._index(entry)
+        self._ids = self._id_set = None
+        self._index(message, entry.body)
         return "new"
 
-    def _index(self, entry: Entry) -> None:
-        """Keep the answers to the questions that are asked after every event."""
-        match entry.body:
+    def _index(self, message: SignedMessage, body: Body) -> None:
+        """Count what is filed, so that no question has to look at all messages again."""
+        slot, sender = message.slot, message.sender
+        match body:
             case Commit():
-                self._commits[entry.message.sender] = (entry.message.digest, entry.body)
+                self._commits[sender] = (message.digest, body)
                 self._commits = dict(sorted(self._commits.items()))
+                self.news += 1
             case List():
-                self._lists.setdefault(self.list_digest(entry.body), entry.body)
-            case Vote():
-                self._certified = None
-            case Seal():
-                self._sealed.clear()
+                self._lists.setdefault(self.list_digest(body), body)
+                self._certified_lists = None
+                self.news += 1
+            case Vote() if slot.kind is Kind.VOTE:
+                voted = (slot.attempt, body.list_digest)
+                voting = self._votes.setdefault(voted, {})
+                voting[sender] = message
+                if voted not in self._certified and self._is_quorum(voting):
+                    self._certified.add(voted)
+                    self._certified_sorted = self._certified_lists = None
+                    self.news += 1
+            case Seal() if slot.kind is Kind.SEAL:
+                agreeing = self._seals.setdefault((slot.subject, slot.attempt, body), {})
+                agreeing[sender] = message
+                if self._is_quorum(agreeing):
+                    self._sealed.pop(slot.subject, None)
+                    self.news += 1
+            case Have() | NewAttempt():
+                self.news += 1
             case _:
                 pass
+
+    def _is_quorum(self, peers: Collection[PeerId]) -> bool:
+        return has_quorum(self.roster, peers, trust=self.trust)
 
     @property
     def commits(self) -> Mapping[PeerId, tuple[bytes, Commit]]:
@@ -94,6 +131,20 @@ class Ballots:
     def messages(self) -> Iterator[SignedMessage]:
         """All messages, in the order in which they were filed."""
         return (entry.message for entry in self._by_digest.values())
+
+    @property
+    def ids(self) -> tuple[bytes, ...]:
+        """The first bytes of every message's digest, in the order in which they were filed."""
+        if self._ids is None:
+            self._ids = tuple([digest[:MESSAGE_ID_BYTES] for digest in self._by_digest])
+        return self._ids
+
+    @property
+    def id_set(self) -> frozenset[bytes]:
+        """The same as a set."""
+        if self._id_set is None:
+            self._id_set = frozenset(self.ids)
+        return self._id_set
 
     def find(self, digest: bytes) -> Entry | None:
         """The message of that digest."""
@@ -128,28 +179,24 @@ class Ballots:
 
     def certificate(self, attempt: int, digest: bytes) -> tuple[SignedMessage, ...]:
         """The VOTEs of a quorum for a LIST in one attempt; empty where there is no quorum."""
-        voting = {
-            sender: entry.message
-            for sender, entry in self.of(Kind.VOTE, attempt).items()
-            if isinstance(entry.body, Vote) and entry.body.list_digest == digest
-        }
-        if not has_quorum(self.roster, voting, trust=self.trust):
+        if (attempt, digest) not in self._certified:
             return ()
-        return tuple(message for _, message in sorted(voting.items()))
+        return tuple(message for _, message in sorted(self._votes[attempt, digest].items()))
 
     def certified(self) -> tuple[tuple[int, bytes], ...]:
         """All (attempt, LIST digest) with a certificate, latest attempt first."""
-        if self._certified is None:
-            self._certified = tuple(
-                (attempt, digest)
-                for attempt in self.attempts(Kind.VOTE)
-                for digest in sorted(self._voted(attempt))
-                if self.certificate(attempt, digest)
-            )
-        return self._certified
+        if self._certified_sorted is None:
+            self._certified_sorted = tuple(sorted(self._certified, key=lambda c: (-c[0], c[1])))
+        return self._certified_sorted
 
-    def _voted(self, attempt: int) -> set[bytes]:
-        return {vote.list_digest for _, vote in self.bodies(Kind.VOTE, Vote, attempt)}
+    def certified_lists(self) -> tuple[tuple[bytes, List], ...]:
+        """Digest and body of every certified LIST that is known in full, latest attempt first."""
+        if self._certified_lists is None:
+            digests = dict.fromkeys(digest for _, digest in self.certified())
+            self._certified_lists = tuple(
+                (digest, self._lists[digest]) for digest in digests if digest in self._lists
+            )
+        return self._certified_lists
 
     def sealed(self, before: bytes) -> Sealed | None:
         """The SEAL on which a quorum agrees in one attempt, with those messages (R2)."""
@@ -158,14 +205,15 @@ class Ballots:
         return self._sealed[before]
 
     def _find_sealed(self, before: bytes) -> Sealed | None:
-        for attempt in self.attempts(Kind.SEAL):
-            entries = self.of(Kind.SEAL, attempt, before)
-            for body in {entry.body for entry in entries.values()}:
-                agreeing = {s: e.message for s, e in entries.items() if e.body == body}
-                if has_quorum(self.roster, agreeing, trust=self.trust):
-                    assert isinstance(body, Seal)
-                    return body, tuple(message for _, message in sorted(agreeing.items()))
-        return None
+        quorums = [
+            (attempt, body, agreeing)
+            for (subject, attempt, body), agreeing in self._seals.items()
+            if subject == before and self._is_quorum(agreeing)
+        ]
+        if not quorums:
+            return None
+        _, body, agreeing = max(quorums, key=lambda quorum: quorum[0])
+        return body, tuple(message for _, message in sorted(agreeing.items()))
 
     def list_of(self, digest: bytes) -> List | None:
         """The LIST of that digest, from whichever attempt it was proposed in."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from node.chain import check_seal
 from node.events import CoreAction, FetchState, Send
+from node.rare import Rare, never
 from protocol import limits
 from protocol.errors import ProofError
 from protocol.frames import WantChain
@@ -34,6 +35,7 @@ class CatchUp:
 
     signer: Signer
     trust: str
+    rare: Rare = never
     is_forced: bool = False
     wanted: SealCertificate | None = None
     _source: PeerId | None = None
@@ -58,6 +60,9 @@ class CatchUp:
         `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
         arrived.
         """
+        if self._source is None and max(rounds.values(), default=0) <= head.round + 1:
+            self._behind = (-1, now_s)
+            return []  # Nobody is ahead of us, as nearly always.
         if self._source is not None:
             if self._source in rounds and now_s - self._moved_s < STALL_S:
                 return []
@@ -119,6 +124,8 @@ class CatchUp:
         """Bytes of the state are arriving from the source."""
         if peer == self._source:
             self._moved_s = now_s
+            if self.rare("source-given-up"):
+                self.give_up()
 
     def finish(self) -> list[SealCertificate]:
         """The state is in place: the verified links, oldest first."""

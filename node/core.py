@@ -73,12 +73,14 @@ class NodeCore:
             heartbeat_s=manifest.timing.heartbeat_s,
             suspect_s=manifest.timing.suspect_s,
             now_s=now_s,
+            rare=config.rare,
         )
         self.chain = [genesis]
         self._signer = signer
         self._me = signer.peer_id
-        self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2)
-        self._catchup = CatchUp(signer, config.trust)
+        self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2, rare=config.rare)
+        self._catchup = CatchUp(signer, config.trust, config.rare)
+        self._rare = config.rare
         self._rounds: dict[PeerId, int] = {}
         self._suspects: frozenset[PeerId] = frozenset()
         self._nonce = 0
@@ -148,17 +150,27 @@ class NodeCore:
 
     def handle(self, event: ev.CoreEvent, now_s: float) -> list[ev.CoreAction]:
         """Take one event in; the actions that are due, in order."""
-        return [*self._wake(now_s), *self._take(event, now_s), *self._after(now_s)]
+        # Nearly all of a node's own work passes here: lists, for generators in generators cost more
+        # than most of what they would carry.
+        actions: list[ev.CoreAction] = []
+        if self.liveness.tick(now_s):
+            actions += self._wake(now_s)
+        if isinstance(event, ev.FrameArrived):
+            self.liveness.heard(event.peer, now_s)
+            actions += self._frame(event.peer, event.frame, now_s)
+        else:
+            actions += self._take(event, now_s)
+        actions += self._after(now_s)
+        return actions
 
     def _wake(self, now_s: float) -> Iterator[ev.CoreAction]:
         """R3: having slept, say nothing until a quorum has told where it is."""
-        if self.liveness.tick(now_s):
-            self._nonce += 1
-            yield from self._round(ev.Woke(), now_s)
-            for peer in self.liveness.linked:
-                yield ev.Send(peer, StatusAsk(nonce=self._nonce))
+        self._nonce += 1
+        yield from self._round(ev.Woke(), now_s)
+        for peer in self.liveness.linked:
+            yield ev.Send(peer, StatusAsk(nonce=self._nonce))
 
-    def _take(self, event: ev.CoreEvent, now_s: float) -> Iterator[ev.CoreAction]:
+    def _take(self, event: ev.LocalEvent, now_s: float) -> Iterator[ev.CoreAction]:
         match event:
             case ev.Linked(peer=peer):
                 self.liveness.link_up(peer, now_s)
@@ -169,9 +181,6 @@ class NodeCore:
                 self.liveness.link_down(peer, now_s)
                 self._relay.drop_link(peer)
                 self._rounds.pop(peer, None)
-            case ev.FrameArrived(peer=peer, frame=frame):
-                self.liveness.heard(peer, now_s)
-                yield from self._frame(peer, frame, now_s)
             case ev.BytesArrived(peer=peer, is_state=is_state):
                 self.liveness.heard(peer, now_s)
                 if is_state:
@@ -191,55 +200,70 @@ class NodeCore:
             case _:
                 yield from self._round(event, now_s)
 
-    def _after(self, now_s: float) -> Iterator[ev.CoreAction]:
+    def _after(self, now_s: float) -> list[ev.CoreAction]:
         """What every event may have made due: suspicions, heartbeats, catching up, a seat."""
-        suspects = self.liveness.suspects(self.machine.view.members, now_s)
+        machine = self.machine
+        actions: list[ev.CoreAction] = []
+        suspects = self.liveness.suspects(machine.view.members, now_s)
         if suspects != self._suspects:
             self._suspects = suspects
-            yield from self._round(ev.SuspicionsChanged(suspects), now_s)
-        if self.liveness.beat_due(now_s):
+            actions += self._round(ev.SuspicionsChanged(suspects), now_s)
+        if self.liveness.beat_due(now_s) and not self._rare("beat-skipped"):
             beat = self._heartbeat()
             for peer in self.liveness.linked:
-                yield ev.Send(peer, beat)
-                if self.machine.is_asking:
-                    yield ev.Send(peer, StatusAsk(nonce=self._nonce))
-        if now_s >= self.machine.wakeup_s():
+                actions.append(ev.Send(peer, beat))
+                if machine.is_asking:
+                    actions.append(ev.Send(peer, StatusAsk(nonce=self._nonce)))
+        if now_s >= machine.wakeup_s():
             # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
-            yield from self._round(ev.Tick(), now_s)
-        yield from self._catchup.consider(
-            self.machine.head, self._rounds, moved_s=self.machine.view.progress_s, now_s=now_s
-        )
-        self.machine.is_held = self._catchup.wanted is not None
+            actions += self._round(ev.Tick(), now_s)
+        moved_s = machine.view.progress_s
+        actions += self._catchup.consider(machine.head, self._rounds, moved_s=moved_s, now_s=now_s)
+        machine.is_held = self._catchup.wanted is not None
+        if not machine.view.is_member:
+            actions += self._seat()
+        return actions
+
+    def _seat(self) -> Iterator[ev.CoreAction]:
+        """R11: ask for a seat once per round, with the state of its head in hand."""
         view = self.machine.view
         is_current = self.wants_seat and not self._catchup.source and not self.is_finished
-        if not view.is_member and is_current and self._seat_asked != view.basis:
+        if is_current and self._seat_asked != view.basis:
             self._seat_asked = view.basis
             yield ev.ProveSeat(view.basis)
 
     def _heartbeat(self) -> Heartbeat:
-        view = self.machine.view
-        return Heartbeat(
-            round=view.index,
-            head=view.basis,
-            held=message_ids(view),
-            links=self.liveness.linked[:256],
-        )
+        view, links = self.machine.view, self.liveness.linked[:256]
+        return Heartbeat(round=view.index, head=view.basis, held=message_ids(view), links=links)
 
     # Frames -------------------------------------------------------------------------------------
 
-    def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterator[ev.CoreAction]:
+    def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterable[ev.CoreAction]:
         match frame:
             case Heartbeat():
                 self._rounds[peer] = frame.round
-                yield from self._relay.fill(peer, frame, self.views(), now_s)
+                return self._relay.fill(peer, frame, self.views(), now_s)
             case Messages(messages=messages):
-                for message in messages:
-                    actions = list(self._message(peer, message, now_s))
-                    yield from actions
-                    if any(isinstance(a, ev.Fault) and a.peer == peer for a in actions):
-                        break  # Each bad signature costs a check; one is enough to know.
+                return self._messages(peer, messages, now_s)
+            case _:
+                return self._other_frame(peer, frame, now_s)
+
+    def _messages(
+        self, peer: PeerId, messages: tuple[SignedMessage, ...], now_s: float
+    ) -> list[ev.CoreAction]:
+        actions: list[ev.CoreAction] = []
+        for message in messages:
+            due = self._message(peer, message, now_s)
+            actions += due
+            if any(isinstance(action, ev.Fault) and action.peer == peer for action in due):
+                break  # Each bad signature costs a check; one is enough to know.
+        return actions
+
+    def _other_frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterator[ev.CoreAction]:
+        match frame:
             case Want(bulk=bulk, subject=subject, cells=cells):
-                yield ev.Push(peer, bulk, subject, cells)
+                if not self._rare("want-ignored"):
+                    yield ev.Push(peer, bulk, subject, cells)
             case WantChain(first=first):
                 yield from self._send_chain(peer, first)
             case Chain(seals=seals):
@@ -256,35 +280,33 @@ class NodeCore:
             case Hello() | Refusal():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
 
-    def _message(
-        self, source: PeerId, message: SignedMessage, now_s: float
-    ) -> Iterator[ev.CoreAction]:
+    def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
         """File a signed message, after those that it quotes; forward it if it was new."""
         view = self.machine.view
         slot = message.slot
         if slot.run != view.head.run or slot.shard != view.head.shard:
-            yield ev.Fault(source, "a message of another run or shard")
-            return
+            return [ev.Fault(source, "a message of another run or shard")]
         is_next = slot.round == view.index + 1
-        if view.ballots.find(message.digest) or not (is_next or slot.basis == view.basis):
-            return
+        is_known = view.ballots.find(message.digest) or message.digest in view.early
+        if is_known or not (is_next or slot.basis == view.basis):
+            return []
         try:
             body = decode_body(message)
         except DecodeError as error:
-            yield ev.Fault(source, f"malformed message: {error}")
-            return
+            return [ev.Fault(source, f"malformed message: {error}")]
         if not is_signed(message, self._signer):
-            yield ev.Fault(source, f"{slot.kind.name} is not signed by its sender")
-            return
+            return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory.
         if message.sender in view.members:
             self.liveness.heard(message.sender, now_s)
+        actions: list[ev.CoreAction] = []
         if isinstance(body, List | NewAttempt):
-            yield from self._quoted(source, body.certificate, now_s)
-        yield from self._round(ev.Heard(message, body), now_s)
+            actions += self._quoted(source, body.certificate, now_s)
+        actions += self._round(ev.Heard(message, body), now_s)
         if view.ballots.find(message.digest):
             self._relay.note(message, now_s)
-            yield from self._relay.forward(message, source, self.liveness.linked)
+            actions += self._relay.forward(message, source, self.liveness.linked)
+        return actions
 
     def _quoted(
         self, source: PeerId, certificate: tuple[bytes, ...], now_s: float
@@ -335,8 +357,9 @@ class NodeCore:
 
     # Rounds -------------------------------------------------------------------------------------
 
-    def _round(self, event: ev.RoundEvent, now_s: float) -> Iterator[ev.CoreAction]:
-        yield from self._expand(self.machine.handle(event, now_s), now_s)
+    def _round(self, event: ev.RoundEvent, now_s: float) -> Iterable[ev.CoreAction]:
+        due = self.machine.handle(event, now_s)
+        return self._expand(due, now_s) if due else ()
 
     def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
         """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
@@ -344,8 +367,9 @@ class NodeCore:
             match action:
                 case ev.Broadcast(message=message):
                     self._relay.note(message, now_s)
+                    frame = Messages(messages=(message,))
                     for peer in self.liveness.linked:
-                        yield ev.Send(peer, Messages(messages=(message,)))
+                        yield ev.Send(peer, frame)
                 case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
                     if source in self.liveness.linked:
                         yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))

@@ -5,6 +5,8 @@ A quantile of what was seen, times a margin, between a floor and a cap that the 
 
 from collections import deque
 
+from node.rare import Rare, never
+
 SAMPLES_KEPT = 64
 QUANTILE = 0.9
 MARGIN = 2.0
@@ -19,20 +21,25 @@ because its closer was gone was not too short."""
 class LearnedDeadline:
     """The deadline of one phase, in seconds; fed with how long the phase took."""
 
-    def __init__(self, *, floor_s: float, cap_s: float) -> None:
+    def __init__(self, *, floor_s: float, cap_s: float, rare: Rare = never) -> None:
         self._floor_s = floor_s
         self._cap_s = cap_s
+        self._rare = rare
         self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
+        self._base_s = min(floor_s, cap_s)
 
     def observe(self, duration_s: float) -> None:
         """Learn from one phase that came to its end."""
-        self._seen_s.append(duration_s)
+        if self._rare("deadline-forgotten"):
+            self._seen_s.clear()
+        else:
+            self._seen_s.append(duration_s)
+        learned_s = self._floor_s
+        if self._seen_s:
+            ordered = sorted(self._seen_s)
+            learned_s = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
+        self._base_s = min(max(learned_s, self._floor_s), self._cap_s)
 
     def seconds(self, time_outs: int = 0) -> float:
         """The deadline after so many time-outs in this round; growth goes beyond the cap."""
-        learned = self._floor_s
-        if self._seen_s:
-            ordered = sorted(self._seen_s)
-            learned = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
-        base = min(max(learned, self._floor_s), self._cap_s)
-        return float(base * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))
+        return float(self._base_s * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))

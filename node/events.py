@@ -307,11 +307,10 @@ class Leaving:
     """The operator stops this node: say so."""
 
 
-CoreEvent = (
+LocalEvent = (
     RoundEvent
     | Linked
     | Unlinked
-    | FrameArrived
     | BytesArrived
     | SeatProven
     | StateReady
@@ -319,6 +318,7 @@ CoreEvent = (
     | TrainerReady
     | Leaving
 )
+CoreEvent = FrameArrived | LocalEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A suspicion is local and only ever acts through COMMITs (R1). Silence is measure
 scheduling lag, so that a node that was itself late does not accuse the others.
 """
 
+from node.rare import Rare, never
 from protocol.identity import PeerId
 
 TICKS_PER_HEARTBEAT = 4
@@ -18,10 +19,23 @@ UNLINKED_SILENCE_FACTOR = 3.0
 class Liveness:
     """Links and silences of the peers that this node cares about."""
 
-    def __init__(self, me: PeerId, *, heartbeat_s: float, suspect_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        heartbeat_s: float,
+        suspect_s: float,
+        now_s: float,
+        rare: Rare = never,
+    ) -> None:
         self._me = me
+        self._rare = rare
         self._heartbeat_s = heartbeat_s
         self._suspect_s = suspect_s
+        self.tick_interval_s = heartbeat_s / TICKS_PER_HEARTBEAT
+        """How often `tick` is to be called at least."""
+        self.linked: tuple[PeerId, ...] = ()
+        """Peers with an open control stream, ascending."""
         self._linked: set[PeerId] = set()
         self._heard_s: dict[PeerId, float] = {}
         self._unlinked_s: dict[PeerId, float] = {}
@@ -32,14 +46,10 @@ class Liveness:
         self._suspects: frozenset[PeerId] = frozenset()
         self._look_again_s = now_s
 
-    @property
-    def linked(self) -> tuple[PeerId, ...]:
-        """Peers with an open control stream, ascending."""
-        return tuple(sorted(self._linked))
-
     def link_up(self, peer: PeerId, now_s: float) -> None:
         """A control stream to `peer` is open and its hello is checked."""
         self._linked.add(peer)
+        self.linked = tuple(sorted(self._linked))
         self._unlinked_s.pop(peer, None)
         self._heard_s[peer] = self._look_again_s = now_s
 
@@ -47,6 +57,7 @@ class Liveness:
         """The last control stream to `peer` ended."""
         if peer in self._linked:
             self._linked.remove(peer)
+            self.linked = tuple(sorted(self._linked))
             self._unlinked_s[peer] = self._look_again_s = now_s
 
     def heard(self, peer: PeerId, now_s: float) -> None:
@@ -71,6 +82,8 @@ class Liveness:
         elapsed_s = now_s - self._tick_s
         late_s = max(0.0, elapsed_s - self.tick_interval_s)
         self._tick_s = now_s
+        if not late_s and not self._lag_s:
+            return False  # As nearly always.
         if late_s > self._suspect_s:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
             self._unlinked_s = dict.fromkeys(self._unlinked_s, now_s)
@@ -79,11 +92,6 @@ class Liveness:
             return True
         self._lag_s = max(late_s, self._lag_s * 0.5 ** (elapsed_s / self._suspect_s))
         return False
-
-    @property
-    def tick_interval_s(self) -> float:
-        """How often `tick` is to be called at least."""
-        return self._heartbeat_s / TICKS_PER_HEARTBEAT
 
     @property
     def lag_s(self) -> float:
@@ -102,16 +110,29 @@ class Liveness:
 
         Asked after every event; looked at again once per tick, or when there is reason to.
         """
-        if now_s >= self._look_again_s or peers != self._asked_of:
+        is_asked_before = peers is self._asked_of or peers == self._asked_of
+        if now_s >= self._look_again_s or not is_asked_before:
             self._look_again_s = now_s + self.tick_interval_s
             self._asked_of = peers
-            self._suspects = frozenset(
-                peer for peer in peers if peer != self._me and self._is_silent(peer, now_s)
-            )
+            suspects = {peer for peer in peers if self._is_silent(peer, now_s)}
+            if self._rare("live-suspected"):
+                # Another one at every look; who it is does not matter.
+                suspects.add(peers[int(now_s / self.tick_interval_s) % len(peers)])
+            self._suspects = frozenset(suspects - {self._me})
+            self._forget_strangers(peers)
         return self._suspects
+
+    def _forget_strangers(self, peers: tuple[PeerId, ...]) -> None:
+        """Neither linked nor asked for: keys cost nothing, and each would be kept for ever."""
+        if len(self._heard_s) > len(self._linked) + len(peers):
+            kept = self._linked | set(peers)
+            self._heard_s = {p: t for p, t in self._heard_s.items() if p in kept}
+            self._unlinked_s = {p: t for p, t in self._unlinked_s.items() if p in kept}
 
     def _is_silent(self, peer: PeerId, now_s: float) -> bool:
         silence_s = now_s - self._heard_s.setdefault(peer, now_s)
+        if silence_s <= self._suspect_s and peer in self._linked:
+            return False  # As nearly always.
         allowed_s = self._suspect_s + 2.0 * self.lag_s
         if peer in self._linked:
             return silence_s > allowed_s

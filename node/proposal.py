@@ -22,14 +22,17 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
         reporting = view.ballots.of(Kind.NEWATTEMPT, view.attempt)
         if not view.has_quorum(set(reporting)):
             return None
-        bound = _highest_lock(view) or _already_summed(view)
+        bound = _highest_lock(view)
+        if bound is None and not view.rare("closer-free"):
+            bound = _already_summed(view)
         if bound is not None:
             return bound
     complete = complete_senders(view)
     is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
     has_heard_all = is_late or not awaited_haves(view)
-    if complete >= view.expected or (complete and has_heard_all):
-        return _list_of(view, complete)
+    is_all = complete >= view.expected
+    if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
+        return _list_of(view, set() if view.rare("closer-carries") else complete)
     if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
         return List(commits=(), drifts=(), certificate=())
     return None
@@ -67,6 +70,8 @@ def _already_summed(view: RoundView) -> List | None:
 
 def complete_senders(view: RoundView) -> set[PeerId]:
     """Senders whose every cell is held by some reducer that says so in this attempt."""
+    if not view.ballots.of(Kind.HAVE, view.attempt):
+        return set()
     held: list[set[PeerId]] = [set() for _ in range(view.num_cells)]
     for _, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
         for run in body.held:
@@ -79,12 +84,8 @@ def complete_senders(view: RoundView) -> set[PeerId]:
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:
     """Reducers that this node expects to sign a HAVE in this attempt, and that have not yet."""
-    signed = set(view.ballots.of(Kind.HAVE, view.attempt))
-    return frozenset(
-        peer
-        for peer in view.expected - signed
-        if any(view.is_responsible(piece, peer) for piece in view.slices)
-    )
+    gathering = frozenset(peer for peers in view.gathering() for peer in peers)
+    return (view.expected & gathering).difference(view.ballots.of(Kind.HAVE, view.attempt))
 
 
 def held_runs(view: RoundView) -> Iterator[Held]:
@@ -129,13 +130,12 @@ def is_hopeless(view: RoundView) -> bool:
 
 def holds_all_expected(view: RoundView) -> bool:
     """Whether every expected member has committed and all its parts of the own slices are here."""
-    commits = [(sender, digest) for sender, digest, _ in view.commits()]
-    if not view.expected <= {sender for sender, _ in commits}:
+    if not view.ballots.commits.keys() >= view.expected:
         return False
     return not any(
         view.missing_parts(digest, piece)
         for piece in view.own_slices()
-        for sender, digest in commits
+        for sender, digest, _ in view.commits()
         if sender in view.expected
     )
 

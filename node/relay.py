@@ -7,8 +7,11 @@ still agree. A heartbeat names what is held; who holds more sends the rest.
 
 from collections.abc import Iterable, Iterator
 
+from node.ballots import MESSAGE_ID_BYTES as MESSAGE_ID_BYTES
 from node.events import Send
+from node.rare import Rare, never
 from node.round_view import RoundView
+from protocol import limits
 from protocol.frames import Heartbeat, Messages
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage
@@ -16,16 +19,15 @@ from protocol.messages import SignedMessage
 FRAME_BYTES = 48 * 1024
 """Messages are packed into frames up to here, well under the limit of a control frame."""
 
-MESSAGE_ID_BYTES = 8
-
 
 class Relay:
     """What each linked peer is linked to, and when each message came here."""
 
-    def __init__(self, me: PeerId, *, settle_s: float) -> None:
+    def __init__(self, me: PeerId, *, settle_s: float, rare: Rare = never) -> None:
         self._me = me
+        self._rare = rare
         self._settle_s = settle_s
-        self._links: dict[PeerId, frozenset[PeerId]] = {}
+        self._links: dict[PeerId, tuple[PeerId, ...]] = {}
         self._heard_s: dict[bytes, float] = {}
 
     def note(self, message: SignedMessage, now_s: float) -> None:
@@ -45,30 +47,37 @@ class Relay:
         self, message: SignedMessage, source: PeerId, linked: Iterable[PeerId]
     ) -> Iterator[Send]:
         """Pass on a new message to those whom its origin has not sent it to itself."""
-        reached = self._links.get(message.sender, frozenset())
-        for peer in linked:
-            if peer not in reached and peer not in (source, message.sender):
-                yield Send(peer, Messages(messages=(message,)))
+        if self._rare("forward-to-none"):
+            return
+        reached = self._links.get(message.sender, ())
+        if self._rare("forward-to-all"):
+            reached = ()
+        beyond = set(linked).difference(reached, (source, message.sender))
+        frame = Messages(messages=(message,))
+        for peer in sorted(beyond):
+            yield Send(peer, frame)
 
     def fill(
         self, peer: PeerId, beat: Heartbeat, views: Iterable[RoundView], now_s: float
-    ) -> Iterator[Send]:
+    ) -> Iterable[Send]:
         """What `peer` lacks of the round that its heartbeat says it works on.
 
         Messages that came a moment ago are left out: they are on their way to it as well.
         """
-        self._links[peer] = frozenset(beat.links)
+        self._links[peer] = beat.links
         view = next((view for view in views if view.index == beat.round), None)
         if view is None or view.basis != beat.head:
-            return
-        held = set(beat.held)
+            return ()
+        unknown = view.ballots.id_set.difference(beat.held)
+        if not unknown:
+            return ()  # As nearly always.
         missing = [
             message
             for message in view.ballots.messages()
-            if message.digest[:MESSAGE_ID_BYTES] not in held
+            if message.digest[:MESSAGE_ID_BYTES] in unknown
             and now_s - self._heard_s.get(message.digest, 0.0) >= self._settle_s
         ]
-        yield from pack(peer, missing)
+        return pack(peer, missing)
 
 
 def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:
@@ -86,5 +95,5 @@ def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:
 
 
 def message_ids(view: RoundView) -> tuple[bytes, ...]:
-    """What a heartbeat says about the messages of a round."""
-    return tuple(message.digest[:MESSAGE_ID_BYTES] for message in view.ballots.messages())
+    """What a heartbeat says about the messages of a round; own ones may be beyond its limit."""
+    return view.ballots.ids[: limits.MESSAGES_PER_ROUND_MAX]

@@ -61,7 +61,7 @@ def genesis_roster(founder: PeerId) -> Roster:
 
 def voters(roster: Roster) -> tuple[PeerId, ...]:
     """The voting members, ascending."""
-    return tuple(seat.peer for seat in roster.seats if seat.voter_since >= 0)
+    return roster.voters
 
 
 def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool:
@@ -70,8 +70,8 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
     Friends: a majority, or with an even number the half that holds the eldest voter. Open: two
     thirds, rounded up.
     """
-    electorate = voters(roster)
-    agreeing = sum(1 for peer in electorate if peer in peers)
+    electorate = roster.voter_set
+    agreeing = len(electorate.intersection(peers))
     if trust == "open":
         return agreeing >= -(-2 * len(electorate) // 3)
     if 2 * agreeing == len(electorate):

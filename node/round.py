@@ -15,7 +15,8 @@ from typing import assert_never
 from node import events as ev
 from node import supply
 from node.admission import breach, concerns
-from node.agreement import Seen, commit_body, due_times, is_given_up, statements, time_out_s
+from node.agenda import Agenda
+from node.agreement import Seen, commit_body, is_given_up, statements, time_out_s
 from node.ballots import Entry
 from node.chain import certify, seal_value
 from node.deadlines import LearnedDeadline
@@ -23,7 +24,6 @@ from node.restart import Restart, own_seal, refill
 from node.round_view import RoundConfig, RoundView
 from node.silence import Silence
 from protocol import limits
-from protocol.frames import Bulk
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Agg,
@@ -50,13 +50,13 @@ class RoundMachine:
         self.config = config
         self._signer = signer
         self._deadline = LearnedDeadline(
-            floor_s=config.deadline_floor_s, cap_s=config.deadline_cap_s
+            floor_s=config.deadline_floor_s, cap_s=config.deadline_cap_s, rare=config.rare
         )
         self._suspects: frozenset[PeerId] = frozenset()
         self._left: set[PeerId] = set()
         self._silence = Silence()
         self._is_past_end = False
-        self._wakeup_s = now_s
+        self._agenda = Agenda(now_s)
         self.certificate = head
         self.view = self._new_view(head, now_s)
         self.previous: RoundView | None = None
@@ -90,13 +90,16 @@ class RoundMachine:
 
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
-        return self._wakeup_s
+        return self._agenda.wakeup_s
 
     def reset(self, head: SealCertificate, *, now_s: float) -> None:
         """Go on from a state that was synchronised; forgets the round under way."""
         self.certificate = head
         self.view = self._new_view(head, now_s)
         self.previous = None
+        # Who left meanwhile is gone; who came back since has not said that it leaves again.
+        self._left.clear()
+        self._agenda.disturb()
 
     def resume(self, restart: Restart, *, now_s: float) -> None:
         """R12: go on where this node went down; called once, before anything is handled."""
@@ -134,33 +137,45 @@ class RoundMachine:
 
     def handle(self, event: ev.RoundEvent, now_s: float) -> list[ev.RoundAction]:
         """Take one event in; the actions that are due, in order."""
+        was_asking = self.is_asking
         actions = list(self._take(event, now_s))
+        is_early = isinstance(event, ev.Tick) and now_s < self.wakeup_s()
+        can_be_quiet = (is_early or isinstance(event, ev.Heard)) and not was_asking
+        if not (can_be_quiet and self._agenda.is_quiet(self.view, now_s)):
+            actions += self._settle(now_s)
+        self._agenda.plan(now_s)
+        return actions
+
+    def _settle(self, now_s: float) -> list[ev.RoundAction]:
+        """Ask all rules until none has more to do."""
+        actions: list[ev.RoundAction] = []
         while not (self.view.is_diverged or self.is_held):
             due = [action for rule in self._rules() for action in rule(now_s)]
             if not due:
                 break
             actions += due
-        self._plan_wakeup(now_s)
+        opens_s = self.view.started_s + self.config.wait_seats_s
+        self._agenda.settle(self.view, self._deadline, opens_s=opens_s, now_s=now_s)
+        if self.is_held:
+            self._agenda.disturb()  # The rules were not asked.
         return actions
 
     def _rules(self) -> tuple[Callable[[float], Iterator[ev.RoundAction]], ...]:
-        return (
-            self._final,
-            self._commit,
-            self._open_collection,
-            self._supply,
-            self._agree,
-            self._seal,
-        )
+        agreed = (self._open_collection, self._supply, self._agree, self._seal)
+        return (self._final, self._commit, *agreed)
 
     def _take(self, event: ev.RoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
         match event:
             case ev.Heard(message=message, body=body):
                 yield from self._hear(Entry(message, body), now_s)
             case ev.Contributed():
-                self._contributed(event)
+                self.view.contributed(event)
             case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
-                self._arrived(bulk, subject, cells, now_s)
+                # Cells of the round before may come late, and are no progress of this one.
+                is_late = self.previous is not None and self.previous.is_about(subject)
+                view = self.previous if self.previous and is_late else self.view
+                if view.arrived(bulk, subject, cells):
+                    view.progress_s = now_s
             case ev.Reduced():
                 yield from self._reduced(event)
             case ev.Applied(list_digest=digest, root=root):
@@ -181,23 +196,14 @@ class RoundMachine:
                 assert_never(event)
         self._silence.settle(self.view)
 
-    def _contributed(self, event: ev.Contributed) -> None:
-        view = self.view
-        if event.round != view.index:
-            return
-        view.contribution = event
-        # Committed before a restart: the same bytes again, or the COMMIT stands without them.
-        commit = view.ballots.commit_of(view.own_commit)
-        if commit is not None and commit[1].root == event.root:
-            view.parts[view.own_commit] = set(range(view.num_cells))
-
     def _hear(self, entry: Entry, now_s: float) -> Iterator[ev.RoundAction]:
         message, slot = entry.message, entry.message.slot
         view = self.view
         if message.sender == view.me and view.ballots.find(message.digest) is None:
             # Ours, and not in our journal: the disk was rolled back (R12).
             self._silence.rolled_back(slot.round)
-        if slot.round == view.index + 1 and len(view.early) < limits.MESSAGES_PER_ROUND_MAX:
+        has_room = len(view.early) < limits.MESSAGES_PER_ROUND_MAX
+        if slot.round == view.index + 1 and has_room and not self.config.rare("early-dropped"):
             view.early.setdefault(message.digest, entry)
         if not concerns(view, entry):
             return
@@ -216,14 +222,6 @@ class RoundMachine:
             self._left.add(message.sender)
         if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) and slot.attempt > view.attempt:
             self._enter(slot.attempt, now_s)
-
-    def _arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], now_s: float) -> None:
-        view = self.view
-        store = view.parts if bulk is Bulk.PART else view.results
-        held = store.setdefault(subject, set())
-        if not held.issuperset(cells):
-            held.update(cells)
-            view.progress_s = now_s
 
     def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
         view = self.view
@@ -259,13 +257,9 @@ class RoundMachine:
         yield from self._publish(signed, body)
 
     def _waits_for_seats(self, now_s: float) -> bool:
-        config = self.config
-        is_waiting = len(self.view.proven_seats) < config.wait_seats
-        return (
-            self.head.round == 0
-            and is_waiting
-            and now_s < self.view.started_s + config.wait_seats_s
-        )
+        view, config = self.view, self.config
+        is_waiting = view.index == 1 and len(view.proven_seats) < config.wait_seats
+        return is_waiting and now_s < view.started_s + config.wait_seats_s
 
     def _open_collection(self, now_s: float) -> Iterator[ev.RoundAction]:
         """The clock of attempt 0 starts when a quorum has committed: until then all train."""
@@ -280,10 +274,13 @@ class RoundMachine:
         """R3: move bytes towards whoever sums them now, sum, and take the outer step."""
         view = self.view
         deadline_s = self._deadline.seconds(view.time_outs)
-        for digest, _ in supply.certified_lists(view):
+        certified = view.ballots.certified_lists()
+        for digest, _ in certified:
             view.certified_s.setdefault(digest, now_s)
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
+        if not certified and view.ballots.sealed(view.basis) is None:
+            return  # Nothing is summed yet.
         yield from supply.reduce_slices(view)
         yield from supply.pull_results(view, now_s=now_s, deadline_s=deadline_s)
         yield from supply.apply_results(view)
@@ -295,7 +292,7 @@ class RoundMachine:
             return
         if view.is_voter and is_given_up(view, self._deadline, now_s=now_s):
             view.time_outs += now_s >= time_out_s(view, self._deadline)
-            self._enter(view.attempt + 1, now_s)
+            self._enter(view.attempt + 1 + view.rare("attempt-skipped"), now_s)
         for said in statements(view, self._deadline, now_s=now_s):
             yield from self._sign(said.kind, said.body, attempt=said.attempt)
 
@@ -312,14 +309,20 @@ class RoundMachine:
             if view.lock is not None and view.lock[1] != digest and view.lock[0] >= attempt:
                 continue
             value = self._value(digest)
-            if value is not None:
+            if value is not None and not self.config.rare("seal-later"):
                 if attempt > view.attempt:
                     self._enter(attempt, now_s)
                 view.lock = (attempt, digest)
                 yield from self._sign_seal(value, attempt)
 
     def _value(self, digest: bytes) -> SealValue | None:
-        return seal_value(self.view, digest, self._signer, self.config.clock)
+        known = self.view.values
+        if digest not in known or known[digest].root != self.view.applied.get(digest):
+            value = seal_value(self.view, digest, self._signer, self.config.clock)
+            if value is not None:
+                known[digest] = value
+            return value
+        return known[digest]
 
     def _sign_seal(self, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
         yield ev.RecordProof(tuple(self.view.ballots.messages()))
@@ -350,7 +353,8 @@ class RoundMachine:
             # Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
             # left: its next COMMIT must carry it (R1, R2).
             attempt = sealed[1][0].slot.attempt
-            if view.me not in view.ballots.of(Kind.SEAL, attempt, view.basis):
+            is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.basis)
+            if is_new and not self.config.rare("late-seal-unsigned"):
                 yield from self._sign_seal(value, attempt)
                 own_seal = view.own_seal_of(value)
         was_listed = view.own_commit in value.commits
@@ -379,6 +383,7 @@ class RoundMachine:
             trust=self.config.trust,
             started_s=now_s,
             suspects=self._suspects,
+            draw=self.config.rare,
         )
 
     def _sign(
@@ -393,8 +398,3 @@ class RoundMachine:
         assert filed == "new", f"{message.slot.kind.name} signed twice in one slot ({filed})"
         yield ev.RecordSlot(message)
         yield ev.Broadcast(message)
-
-    def _plan_wakeup(self, now_s: float) -> None:
-        view = self.view
-        due = [view.started_s + self.config.wait_seats_s, *due_times(view, self._deadline, now_s)]
-        self._wakeup_s = min((time_s for time_s in due if time_s > now_s), default=now_s + 60.0)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from node import roster as rosters
 from node.ballots import Ballots, Entry
 from node.events import Contributed
+from node.rare import Rare, never
+from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import (
@@ -22,13 +24,17 @@ from protocol.messages import (
 Lock = tuple[int, bytes]
 """The attempt of the latest own SEAL, and the digest of its LIST."""
 
+Request = tuple[str, bytes, int, PeerId]
+"""What was asked for once: what to do with which cells of which subject, and by or to whom."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
     """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
 
     A founder holds its first COMMIT until
-    `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    `wait_seats` joiners have proved their seats, for at most `wait_seats_s`. `rare` says when a
+    simulated node takes a rare branch.
     """
 
     trust: str
@@ -38,6 +44,7 @@ class RoundConfig:
     deadline_cap_s: float
     wait_seats: int = 0
     wait_seats_s: float = 12.0
+    rare: Rare = field(default=never, compare=False, repr=False)
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
@@ -61,8 +68,9 @@ class RoundView:
 
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
-    maps LIST digests to the root of the state that the outer step on them gives. `own_seal` is the
-    own SEAL of `head`, `early` messages of the next round by digest.
+    maps LIST digests to the root of the state that the outer step on them gives, `values` to what
+    their seals would say. `own_seal` is the own SEAL of `head`, `early` messages of the next round
+    by digest. `draw` is the config's `rare`.
     """
 
     me: PeerId
@@ -71,6 +79,7 @@ class RoundView:
     trust: str
     started_s: float
     suspects: frozenset[PeerId]
+    draw: Rare = never
     ballots: Ballots = field(init=False)
     slices: tuple[rosters.Slice, ...] = field(init=False)
     attempt: int = 0
@@ -84,8 +93,9 @@ class RoundView:
     results: dict[bytes, set[int]] = field(default_factory=dict)
     certified_s: dict[bytes, float] = field(default_factory=dict)
     applied: dict[bytes, bytes] = field(default_factory=dict)
+    values: dict[bytes, SealValue] = field(default_factory=dict)
     pushed_among: frozenset[PeerId] | None = None
-    requested: set[tuple[str, bytes, int, PeerId]] = field(default_factory=set)
+    requested: set[Request] = field(default_factory=set)
     asked: dict[tuple[bytes, int], tuple[float, int]] = field(default_factory=dict)
     contribution: Contributed | None = None
     own_seal: bytes = b""
@@ -96,39 +106,63 @@ class RoundView:
     electorate: tuple[PeerId, ...] = field(init=False)
     expected: frozenset[PeerId] = field(init=False)
     basis: bytes = field(init=False)
-    _own_slices: tuple[tuple[int, frozenset[PeerId]], list[rosters.Slice]] = field(
-        default=((-1, frozenset()), []), init=False
+    index: int = field(init=False)
+    is_member: bool = field(init=False)
+    is_voter: bool = field(init=False)
+    _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
+    _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
+    _gathering: tuple[int, frozenset[PeerId], list[tuple[PeerId, ...]]] = field(
+        default=(-1, frozenset(), []), init=False
     )
+    _own_slices: list[rosters.Slice] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.basis = self.head.digest
+        self.basis, self.index = self.head.digest, self.head.round + 1
         self.members = self.head.roster.members
         self.electorate = rosters.voters(self.head.roster)
+        self.is_member, self.is_voter = self.me in self.members, self.me in self.electorate
         self.suspect(self.suspects)
         self.ballots = Ballots(
             self.basis, self.head.shard, self.index, self.head.roster, self.trust
         )
         self.slices = rosters.slices(self.members, self.basis, self.num_cells)
 
-    @property
-    def index(self) -> int:
-        """The number of this round."""
-        return self.head.round + 1
-
-    @property
-    def is_member(self) -> bool:
-        """Whether this node has a seat."""
-        return self.me in self.members
-
-    @property
-    def is_voter(self) -> bool:
-        """Whether this node votes."""
-        return self.me in self.electorate
+    def rare(self, name: str) -> bool:
+        """Whether a rare branch is taken; drawn once per attempt, however often a rule asks."""
+        if self.draw is never:
+            return False
+        key = (name, self.attempt)
+        if key not in self._drawn:
+            self._drawn[key] = self.draw(name)
+        return self._drawn[key]
 
     def suspect(self, suspects: frozenset[PeerId]) -> None:
         """Take over whom this node suspects; it never suspects itself."""
         self.suspects = suspects
         self.expected = frozenset(self.members) - (suspects - {self.me})
+
+    def contributed(self, event: Contributed) -> None:
+        """The own trainer has given its contribution, if it is to this round."""
+        if event.round != self.index:
+            return
+        self.contribution = event
+        # Committed before a restart: the same bytes again, or the COMMIT stands without them.
+        commit = self.ballots.commit_of(self.own_commit)
+        if commit is not None and commit[1].root == event.root:
+            self.parts[self.own_commit] = set(range(self.num_cells))
+
+    def is_about(self, subject: bytes) -> bool:
+        """Whether that is a COMMIT or a LIST of this round."""
+        ballots = self.ballots
+        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
+
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...]) -> bool:
+        """Cells are in the own store; whether any of them is new."""
+        store = self.parts if bulk is Bulk.PART else self.results
+        held = store.setdefault(subject, set())
+        is_new = not held.issuperset(cells)
+        held.update(cells)
+        return is_new
 
     @property
     def attempt_start_s(self) -> float:
@@ -158,27 +192,35 @@ class RoundView:
 
     def closer(self, attempt: int) -> PeerId:
         """Who proposes in `attempt`."""
-        return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+        found = self._closers.get(attempt)
+        if found is None:
+            found = rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+            self._closers[attempt] = found
+        return found
 
-    def is_responsible(self, piece: rosters.Slice, peer: PeerId) -> bool:
-        """Whether `peer` gathers and sums this slice now.
+    def gathering(self) -> list[tuple[PeerId, ...]]:
+        """Who gathers and sums each of the slices now.
 
         The first reducer does; the next in rank once all before it are suspected here, or once as
         many attempts have failed (R3).
         """
-        if peer not in piece.reducers:
-            return False
-        rank = piece.reducers.index(peer)
-        before = piece.reducers[:rank]
-        return rank <= self.attempt or all(other in self.suspects for other in before)
+        attempt, suspects, found = self._gathering
+        if attempt != self.attempt or suspects != self.suspects:
+            found = [self._gathering_of(piece) for piece in self.slices]
+            self._gathering = (self.attempt, self.suspects, found)
+            pairs = zip(self.slices, found, strict=True)
+            self._own_slices = [piece for piece, peers in pairs if self.me in peers]
+        return found
+
+    def _gathering_of(self, piece: rosters.Slice) -> tuple[PeerId, ...]:
+        ranks = enumerate(piece.reducers)
+        alive = next((rank for rank, peer in ranks if peer not in self.suspects), len(self.members))
+        return piece.reducers[: max(alive, self.attempt) + 1]
 
     def own_slices(self) -> list[rosters.Slice]:
         """Slices that this node gathers and sums now."""
-        key = (self.attempt, self.suspects)
-        if self._own_slices[0] != key:
-            own = [piece for piece in self.slices if self.is_responsible(piece, self.me)]
-            self._own_slices = (key, own)
-        return self._own_slices[1]
+        self.gathering()
+        return self._own_slices
 
     def slot(self, kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
         """A signature's place in this round."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from node import roster as rosters
 from node.events import Apply, ListEntry, Pull, Push, Reduce, RoundAction
 from node.proposal import unpack_senders
-from node.round_view import RoundView
+from node.round_view import Request, RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind, List
+from protocol.messages import Have, Kind
 
 
 def push_parts(view: RoundView) -> Iterator[RoundAction]:
@@ -27,6 +27,8 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
         place = ("part", view.own_commit, piece.first, target)
         if target != view.me and place not in view.requested:
             view.requested.add(place)
+            if view.rare("part-unpushed"):
+                continue
             yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
 
 
@@ -38,11 +40,16 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     """
     if view.opened_s is None:
         return
-    certified = certified_lists(view)
+    certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
     for piece in view.own_slices():
+        if certified and all(
+            _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
+        ):
+            continue  # Summed: all that is wanted is here.
         is_first = piece.reducers[0] == view.me and view.attempt == 0
-        if is_first and not wanted and now_s < view.opened_s + deadline_s / 2:
+        is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
+        if is_soon and not view.rare("part-at-once"):
             continue
         for sender, digest, _ in view.commits():
             missing = view.missing_parts(digest, piece)
@@ -53,7 +60,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
                 continue
             count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 2)
             if count is not None:
-                yield Pull(sources[count % len(sources)], Bulk.PART, digest, missing)
+                yield Pull(_source(view, sources, count), Bulk.PART, digest, missing)
 
 
 def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
@@ -70,23 +77,18 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
     return [peer for peer in sources if peer != view.me]
 
 
-def certified_lists(view: RoundView) -> list[tuple[bytes, List]]:
-    """Every certified LIST that is known in full, latest attempt first."""
-    found = []
-    for digest in dict.fromkeys(digest for _, digest in view.ballots.certified()):
-        body = view.ballots.list_of(digest)
-        if body is not None:
-            found.append((digest, body))
-    return found
+def _reduce_of(view: RoundView, digest: bytes, piece: rosters.Slice) -> Request:
+    """The place in `requested` of the sum of a slice."""
+    return ("reduce", digest, piece.first, view.me)
 
 
 def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
     """Sum a slice once its LIST is certified and every listed part is here; never before."""
-    for digest, body in certified_lists(view):
+    for digest, body in view.ballots.certified_lists():
         due = [
             piece
             for piece in view.own_slices()
-            if ("reduce", digest, piece.first, view.me) not in view.requested
+            if _reduce_of(view, digest, piece) not in view.requested
         ]
         listed = view.listed(body) if due else None
         if not listed:
@@ -94,12 +96,14 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
         entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
         for piece in due:
             if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
-                view.requested.add(("reduce", digest, piece.first, view.me))
+                view.requested.add(_reduce_of(view, digest, piece))
                 yield Reduce(digest, entries, piece.first, piece.stop)
 
 
 def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterator[RoundAction]:
     """The result of a slice, to every member that is expected to need it."""
+    if view.rare("result-unpushed"):
+        return
     for member in sorted(view.expected - {view.me}):
         yield Push(member, Bulk.RESULT, digest, _cells(piece))
 
@@ -115,8 +119,12 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
     if view.is_member:
         digests += [
             digest
-            for digest, _ in certified_lists(view)
-            if now_s >= view.certified_s.get(digest, now_s) + deadline_s / 2 and digest != final
+            for digest, _ in view.ballots.certified_lists()
+            if digest != final
+            and (
+                now_s >= view.certified_s.get(digest, now_s) + deadline_s / 2
+                or view.rare("result-at-once")
+            )
         ]
     for digest in digests:
         missing = set(view.missing_results(digest))
@@ -129,7 +137,21 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
                 continue
             count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 4)
             if count is not None:
-                yield Pull(sources[count % len(sources)], Bulk.RESULT, digest, cells)
+                yield Pull(_source(view, sources, count), Bulk.RESULT, digest, cells)
+
+
+def retry_times(view: RoundView, deadline_s: float) -> Iterator[float]:
+    """When cells may be asked for that were not asked for last time."""
+    for certified_s in view.certified_s.values():
+        yield certified_s + deadline_s / 2
+    for asked_s, _ in view.asked.values():
+        yield asked_s + deadline_s / 4
+        yield asked_s + deadline_s / 2
+
+
+def _source(view: RoundView, sources: list[PeerId], count: int) -> PeerId:
+    """Whom to ask when so many were asked before: each in turn."""
+    return sources[(count + view.rare("other-source")) % len(sources)]
 
 
 def _sealed_list(view: RoundView) -> bytes:
@@ -149,7 +171,7 @@ def _result_sources(view: RoundView, digest: bytes, piece: rosters.Slice) -> lis
 
 def apply_results(view: RoundView) -> Iterator[RoundAction]:
     """Take the outer step once every cell of a certified or final LIST has its result."""
-    complete = {digest: not body.commits for digest, body in certified_lists(view)}
+    complete = {digest: not body.commits for digest, body in view.ballots.certified_lists()}
     sealed = _sealed_list(view)
     if sealed:
         complete.setdefault(sealed, False)

@@ -1,7 +1,7 @@
 """The signed messages of a round, and the seal that they end in."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated
 
 from blake3 import blake3
@@ -45,6 +45,16 @@ class SignedMessage:
     def encoded(self) -> bytes:
         """The canonical bytes, made once."""
         return encode(self)
+
+    @cached_property
+    def _content(self) -> "Body":
+        kind = _BODIES.get(self.slot.kind)
+        if kind is None:
+            raise DecodeError(f"no message of kind {self.slot.kind.name} in this version")
+        body = decode(kind, self.body)
+        if not _fits(self.slot, body):
+            raise DecodeError(f"this {self.slot.kind.name} belongs into another slot")
+        return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,24 +222,23 @@ def sign_message(signer: Signer, slot: Slot, body: Body) -> SignedMessage:
     return SignedMessage(slot=slot, sender=signer.peer_id, body=encoded, signature=signature)
 
 
+@lru_cache(maxsize=1024)
 def decode_message(data: bytes) -> tuple[SignedMessage, Body]:
     """A signed message and its body, strictly decoded; the signature is not checked yet.
 
-    Raises DecodeError, also for the kinds that this version does not speak.
+    Raises DecodeError, also for the kinds that this version does not speak. The last ones are kept:
+    a SEAL inside a COMMIT is asked for once per LIST that names the COMMIT.
     """
     message = decode(SignedMessage, data)
     return message, decode_body(message)
 
 
 def decode_body(message: SignedMessage) -> Body:
-    """The body of a message. Raises DecodeError, also for a body that belongs into another slot."""
-    kind = _BODIES.get(message.slot.kind)
-    if kind is None:
-        raise DecodeError(f"no message of kind {message.slot.kind.name} in this version")
-    body = decode(kind, message.body)
-    if not _fits(message.slot, body):
-        raise DecodeError(f"this {message.slot.kind.name} belongs into another slot")
-    return body
+    """The body of a message, decoded once.
+
+    Raises DecodeError, also for a body that belongs into another slot.
+    """
+    return message._content
 
 
 def _fits(slot: Slot, body: Body) -> bool:
@@ -240,9 +249,18 @@ def _fits(slot: Slot, body: Body) -> bool:
 
 
 def is_signed(message: SignedMessage, signer: Signer) -> bool:
-    """Whether the sender signed it."""
-    preimage = _preimage(message.slot, message.sender, message.body)
-    return signer.verify(message.sender, preimage, message.signature)
+    """Whether the sender signed it, by the rules of this kind of signer.
+
+    A good answer stays with the message, whose fields nobody can change: the same one may be asked
+    about again inside a certificate, and by every node of a simulated world.
+    """
+    kept = vars(message)
+    if kept.get("_signed_for") is not type(signer):
+        preimage = _preimage(message.slot, message.sender, message.body)
+        if not signer.verify(message.sender, preimage, message.signature):
+            return False
+        kept["_signed_for"] = type(signer)
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +279,7 @@ class SeatRecord:
     absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Roster:
     """Who takes part in the rounds that a seal names: seats by ascending peer id.
 
@@ -276,10 +294,20 @@ class Roster:
         if peers != sorted(set(peers)):
             raise ValueError("seats must be sorted by peer id, each once")
 
-    @property
+    @cached_property
     def members(self) -> tuple[PeerId, ...]:
         """All seated peers, ascending."""
         return tuple(seat.peer for seat in self.seats)
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The voting members, ascending."""
+        return tuple(seat.peer for seat in self.seats if seat.voter_since >= 0)
+
+    @cached_property
+    def voter_set(self) -> frozenset[PeerId]:
+        """The voting members."""
+        return frozenset(self.voters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

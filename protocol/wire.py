@@ -62,7 +62,11 @@ Scalar = int | float | str | bool
 def encode(value: object) -> bytes:
     """The canonical bytes of a dataclass. Raises DecodeError if the value breaks its own limits."""
     kind: Any = type(value)
-    return cast("bytes", msgpack.packb(_form(kind).plain(value, kind.__name__)))
+    try:
+        plain = _form(kind).plain(value)
+    except _Wrong as wrong:
+        raise DecodeError(wrong.under(kind.__name__)) from wrong
+    return cast("bytes", msgpack.packb(plain))
 
 
 def decode(kind: type[T], data: bytes, *, max_bytes: int = limits.CONTROL_FRAME_BYTES_MAX) -> T:
@@ -76,12 +80,34 @@ def decode(kind: type[T], data: bytes, *, max_bytes: int = limits.CONTROL_FRAME_
     hint: Any = kind
     form = _form(hint)
     reader = _Reader(data)
-    value = form.read(reader, name)
-    reader.end(name)
+    try:
+        value = form.read(reader)
+        reader.end()
+    except _Wrong as wrong:
+        raise DecodeError(wrong.under(name)) from wrong
     # msgpack has several spellings of most numbers, lengths and texts: ours is the one.
-    if msgpack.packb(form.plain(value, name)) != data:
+    if msgpack.packb(form.bare(value)) != data:
         raise DecodeError(f"{name}: not the canonical encoding")
     return cast("T", value)
+
+
+class _Wrong(Exception):
+    """What is wrong with a value. Where it is, is put together on the way out: it costs nothing
+    while all is well."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._text = text
+        self._place = ""
+
+    def at(self, step: str) -> "_Wrong":
+        """The same, seen from one level further out."""
+        self._place = step + self._place
+        return self
+
+    def under(self, name: str) -> str:
+        """The message for people."""
+        return f"{name}{self._place}: {self._text}"
 
 
 class _Reader:
@@ -99,24 +125,24 @@ class _Reader:
         )
         self._unpacker.feed(data)
 
-    def array(self, path: str) -> int:
+    def array(self) -> int:
         """Opens an array: the number of items that it claims to have."""
         try:
             return cast("int", self._unpacker.read_array_header())
         except (ValueError, msgpack.exceptions.UnpackException) as error:
-            raise DecodeError(f"{path}: no list: {error}") from error
+            raise _Wrong(f"no list: {error}") from error
 
-    def scalar(self, path: str) -> object:
+    def scalar(self) -> object:
         """The next item, which is no array."""
         try:
             return cast("object", self._unpacker.unpack())
         except (ValueError, msgpack.exceptions.UnpackException) as error:
-            raise DecodeError(f"{path}: not msgpack: {error}") from error
+            raise _Wrong(f"not msgpack: {error}") from error
 
-    def end(self, path: str) -> None:
+    def end(self) -> None:
         """Refuse bytes behind the value."""
         if self._unpacker.tell() != self._size:
-            raise DecodeError(f"{path}: bytes behind the end")
+            raise _Wrong("bytes behind the end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,84 +150,86 @@ class _Form:
     """How one type travels.
 
     `plain` checks a value and gives what msgpack packs; `read` takes one off the wire and checks
-    it. `depth` counts arrays within arrays.
+    it; `bare` gives what msgpack packs for a value that is checked already. `depth` counts arrays
+    within arrays.
     """
 
-    plain: Callable[[Any, str], object]
-    read: Callable[[_Reader, str], object]
+    plain: Callable[[Any], object]
+    read: Callable[[_Reader], object]
+    bare: Callable[[Any], object]
     depth: int = 0
 
 
-_Check = Callable[[object, str], None]
+_Check = Callable[[object], None]
 
 
-def _wrong(path: str, expected: str, value: object) -> DecodeError:
-    return DecodeError(f"{path}: expected {expected}, got {type(value).__name__}")
+def _wrong(expected: str, value: object) -> _Wrong:
+    return _Wrong(f"expected {expected}, got {type(value).__name__}")
 
 
-def _check_size(size: Size, path: str, length: int) -> None:
+def _check_size(size: Size, length: int) -> None:
     if not size.low <= length <= size.high:
-        raise DecodeError(f"{path}: length {length} is outside {size.low}..{size.high}")
+        raise _Wrong(f"length {length} is outside {size.low}..{size.high}")
 
 
 # Each check asks for the exact type: a bool is an int to Python, and not to us.
 
 
-def _check_bool(value: object, path: str) -> None:
+def _check_bool(value: object) -> None:
     if type(value) is not bool:
-        raise _wrong(path, "bool", value)
+        raise _wrong("bool", value)
 
 
 def _int_check(bound: Range) -> _Check:
-    def check(value: object, path: str) -> None:
+    def check(value: object) -> None:
         if type(value) is not int:
-            raise _wrong(path, "int", value)
+            raise _wrong("int", value)
         if not bound.low <= value <= bound.high:
-            raise DecodeError(f"{path}: {value} is not within {bound.low}..{bound.high}")
+            raise _Wrong(f"{value} is not within {bound.low}..{bound.high}")
 
     return check
 
 
 def _float_check(bound: Range) -> _Check:
-    def check(value: object, path: str) -> None:
+    def check(value: object) -> None:
         if type(value) is not float:
-            raise _wrong(path, "float", value)
+            raise _wrong("float", value)
         if not (bound.low <= value <= bound.high and math.isfinite(value)):
-            raise DecodeError(f"{path}: {value} is not within {bound.low}..{bound.high}")
+            raise _Wrong(f"{value} is not within {bound.low}..{bound.high}")
         # It equals 0.0 and has other bytes, so two equal values would have two digests.
         if value == 0.0 and math.copysign(1.0, value) < 0.0:
-            raise DecodeError(f"{path}: negative zero")
+            raise _Wrong("negative zero")
 
     return check
 
 
 def _str_check(size: Size) -> _Check:
-    def check(value: object, path: str) -> None:
+    def check(value: object) -> None:
         if type(value) is not str:
-            raise _wrong(path, "str", value)
+            raise _wrong("str", value)
         try:
             length = len(value.encode())
         except UnicodeEncodeError as error:
-            raise DecodeError(f"{path}: no Unicode text") from error
-        _check_size(size, path, length)
+            raise _Wrong("no Unicode text") from error
+        _check_size(size, length)
 
     return check
 
 
 def _bytes_check(size: Size) -> _Check:
-    def check(value: object, path: str) -> None:
+    def check(value: object) -> None:
         if type(value) is not bytes:
-            raise _wrong(path, "bytes", value)
-        _check_size(size, path, len(value))
+            raise _wrong("bytes", value)
+        _check_size(size, len(value))
 
     return check
 
 
 def _one_of(check: _Check, allowed: OneOf) -> _Check:
-    def check_both(value: object, path: str) -> None:
-        check(value, path)
+    def check_both(value: object) -> None:
+        check(value)
         if value not in allowed.values:
-            raise DecodeError(f"{path}: {value!r:.80} is not one of {allowed.values}")
+            raise _Wrong(f"{value!r:.80} is not one of {allowed.values}")
 
     return check_both
 
@@ -230,81 +258,115 @@ _ANY_SCALAR: Mapping[type, _Check] = {
 }
 
 
-def _check_any_scalar(value: object, path: str) -> None:
+def _check_any_scalar(value: object) -> None:
     check = _ANY_SCALAR.get(type(value))
     if check is None:
-        raise _wrong(path, "int, float, str or bool", value)
-    check(value, path)
+        raise _wrong("int, float, str or bool", value)
+    check(value)
+
+
+def _itself(value: object) -> object:
+    return value
 
 
 def _scalar_form(check: _Check) -> _Form:
-    def plain(value: object, path: str) -> object:
-        check(value, path)
+    def plain(value: object) -> object:
+        check(value)
         return value
 
-    def read(reader: _Reader, path: str) -> object:
-        value = reader.scalar(path)
-        check(value, path)
+    def read(reader: _Reader) -> object:
+        value = reader.scalar()
+        check(value)
         return value
 
-    return _Form(plain, read)
+    return _Form(plain, read, _itself)
 
 
 def _enum_form(kind: type[int]) -> _Form:
-    def plain(value: object, path: str) -> object:
+    def plain(value: object) -> object:
         if type(value) is not kind:
-            raise _wrong(path, kind.__name__, value)
+            raise _wrong(kind.__name__, value)
         return int(value)
 
-    def read(reader: _Reader, path: str) -> object:
-        value = reader.scalar(path)
+    def read(reader: _Reader) -> object:
+        value = reader.scalar()
         if type(value) is not int:
-            raise _wrong(path, "int", value)
+            raise _wrong("int", value)
         try:
             return kind(value)
         except ValueError as error:
-            raise DecodeError(f"{path}: {value} is no {kind.__name__}") from error
+            raise _Wrong(f"{value} is no {kind.__name__}") from error
 
-    return _Form(plain, read)
+    return _Form(plain, read, int)
 
 
 def _tuple_form(item: _Form, size: Size) -> _Form:
-    def plain(value: object, path: str) -> object:
+    def plain(value: object) -> object:
         if type(value) is not tuple:
-            raise _wrong(path, "tuple", value)
-        _check_size(size, path, len(value))
-        return [item.plain(entry, f"{path}[{index}]") for index, entry in enumerate(value)]
+            raise _wrong("tuple", value)
+        _check_size(size, len(value))
+        plains: list[object] = []
+        try:
+            for entry in value:
+                plains.append(item.plain(entry))  # noqa: PERF401 - its length says which one failed
+        except _Wrong as wrong:
+            raise wrong.at(f"[{len(plains)}]") from None
+        return plains
 
-    def read(reader: _Reader, path: str) -> object:
-        length = reader.array(path)
-        _check_size(size, path, length)
-        return tuple([item.read(reader, f"{path}[{index}]") for index in range(length)])
+    def read(reader: _Reader) -> object:
+        length = reader.array()
+        _check_size(size, length)
+        items: list[object] = []
+        try:
+            for _ in range(length):
+                items.append(item.read(reader))  # noqa: PERF401 - as above
+        except _Wrong as wrong:
+            raise wrong.at(f"[{len(items)}]") from None
+        return tuple(items)
 
-    return _Form(plain, read, 1 + item.depth)
+    def bare(value: tuple[object, ...]) -> object:
+        # msgpack packs a tuple as it packs a list.
+        return value if item.bare is _itself else [item.bare(entry) for entry in value]
+
+    return _Form(plain, read, bare, 1 + item.depth)
 
 
 def _struct_form(kind: type) -> _Form:
     hints = get_type_hints(kind, include_extras=True)
     forms = {field.name: _form(hints[field.name]) for field in dataclasses.fields(kind)}
 
-    def plain(value: object, path: str) -> object:
+    def plain(value: object) -> object:
         if type(value) is not kind:
-            raise _wrong(path, kind.__name__, value)
-        return [form.plain(getattr(value, name), f"{path}.{name}") for name, form in forms.items()]
+            raise _wrong(kind.__name__, value)
+        plains = []
+        for name, form in forms.items():
+            try:
+                plains.append(form.plain(getattr(value, name)))
+            except _Wrong as wrong:
+                raise wrong.at(f".{name}") from None
+        return plains
 
-    def read(reader: _Reader, path: str) -> object:
-        length = reader.array(path)
+    def read(reader: _Reader) -> object:
+        length = reader.array()
         if length != len(forms):
-            raise DecodeError(f"{path}: {length} fields instead of {len(forms)}")
-        fields = {name: form.read(reader, f"{path}.{name}") for name, form in forms.items()}
+            raise _Wrong(f"{length} fields instead of {len(forms)}")
+        fields = {}
+        for name, form in forms.items():
+            try:
+                fields[name] = form.read(reader)
+            except _Wrong as wrong:
+                raise wrong.at(f".{name}") from None
         try:
             return kind(**fields)
         except ValueError as error:
-            raise DecodeError(f"{path}: {error}") from error
+            raise _Wrong(str(error)) from error
+
+    def bare(value: object) -> object:
+        return [form.bare(getattr(value, name)) for name, form in forms.items()]
 
     depth = 1 + max((form.depth for form in forms.values()), default=0)
     assert depth <= limits.NESTING_MAX, f"{kind.__name__} nests {depth} deep"
-    return _Form(plain, read, depth)
+    return _Form(plain, read, bare, depth)
 
 
 @cache

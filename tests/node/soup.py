@@ -5,12 +5,13 @@ for ever, suspect anybody, or find that time has leapt. The oracle looks only at
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
 from node import events as ev
 from node.chain import certify, seal_value
+from node.rare import Rare, never
 from node.restart import Restart
 from node.roster import has_quorum
 from node.round import RoundMachine
@@ -30,7 +31,7 @@ from protocol.messages import (
     decode_message,
     list_digest,
 )
-from tests.node.builders import CONFIG, contributed, machine_of, state_after
+from tests.node.builders import CONFIG, contributed, state_after
 
 LOCAL = (ev.Contributed, ev.Reduced, ev.Applied, ev.SeatChecked)
 """Answers of a node's own threads: late, but never lost and never twice."""
@@ -131,6 +132,7 @@ class Soup:
     faults: list[ev.Fault] = field(default_factory=list)
     last_round: int = 7
     restarts: float = 0.0
+    rare: Rare = never
     lost: set[PeerId] = field(default_factory=set)
     journals: dict[PeerId, SoupJournal] = field(default_factory=dict)
     chains: dict[PeerId, list[SealCertificate]] = field(default_factory=dict)
@@ -138,9 +140,13 @@ class Soup:
     def __post_init__(self) -> None:
         self.oracle.opened(self.head)
         for peer in self.head.value.roster.members:
-            self.machines[peer] = machine_of(peer, self.head)
+            self.machines[peer] = self._machine(peer, self.head)
             self.journals[peer], self.chains[peer] = SoupJournal(), [self.head]
             self._train(peer)
+
+    def _machine(self, peer: PeerId, head: SealCertificate) -> RoundMachine:
+        config = replace(CONFIG, rare=self.rare)
+        return RoundMachine(config, KeyedHashSigner(peer), head, now_s=0.0)
 
     @property
     def living(self) -> list[PeerId]:
@@ -206,7 +212,7 @@ class Soup:
             results=frozenset(journal.results),
             is_lost=peer in self.lost,
         )
-        fresh = machine_of(peer, chain[0])
+        fresh = self._machine(peer, chain[0])
         fresh.resume(restart, now_s=self.now_s)
         self.machines[peer] = fresh
         # What it had asked its threads for is gone; what it was sent still arrives.

@@ -222,12 +222,12 @@ def test_attempt_in_which_nobody_is_complete_is_given_up_by_its_closer_without_a
 def test_round_that_has_not_opened_has_no_time_out():
     assert not given_up(now_s=1e9, opened_s=None)
     view = view_of(THIRD, HEAD, opened_s=None)
-    assert not list(due_times(view, deadline_1_s(), 0.0))
+    assert not list(due_times(view, deadline_1_s()))
 
 
 def test_every_deadline_is_among_the_times_at_which_the_machine_wakes():
     view = view_of(THIRD, HEAD, opened_s=5.0, progress_s=9.0)
-    due = set(due_times(view, deadline_1_s(), 6.0))
+    due = set(due_times(view, deadline_1_s()))
     assert {5.5, 6.0, 6.5, time_out_s(view, deadline_1_s())} <= due
 
 

@@ -1,6 +1,6 @@
 """A node's decisions together: frames in and out, sleep, catching up, seats."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -29,6 +29,28 @@ from tests.node.cores import (
 )
 
 # Messages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CountingSigner(KeyedHashSigner):
+    """Counts the signatures that it is asked to check."""
+
+    checked: list[bytes] = field(default_factory=list)
+
+    def verify(self, peer, message, signature):
+        self.checked.append(signature)
+        return super().verify(peer, message, signature)
+
+
+def test_message_of_the_next_round_is_checked_once_however_often_it_comes():
+    signer = CountingSigner(C)
+    core = NodeCore(MANIFEST, CONFIG, signer, HEAD, now_s=0.0)
+    core.handle(ev.Linked(A), 0.0)
+    later = replace(HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest)
+    for _ in range(3):
+        # A new object each time, as it comes off the wire.
+        hand(core, A, Voice(A, later).commit())
+    assert len(signer.checked) == 1
 
 
 def test_own_message_goes_to_every_linked_peer_after_it_is_recorded():

@@ -141,3 +141,16 @@ def test_linked_peers_are_listed_in_ascending_order():
     machine.link_down(A, 0.0)
     machine.link_down(A, 0.0)
     assert machine.linked == (B,)
+
+
+def test_strangers_that_came_and_went_leave_nothing_behind():
+    machine = liveness()
+    run(machine, 0.0, 1.0, heard=(A,))
+    strangers = set(peers_named(40)) - set(PEERS)
+    for stranger in sorted(strangers):
+        machine.link_up(stranger, 1.0)
+        machine.heard(stranger, 1.0)
+        machine.link_down(stranger, 1.0)
+    assert machine.suspects(PEERS, 1.3) == frozenset()
+    assert machine.silence_s(A, 1.3) is not None
+    assert not [peer for peer in strangers if machine.silence_s(peer, 1.3) is not None]

@@ -1,7 +1,9 @@
 """R8: signed messages are forwarded once, and heartbeats fill the gaps."""
 
+from node.ballots import Entry
 from node.events import Send
 from node.relay import FRAME_BYTES, MESSAGE_ID_BYTES, Relay, message_ids, pack
+from protocol import limits
 from protocol.frames import Heartbeat, Messages, encode_frame
 from protocol.limits import CONTROL_FRAME_BYTES_MAX
 from protocol.messages import Kind
@@ -87,3 +89,11 @@ def test_heartbeat_names_every_message_of_the_round():
     view = view_of(C, HEAD, [ONE, TWO])
     assert message_ids(view) == tuple(e.message.digest[:8] for e in (ONE, TWO))
     assert ONE.message.slot.kind is Kind.COMMIT
+
+
+def test_heartbeat_of_a_full_round_still_fits_its_frame(monkeypatch):
+    monkeypatch.setattr(limits, "MESSAGES_PER_ROUND_MAX", 2)
+    view = view_of(C, HEAD, [ONE, TWO])
+    own = Voice(C, HEAD.value).commit()
+    assert view.ballots.add(Entry(own.message, own.body), is_own=True) == "new"
+    assert len(message_ids(view)) == 2

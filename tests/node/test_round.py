@@ -240,6 +240,20 @@ def test_two_of_three_that_slept_together_wake_each_other():
         assert not script.is_muted()
 
 
+def test_cells_of_the_round_before_are_no_progress_of_this_one():
+    script = Script()
+    everybody = script.begin()
+    digest = digest_of(HEAD.value, everybody)
+    script.tell(one.propose(everybody), one.vote(everybody), *results(digest))
+    script.tell(two.seal(script.value(everybody)))
+    view = script.machine.view
+    assert view.index == HEAD.value.round + 2
+    before_s = view.progress_s
+    part = ev.CellsArrived(Bulk.PART, everybody[0].message.digest, (0,))
+    script.tell(part, ev.CellsArrived(Bulk.RESULT, digest, (0,)), now_s=3.0)
+    assert (view.parts, view.results, view.progress_s) == ({}, {}, before_s)
+
+
 def test_held_machine_listens_and_decides_nothing():
     script = Script()
     script.machine.is_held = True

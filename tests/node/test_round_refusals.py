@@ -7,7 +7,7 @@ import pytest
 from node import events as ev
 from protocol.messages import Kind, Leave, Seal, Seat
 from sim.world import peer_named
-from tests.node.builders import ROOT, Voice, contributed, digest_of, list_body, results
+from tests.node.builders import ROOT, Voice, contributed, digest_of, head_of, list_body, results
 from tests.node.script import FIRST, HEAD, ME, Script, faults, lists_of, one, two
 
 
@@ -71,6 +71,16 @@ def test_leave_is_told_to_the_others_by_every_commit_until_the_seal_that_drops_i
     script = Script()
     script.tell(one.say(Kind.LEAVE, Leave(reason="")), contributed(5))
     assert script.machine.view.ballots.commits[ME][1].gone == (FIRST,)
+
+
+def test_leave_of_a_round_that_was_caught_up_over_is_told_to_nobody():
+    # Whoever left may have taken a seat again meanwhile: one COMMIT that names it would drop it.
+    script = Script()
+    script.tell(one.say(Kind.LEAVE, Leave(reason="")))
+    later = head_of(HEAD.value.roster.members)
+    script.machine.reset(later, now_s=0.0)
+    script.tell(contributed(later.value.round + 1))
+    assert script.machine.view.ballots.commits[ME][1].gone == ()
 
 
 def test_slice_that_was_summed_for_a_round_gone_by_says_nothing_in_this_one():

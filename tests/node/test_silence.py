@@ -47,6 +47,23 @@ def test_node_without_memory_asks_more_and_says_nothing_in_the_round_that_is_ope
     assert not silence.is_on(later)
 
 
+def test_only_voter_without_memory_says_nothing_before_somebody_has_told_where_the_run_is():
+    # A founder that lost its disk is back at genesis, and there alone: the run may have gone on.
+    alone = view_of(ME, head_of((ME,)))
+    silence = Silence()
+    silence.restarted(Restart(chain=(HEAD,), is_lost=True), alone)
+    silence.settle(alone)
+    assert silence.is_on(alone)
+    silence.status(OTHERS[0], alone.index + 4)
+    silence.settle(alone)
+    assert silence.is_on(alone)
+    caught_up = view_of(ME, replace(HEAD, value=replace(HEAD.value, round=alone.index + 4)))
+    for peer in OTHERS[:3]:
+        silence.status(peer, alone.index + 4)
+    silence.settle(caught_up)
+    assert not silence.is_on(caught_up)
+
+
 def test_node_without_memory_asks_on_while_others_are_rounds_ahead():
     silence = silence_after(is_lost=True)
     assert not heard(silence, *OTHERS, round_index=9)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import DecodeError
-from protocol.identity import PeerId
+from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Agg,
     Body,
@@ -328,3 +328,13 @@ def test_slice_from_an_agg_is_the_one_of_its_slot():
     assert isinstance(body, Agg)
     subject = slice_subject(body.list_digest, body.first, body.stop)
     assert SIGNED[Kind.AGG].slot.subject == subject
+
+
+def test_good_answer_about_one_signature_says_nothing_of_another():
+    keyed = KeyedHashSigner(OTHER.peer_id)
+    message = sign_message(keyed, slot(Kind.VOTE), Vote(list_digest=digest(1)))
+    assert is_signed(message, keyed)
+    assert is_signed(message, keyed), "asked again"
+    assert not is_signed(replace(message, signature=bytes(64)), keyed)
+    # What the simulator's signer takes does not count for the real one.
+    assert not is_signed(message, SIGNER)

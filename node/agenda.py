@@ -1,0 +1,56 @@
+"""When the rules of a round are to be asked again: at once, or not before a known time. Pure.
+
+Most messages of a round are one more VOTE or SEAL, after which nobody has anything to do. To ask
+all rules after each of them would be most of what a node computes in a round.
+"""
+
+import math
+
+from node.agreement import due_times
+from node.deadlines import LearnedDeadline
+from node.round_view import RoundView
+from node.supply import retry_times
+
+POLLS_PER_DEADLINE = 4
+"""While a round is open, the rules are asked so often though nothing happens."""
+
+IDLE_S = 60.0
+ROUNDING_S = 1e-6
+
+
+class Agenda:
+    """What one RoundMachine remembers of the last time it asked its rules."""
+
+    def __init__(self, now_s: float) -> None:
+        self.wakeup_s = now_s
+        self._due_s = now_s
+        self._quiet_until_s = now_s
+        self._poll_s = IDLE_S
+        self._settled: tuple[bytes, int] | None = None
+
+    def is_quiet(self, view: RoundView, now_s: float) -> bool:
+        """Whether no rule has more to do than when all were asked last, as far as messages go."""
+        return self._settled == (view.basis, view.ballots.news) and now_s < self._quiet_until_s
+
+    def disturb(self) -> None:
+        """Something else than a message has changed the round."""
+        self._settled = None
+
+    def settle(
+        self, view: RoundView, deadline: LearnedDeadline, *, opens_s: float, now_s: float
+    ) -> None:
+        """All rules were asked until none had more to do; `opens_s` is when seats are waited for
+        no longer."""
+        deadline_s = deadline.seconds(view.time_outs)
+        due = [time_s for time_s in (opens_s, *due_times(view, deadline)) if time_s > now_s]
+        # The rules subtract where this adds: due by the one may be a rounding late by the other.
+        past_s = now_s - ROUNDING_S
+        retries = [time_s for time_s in retry_times(view, deadline_s) if time_s > past_s]
+        self._due_s = min(due, default=math.inf)
+        self._quiet_until_s = min([self._due_s, *retries])
+        self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE
+        self._settled = (view.basis, view.ballots.news)
+
+    def plan(self, now_s: float) -> None:
+        """Set when a Tick is due if nothing happens before."""
+        self.wakeup_s = min(self._due_s, now_s + self._poll_s)
