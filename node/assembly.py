@@ -1,6 +1,7 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,7 +23,8 @@ from node.round_view import RoundConfig
 from node.shard_store import ShardStore
 from node.state.folder import CHECKPOINTS_FOLDER, has_history, run_folder
 from node.status.board import EventLog
-from node.trainer_channel import TrainerConfig, open_trainer
+from node.trace_file import NodeTrace
+from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
@@ -46,6 +48,12 @@ class Node:
 
     attached: Attachment | None = None
     """The user's process whose child this is, and which is the trainer; None starts one."""
+
+    trainer_command: tuple[str, ...] = ()
+    """Another program in the place of our trainer, for tests."""
+
+    trace: NodeTrace | None = None
+    """Gets the records of what the node does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +101,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         restart=restart,
         checkpoints=checkpoints,
         hooks=node.hooks,
+        trace=node.tracing,
     )
     driver = Driver(parts, compute_threads=config.compute_threads)
     links = Links(
@@ -112,7 +121,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
             tell=driver.tell,
             validate_every=config.validate_every,
             is_observer=config.is_observer,
-            opens_trainer=open_trainer if node.attached is None else node.attached.open_trainer,
+            opens_trainer=_opens_trainer(node),
         ),
         TrainerConfig(
             folder=folder,
@@ -127,6 +136,14 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
     driver.connect(links, work)
     return Machinery(driver=driver, links=links, work=work, checkpoints=checkpoints)
+
+
+def _opens_trainer(node: Node) -> OpenTrainer:
+    if node.attached is not None:
+        return node.attached.open_trainer
+    if node.trainer_command:
+        return partial(open_trainer, command=node.trainer_command)
+    return open_trainer
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:

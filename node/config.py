@@ -122,6 +122,9 @@ class NodeConfig:
     is_observer: bool = False
     """Follow the run without a seat."""
 
+    trace: Path | None = None
+    """File to which records of what this node does are appended, for the invariants' checks."""
+
     status_port: int | None = 0
     """Loopback port of the status server; 0 takes a free one, None starts none."""
 

@@ -27,6 +27,7 @@ from node.restart import Restart
 from node.round_view import RoundView
 from node.shard_store import ShardStore, State
 from node.status.board import EventLog
+from node.trace_file import NodeTrace, untraced
 from node.work import TrainerWork
 from protocol import limits
 from protocol.clock import WallClock
@@ -60,6 +61,7 @@ class DriverParts:
     restart: Restart
     checkpoints: Checkpoints
     hooks: NodeHooks
+    trace: NodeTrace | None = None
     wall_clock: WallClock = time.time
 
 
@@ -71,6 +73,7 @@ class Driver:
         self.store = parts.store
         self._parts = parts
         self._log = parts.log
+        self._trace = parts.trace or untraced(parts.core.machine.view.me)
         self._send, self._events = trio.open_memory_channel[CoreInput](EVENTS_WAITING_MAX)
         self._limiter = trio.CapacityLimiter(compute_threads)
         self._changed = trio.Event()
@@ -126,7 +129,9 @@ class Driver:
                     self._narrator.link(event, self._links.linked())
                 if isinstance(event, ev.StateReady) and not await self._take_state(event):
                     continue
-                await self._carry_out(self.core.handle(event, trio.current_time()))
+                is_synced = isinstance(event, ev.StateReady)
+                actions = self.core.handle(event, trio.current_time())
+                await self._carry_out(actions, is_synced=is_synced)
                 await self._settle_loss()
                 self._changed.set()
                 self._changed = trio.Event()
@@ -137,6 +142,7 @@ class Driver:
     async def _go_on_from_disk(self) -> None:
         """The first actions; and what the disk lacks of the state that recovery led to."""
         restart = self._parts.restart
+        self._trace.began(restart)
         if restart.has_run:
             head = restart.chain[-1]
             logger.info("resumed round=%d", head.value.round)
@@ -166,8 +172,11 @@ class Driver:
 
     # Actions ------------------------------------------------------------------------------------
 
-    async def _carry_out(self, actions: list[ev.CoreAction]) -> None:
-        """In order; but what must survive reaches the disk first, all of a batch together (R12)."""
+    async def _carry_out(self, actions: list[ev.CoreAction], *, is_synced: bool = False) -> None:
+        """In order; but what must survive reaches the disk first, all of a batch together (R12).
+
+        `is_synced` says that they follow from a state that is in place now.
+        """
         links = [c for c in self.core.chain if c.value.round > self._logged_round]
         signed: list[SignedMessage] = []
         for action in actions:
@@ -180,6 +189,8 @@ class Driver:
         if links:
             self._logged_round = links[-1].value.round
             self.core.trim_chain()
+        if is_synced:
+            self._trace.synced(self.core.machine.certificate, self.store.state.root)
         for action in actions:
             await self._act(action)
 
@@ -202,6 +213,8 @@ class Driver:
         match action:
             case ev.Send(peer=peer, frame=frame):
                 self._links.send(peer, frame)
+            case ev.RecordSlot(message=message):
+                self._trace.signed(message)  # It is in the journal, and leaves with a later action.
             case ev.Push():
                 self._spawn(partial(self.bulk.push, action))
             case ev.SendChain(peer=peer) if peer not in self._chain_readers:
@@ -225,6 +238,7 @@ class Driver:
             case ev.Resync(reason=reason):
                 logger.warning("resync reason=%s", reason)
                 self._log.emit("resync", reason=reason)
+                self._trace.diverged(reason)
             case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 self._spawn(partial(self._answer, action, self.core.machine.view))
 
@@ -282,7 +296,12 @@ class Driver:
         value = action.certificate.value
         before_N = self.store.state.anchor_N
         await self.compute(partial(self.store.adopt, value.list_digest))
-        anchor_N = self._parts.hooks.adopted_anchor(self.store.state.anchor_N, before_N)
+        state = self.store.state
+        anchor_N = self._parts.hooks.adopted_anchor(state.anchor_N, before_N)
+        root = state.root
+        if anchor_N is not state.anchor_N:
+            root = (await self.compute(partial(self.store.make_state, anchor_N, state.slots))).root
+        self._trace.adopted(action.certificate, root, was_listed=action.was_listed)
         assert self._work is not None
         self._work.adopted(anchor_N)
         previous = self.core.machine.previous
@@ -330,6 +349,7 @@ class Driver:
             self.finished.set()
 
     def _fault(self, fault: ev.Fault) -> None:
+        self._trace.accused(fault.peer, fault.reason)
         if self._links is not None:
             self._links.strike(fault.peer)
         self._narrator.fault(fault)

@@ -26,6 +26,7 @@ from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.run_store import found_or_resume
 from node.status.board import EventLog, StatusBoard
+from node.trace_file import tracing
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
@@ -110,7 +111,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         )
         board = StatusBoard()
         log.also = (board, PeopleLog(console, occasion))
-        with _logging(config, folder) as logs:
+        with _logging(config, folder) as logs, tracing(config.trace, signer.peer_id) as trace:
             node = Node(
                 config=config,
                 signed=obtained.signed,
@@ -118,6 +119,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 hooks=NodeHooks(),
                 log=log,
                 is_new_peer=is_new_peer,
+                trace=trace,
             )
             around = Around(departure=departure, board=board, num_lost_lines=lambda: logs.num_lost)
             await run_node(node, around)

@@ -8,6 +8,7 @@ run` and `barnraise join` are network processes themselves (`node.foreground`).
 """
 
 import argparse
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -30,7 +31,8 @@ from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.stored_manifest import read_signed_manifest
 from node.status.board import EventLog, StatusBoard
-from protocol.errors import BarnraiseError
+from node.trace_file import tracing
+from protocol.errors import BarnraiseError, ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
 
@@ -55,8 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attached", action="store_true", help="the trainer is the process that started this one"
     )
+    parser.add_argument("--announce", action="append", default=[], help="tell others instead")
+    parser.add_argument("--trace", type=Path, help="append what the node does, for checks")
     parser.add_argument("--events", action="store_true", help="JSON events on standard output")
     parser.add_argument("--test-switch", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--trainer-command", default="[]", help=argparse.SUPPRESS)
     return parser
 
 
@@ -65,6 +70,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         state=arguments.state,
         manifest=arguments.manifest or Path(),
         listen=arguments.listen,
+        announce=tuple(arguments.announce),
         bootstrap=tuple(arguments.bootstrap),
         model_file=arguments.model_file,
         threads=arguments.threads,
@@ -72,6 +78,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         wait_seats=arguments.wait_seats,
         validate_every=arguments.validate_every,
         is_observer=arguments.observer,
+        trace=arguments.trace,
         status_port=arguments.status_port,
     )
 
@@ -96,15 +103,21 @@ async def _run(
     try:
         config = _config(arguments)
         hooks = hooks_named(arguments.test_switch)
+        trainer_command = _words(arguments.trainer_command)
         with locked_state(config.state):
             is_new_peer = not has_identity(config.state)
             signer = load_or_create_identity(config.state)
             config, signed = await _obtain(config, arguments.join, signer)
             folder = run_folder(config.state, signed.manifest.digest)
             make_folder(folder)
-            with start_logging(folder, log_json=False, console=attached is None) as logs:
+            with (
+                start_logging(folder, log_json=False, console=attached is None) as logs,
+                tracing(config.trace, signer.peer_id) as trace,
+            ):
                 if hooks.name:
                     logger.warning("this node is bent for a test switch=%s", hooks.name)
+                if trainer_command:
+                    logger.warning("this node's trainer is another program, for a test")
                 node = Node(
                     config=config,
                     signed=signed,
@@ -113,6 +126,8 @@ async def _run(
                     log=log,
                     is_new_peer=is_new_peer,
                     attached=attached,
+                    trainer_command=trainer_command,
+                    trace=trace,
                 )
                 around = Around(
                     departure=departure,
@@ -129,6 +144,17 @@ async def _run(
         if attached is not None:
             await attached.fail(failure)
         raise failure
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """A command line as a JSON list: no shell's rules about blanks. Raises ConfigError."""
+    try:
+        words = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--trainer-command: no JSON: {error}") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError("--trainer-command: not a list of words")
+    return tuple(words)
 
 
 async def _obtain(

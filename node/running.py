@@ -98,6 +98,8 @@ async def run_node(node: Node, around: Around) -> None:
                 _tell_addresses(node, transport)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
+                if node.tracing is not None:
+                    nursery.start_soon(node.tracing.keep_telling_use, made.driver.core)
                 nursery.start_soon(_work, made, departure)
                 await nursery.start(directory.run)
                 nursery.start_soon(_watch_connections, transport, made.links)
@@ -111,12 +113,27 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(_keeper(node, made.links).run)
                 await _to_the_end(node, made)
                 nursery.cancel_scope.cancel()
-        except* (BarnraiseError, OSError):
+        except* (BarnraiseError, OSError) as group:
             # A trainer that dies of the same Ctrl+C is no news.
             if not departure.is_asked:
+                _trace_end(node, str(_first(group)))
                 raise
+    ending = "finished" if made.driver.finished.is_set() else "stopped"
+    _trace_end(node, "left" if departure.is_asked else ending)
     if departure.is_asked:
         node.log.emit("left", reason=departure.signal_name)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _trace_end(node: Node, reason: str) -> None:
+    if node.tracing is not None:
+        node.tracing.ended(reason)
 
 
 async def _to_the_end(node: Node, made: Machinery) -> None:

@@ -55,6 +55,10 @@ ModelFileOption = Annotated[
     Path | None,
     typer.Option("--model-file", help="The run's own model, where its manifest names a file."),
 ]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", help="Append what this node does to a file, for checks."),
+]
 ObserverOption = Annotated[
     bool, typer.Option("--observer", help="Follow the run and serve it, without training.")
 ]
@@ -91,6 +95,7 @@ def run(
     new: Annotated[
         bool, typer.Option("--new", help="Found another run, even if this file has founded one.")
     ] = False,
+    trace: TraceOption = None,
     json: JsonOption = False,
     log_json: LogJsonOption = False,
 ) -> None:
@@ -102,6 +107,7 @@ def run(
         "threads": threads,
         "device": device,
         "status_port": status_port,
+        "trace": trace,
         "is_log_json": log_json or None,
     }
     with handling(end_at_once):
@@ -126,6 +132,7 @@ def join(
     status_port: StatusPortOption = None,
     model_file: ModelFileOption = None,
     observer: ObserverOption = False,
+    trace: TraceOption = None,
     json: JsonOption = False,
     log_json: LogJsonOption = False,
 ) -> None:
@@ -139,6 +146,7 @@ def join(
         "status_port": status_port,
         "model_file": model_file,
         "is_observer": observer or None,
+        "trace": trace,
         "is_log_json": log_json or None,
     }
     with handling(end_at_once):

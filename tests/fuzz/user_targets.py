@@ -13,12 +13,15 @@ from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
 from node.settings.run_template import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
-from node.trace import parse_trace_line, trace_line
+from node.tracing import parse_trace_line, trace_line
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.identity import peer_id_text
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
+from sim.scenario import settled
+from sim.scenario_file import read_scenario, read_scenario_file
+from sim.scenario_text import scenario_text
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
@@ -30,7 +33,7 @@ from tests.fuzz.target import (
     from_text,
 )
 from tests.node.state_run import FOUNDER
-from tests.node.test_trace import RECORDS
+from tests.node.test_tracing import RECORDS
 from tests.protocol.vectors import PEERS
 
 TOML_BASE, TOML_FACTOR = 2 * limits.MIB, 200
@@ -63,6 +66,43 @@ NODE_TOML: dict[str, object] = {
     "is_observer": False,
     "log_level": "debug",
 }
+
+
+SCENARIO: dict[str, object] = {
+    "title": "anything",
+    "shows": "all of it",
+    "peers": [5, 8],
+    "rounds": 12,
+    "rare": 0.01,
+    "links": [{"latency_s": [0.01, 0.06], "spread": "lognormal", "loss": 0.1}],
+    "devices": [{"train_s": 1.0, "clock_rate": [0.9, 1.1]}],
+    "disk": {"lose": 0.5, "rotate_bytes": 4096},
+    "timing": {"deadline_floor_s": 1.0, "deadline_cap_s": 10.0},
+    "faults": [
+        {"kind": "bounce", "times": [1, 3], "phases": ["every"], "who": ["any"]},
+        {"kind": "partition", "share": 0.4, "ways": 3, "rounds": [2, 4], "period_s": 2.0},
+        {"kind": "churn", "amount": 3.0},
+    ],
+    "expect": {"invariants": ["I3"], "sealed_share": 0.9, "recovery_s": 30.0},
+    "limits": {"virtual_s": 100.0},
+    "recorded": {"seed": 3, "trace_hash": "0" * 64},
+}
+
+
+LISTED_SCENARIO: dict[str, object] = {
+    "title": "listed",
+    "timetable": [
+        {"kind": "crash", "round": 3, "phase": "VOTE sent", "victims": ["any"]},
+        {"kind": "cut", "victims": ["n00"], "against": ["n01"], "duration_s": 3.0},
+    ],
+}
+
+
+def _played(path: Path) -> None:
+    """A scenario that is read can be drawn, and what is drawn can be written."""
+    found = read_scenario_file(path)
+    if found.peers[1] <= 64 and found.rounds <= 64:
+        scenario_text(settled(found, 1))
 
 
 def _link(body: bytes) -> bytes:
@@ -157,8 +197,20 @@ TARGETS = [
         memory_factor=TOML_FACTOR,
     ),
     Target(
+        name="scenario",
+        covers=("sim.scenario_file.read_scenario_file",),
+        read=from_file(_played, "scenario.toml"),
+        errors=(ConfigError,),
+        trees=lambda: (SCENARIO, LISTED_SCENARIO),
+        dump=toml_bytes,
+        memory_base=TOML_BASE,
+        memory_factor=TOML_FACTOR,
+        weight=2,
+    ),
+    text(read_scenario, "name of a scenario", "mixed"),
+    Target(
         name="line of a trace",
-        covers=("node.trace.parse_trace_line",),
+        covers=("node.tracing.parse_trace_line",),
         read=from_text(parse_trace_line),
         errors=(DecodeError,),
         examples=lambda: tuple(trace_line(record).encode() for record in RECORDS),

@@ -1,6 +1,6 @@
 import pytest
 
-from node.trace import (
+from node.tracing import (
     Accused,
     Adopted,
     Began,
