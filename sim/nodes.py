@@ -1,42 +1,241 @@
-"""One simulated node: what it is made of, and how fast it is."""
+"""One simulated node as others see it, what it asks of the world around it, and its name.
 
+What a node does with events and actions is `sim.edge`.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from blake3 import blake3
 
+from node import events as ev
 from node.core import NodeCore
-from node.shard_store import ShardStore
-from protocol.identity import PeerId
+from node.restart import Restart
+from node.shard_store import Item, ShardStore, State
+from node.tracing import Record
+from protocol.frames import BulkHeader
+from protocol.identity import Ed25519Signer, PeerId
+from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
-from sim.disk import Disk
+from sim.devices import Clock, Device
+from sim.disk import Disk, DiskSpec
+from sim.links import Direction, Network
 from sim.trainer import SimTrainer
+
+Call = Callable[..., object]
+"""What happens to a node; called with its arguments when the time has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How long a node's work takes, uniform in the ranges; a round of training, a computation."""
+class WorldSettings:
+    """How a world is run, besides its links and machines.
 
-    train_s: tuple[float, float] = (0.8, 1.4)
-    compute_s: float = 0.01
+    `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
+    and header through its wire form. `rare` is the chance that a named rare branch is taken
+    (`node.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
+    (`sim.training`). `linger_s` is how long a node serves its peers after the last round; if it is
+    infinite, nobody goes at the end of the run. `disk` is what disks do wrong.
+    """
+
+    is_signing_for_real: bool = False
+    is_encoding: bool = False
+    rare: float = 0.0
+    trainer: str = "drift"
+    linger_s: float = 15.0
+    disk: DiskSpec = field(default_factory=DiskSpec)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rare <= 1.0:
+            raise ValueError(f"rare: {self.rare} is no chance")
+        if self.trainer not in ("drift", "model"):
+            raise ValueError(f"trainer: {self.trainer!r} is neither 'drift' nor 'model'")
 
 
-@dataclass(slots=True)
-class SimNode:
-    """One node: its decisions, its bytes, and what the made-up trainer needs."""
+@dataclass(slots=True, kw_only=True)
+class NodeParts:
+    """What a process is made of when it begins."""
 
-    peer: PeerId
     core: NodeCore
     store: ShardStore
     trainer: SimTrainer
-    disk: Disk = field(default_factory=Disk)
-    is_alive: bool = True
-    wakeup_s: float = -1.0
-    fetching: SealCertificate | None = None
-    state_cells: dict[int, bytes] = field(default_factory=dict)
-    sealed: dict[int, bytes] = field(default_factory=dict)
-    anchors: dict[int, bytes] = field(default_factory=dict)
+    disk: Disk
+    device: Device
+    clock: Clock
+
+
+class SimNode(ABC):
+    """One process. The next process of the same peer is another one.
+
+    `waiting` holds what happened while it is frozen, and is None while it runs. `is_over` says
+    that it ended because its run did. By round, over all processes of the peer: `sealed` the
+    digests of the seals that it adopted, `anchors` the bytes of the anchors that it had.
+    """
+
+    def __init__(self, parts: NodeParts) -> None:
+        self.peer: PeerId = parts.core.machine.view.me
+        self.core, self.store = parts.core, parts.store
+        self.trainer, self.disk = parts.trainer, parts.disk
+        self.device, self.clock = parts.device, parts.clock
+        self.is_alive = True
+        self.is_over = False
+        self.waiting: list[tuple[Call, tuple[object, ...]]] | None = None
+        self.sealed: dict[int, bytes] = {}
+        self.anchors: dict[int, bytes] = {}
+        self.wires: dict[PeerId, Wire] = {}
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it stands still."""
+        return self.waiting is not None
+
+    @property
+    def round(self) -> int:
+        """The last round that is final here."""
+        return self.core.machine.head.round
+
+    @abstractmethod
+    def tell(self, event: ev.CoreEvent) -> None:
+        """The core takes an event in, and its actions are carried out."""
+
+    @abstractmethod
+    def hear(self, wire: "Wire", event: ev.FrameArrived) -> None:
+        """A frame that was sent on that wire is here."""
+
+    @abstractmethod
+    def linked(self, wire: "Wire") -> None:
+        """A link to a peer stands at this end."""
+
+    @abstractmethod
+    def unlinked(self, session: "Session") -> None:
+        """This end hears that a link is over."""
+
+    @abstractmethod
+    def cells_came(self, transfer: "Transfer", num_here: int) -> None:
+        """More of a bulk transfer is here, `num_here` of its items by now."""
+
+    @abstractmethod
+    def state_came(self, certificate: SealCertificate, state: State) -> None:
+        """All cells of a sealed state are here and verified."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The operator stops it."""
+
+    @abstractmethod
+    def strike(self, peer: PeerId) -> None:
+        """Another broke the protocol: with too many faults it is left alone for a while."""
+
+    @abstractmethod
+    def begin(self, restart: Restart) -> None:
+        """The first actions, from what the disk led to."""
+
+    @abstractmethod
+    def is_paused(self, peer: PeerId) -> bool:
+        """Whether a peer is left alone for a while, for what it did."""
+
+
+class Session:
+    """One conversation; ended for good once `is_over`, though an end may not know it yet."""
+
+    __slots__ = ("acceptor", "is_over", "opener")
+
+    def __init__(self, opener: SimNode, acceptor: SimNode) -> None:
+        self.opener, self.acceptor = opener, acceptor
+        self.is_over = False
+
+    def other(self, node: SimNode) -> SimNode:
+        """Whom an end speaks with."""
+        return self.acceptor if node is self.opener else self.opener
+
+
+class Wire:
+    """One end of a session: where its frames go, and the luck that they have."""
+
+    __slots__ = ("direction", "session", "to")
+
+    def __init__(self, session: Session, to: SimNode, direction: Direction) -> None:
+        self.session, self.to, self.direction = session, to, direction
+
+
+class Transfer:
+    """One bulk stream: items of one header, of which the first `num_here` have arrived.
+
+    `wait_s` is when its next cell is given up, because nothing here commits to it; below 0 it is
+    not waited for. `expected` is the state that was asked for when the stream began.
+    """
+
+    __slots__ = ("expected", "header", "is_over", "items", "next", "num_here", "wait_s", "wire")
+
+    def __init__(self, wire: Wire, header: BulkHeader, items: list[Item]) -> None:
+        self.wire, self.header, self.items = wire, header, items
+        self.num_here = self.next = 0
+        self.wait_s = -1.0
+        self.expected: tuple[SealCertificate, PeerId] | None = None
+        self.is_over = False
+
+
+class Around(Protocol):
+    """What a node's edge and its links ask of their world."""
+
+    now_s: float
+    manifest: RunManifest
+    settings: WorldSettings
+    network: Network
+
+    @property
+    def nodes(self) -> Mapping[PeerId, SimNode]:
+        """The latest process of every peer."""
+        ...
+
+    def push(self, time_s: float, node: SimNode | None, call: Call, *args: object) -> None:
+        """Call it then, if the node still lives, and once it no longer is frozen."""
+        ...
+
+    def luck(self, path: str) -> random.Random:
+        """The one stream of a readable path."""
+        ...
+
+    def emit(self, record: Record) -> None:
+        """A node did something that is traced."""
+        ...
+
+    def ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
+        """A node is about to carry out an action, or None: is through with all of an event."""
+        ...
+
+    def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
+        """A node holds that another broke the protocol."""
+        ...
+
+    def hang_up(self, node: SimNode, peer: PeerId, pause_s: float) -> None:
+        """A node drops a link, and wants no other for so long."""
+        ...
+
+    def look_for(self, node: SimNode, peer: PeerId) -> None:
+        """A link is over: a node wants another one."""
+        ...
+
+    def learned(self, node: SimNode, round_index: int, loss: float) -> None:
+        """A trainer tells its loss."""
+        ...
+
+    def nap(self, node: SimNode) -> None:
+        """The machine stands still for a while."""
+        ...
+
+    def ended(self, node: SimNode, reason: str, *, is_over: bool = False) -> None:
+        """A process ends by itself."""
+        ...
 
 
 def peer_named(name: str) -> PeerId:
-    """The peer id that a world gives to `name`."""
+    """The peer id that a world with hashed signatures gives to `name`."""
     return PeerId(blake3(b"barnraise/sim/peer/" + name.encode()).digest())
+
+
+def signer_named(name: str) -> Ed25519Signer:
+    """The key that a world with real signatures gives to `name`."""
+    return Ed25519Signer(blake3(b"barnraise/sim/key/" + name.encode()).digest())

@@ -1,97 +1,127 @@
-"""The made-up trainer of a simulated node: real error feedback around a made-up drift."""
+"""The trainer process of a simulated node: real error feedback around whatever it learns.
+
+What it does at a start and with an outcome is `training.diloco`'s, so that a restart hands over the
+same bytes again, and a residual is taken over, given back or dropped as there (R6).
+"""
 
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from node import events as ev
 from protocol.manifest import RunManifest
 from training.compression import CODECS, Encoded, ErrorFeedback
+from training.exchange import Lease
 
 Vector = NDArray[np.float32]
 
+INNER_STATES_KEPT = 3
+"""As `training.inner_state`, whose module needs torch."""
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a round of training gives: the pseudo-gradient, and the mean loss if there is one."""
+
+    drift_N: Vector
+    loss: float | None = None
+
+
+Learner = Callable[[Vector, Lease, random.Random], Learned]
+"""SEAM: trains from an anchor, which it must not write to, on leased samples."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the trainer has on its disk: its last contribution and the feedback around it (R6)."""
+    """What the trainer has on its disk of a round: its contribution, and the feedback around it."""
 
-    round: int
+    anchor_N: Vector
     encoded: Encoded
-    feedback: ErrorFeedback
+    before_N: Vector | None
+    after_N: Vector | None
 
 
 class SimTrainer:
-    """One trainer. Rounds are named by the seal that they start from."""
+    """One trainer. Rounds are those that are trained for."""
 
-    def __init__(self, manifest: RunManifest) -> None:
+    def __init__(self, manifest: RunManifest, learner: Learner) -> None:
+        self._learner = learner
         self.feedback = ErrorFeedback(
             CODECS[manifest.outer.codec](),
             manifest.outer.feedback,
             cell_elements=manifest.layout(0).cell_elements,
         )
-        self.has_open_contribution = False
-        self._saved: _Saved | None = None
-        self._pending: Encoded | None = None
+        self._saved: dict[int, _Saved] = {}
+        self._round = -1
+        self._anchor_N: Vector | None = None
+        self._lease: Lease = ()
+        self._under_way: Encoded | None = None
+        self.loss: float | None = None
 
     def forget(self) -> None:
         """Its disk is lost."""
-        self._saved = None
+        self._saved = {}
 
     def restarted(self) -> "SimTrainer":
-        """The trainer that the next process finds on the disk."""
+        """The trainer that the next process starts, with what the disk has."""
         fresh = copy.copy(self)
-        fresh.has_open_contribution, fresh._pending = False, None
-        if self._saved is None:
-            fresh.feedback = copy.deepcopy(self.feedback)
-            fresh.feedback.restore(None)
-        else:
-            fresh.feedback = copy.deepcopy(self._saved.feedback)
-            fresh.has_open_contribution = True
+        fresh.feedback = copy.copy(self.feedback)
+        fresh.feedback.restore(None)
+        fresh._saved = dict(self._saved)
+        fresh._under_way = None
         return fresh
 
-    def take_over(self, action: ev.Train) -> bool:
-        """Settle the last contribution; whether there is something to train."""
-        head = action.certificate.value
-        self._pending = None
-        if self.has_open_contribution:
-            started = self._saved.round if self._saved else head.round
-            if started == head.round and not action.is_resync:
-                # Restarted in the middle of the round: the same bytes once more.
-                assert self._saved is not None
-                self._pending = self._saved.encoded
-                return bool(action.lease)
-            if action.was_listed:
-                self.feedback.commit()
-            else:
-                self.feedback.abort()
-            if started < head.round - 1:
-                self.feedback.restore(None)
-            self.has_open_contribution = False
-        if action.is_resync:
-            self.feedback.restore(None)
-        return bool(action.lease)
+    def start(self, round_index: int, anchor_N: Vector, lease: Lease, *, listed: bool) -> bool:
+        """Begin; whether a contribution of the process before is under way, so that it is sent
+        again and nothing is trained. `listed` is about the round before.
+        """
+        self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+        newest = max((index for index in self._saved if index <= round_index), default=-1)
+        saved = self._saved.get(newest)
+        if saved is None:
+            return False
+        is_same = newest == round_index and np.array_equal(saved.anchor_N, anchor_N)
+        if is_same and lease:
+            self.feedback.reopen(saved.before_N, saved.after_N)
+            self._under_way = saved.encoded
+        elif newest == round_index - 1:
+            self.feedback.restore(saved.after_N if listed else saved.before_N)
+        return self._under_way is not None
 
-    def contribution(
-        self, round_index: int, anchor_N: Vector, stream: random.Random
-    ) -> Encoded | None:
-        """The encoded contribution, on the disk when it is given; None while one is under way."""
-        if self._pending is not None:
-            encoded, self._pending = self._pending, None
+    def contribute(self, stream: random.Random) -> Encoded:
+        """The encoded contribution of the round in hand, on the disk when it is given."""
+        if self._under_way is not None:
+            encoded, self._under_way = self._under_way, None
             return encoded
-        if self.has_open_contribution:
-            return None
-        encoded = self.feedback.encode(_drift(anchor_N, stream))
-        self.has_open_contribution = True
-        self._saved = _Saved(round_index, encoded, copy.deepcopy(self.feedback))
+        assert self._anchor_N is not None, "it was not started"
+        learned = self._learner(self._anchor_N, self._lease, stream)
+        self.loss = learned.loss
+        before_N = self.feedback.residual_N
+        encoded = self.feedback.encode(learned.drift_N)
+        after_N = self.feedback.residual_after_N
+        self._saved[self._round] = _Saved(self._anchor_N, encoded, before_N, after_N)
+        for index in sorted(self._saved)[:-INNER_STATES_KEPT]:
+            del self._saved[index]
         return encoded
 
+    def finish(self, round_index: int, anchor_N: Vector, lease: Lease, *, listed: bool) -> None:
+        """What became of the contribution; the next round, and its anchor."""
+        if listed:
+            self.feedback.commit()
+        elif round_index == self._round + 1:
+            self.feedback.abort()
+        else:
+            self.feedback.restore(None)
+        self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
 
-def _drift(anchor_N: Vector, stream: random.Random) -> Vector:
+
+def drift(anchor_N: Vector, lease: Lease, stream: random.Random) -> Learned:
     """A made-up pseudo-gradient: a pull towards one, unequal on every peer and round."""
+    del lease
     generator = np.random.Generator(np.random.PCG64(stream.getrandbits(64)))
     noise_N = generator.random(len(anchor_N), dtype=np.float32) - np.float32(0.5)
     drift_N: Vector = np.float32(0.1) * (anchor_N - np.float32(1.0)) + np.float32(0.01) * noise_N
-    return drift_N
+    return Learned(drift_N)

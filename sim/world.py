@@ -1,52 +1,56 @@
-"""A world of nodes in virtual time: one heap of (time, sequence, event), no I/O, no threads.
+"""A world of nodes in virtual time: one heap of (time, sequence, node, event), no I/O, no threads.
 
-It runs the shipped NodeCore, ShardStore, codec and error feedback; only network, trainer and clock
-are made up, all from one seed. The same seed gives the same trace, to the byte.
+It runs the shipped NodeCore, ShardStore, journal, recovery, codec and error feedback; links, disks,
+machines and clocks are made up, all from one seed. The same seed gives the same trace, to the byte.
+
+What the world does not model: what a node costs (disk and arithmetic of its event loop take no
+time, and its event queue has no bound); the queue of 1024 frames and the write time-out of a link,
+so that a frozen peer stays linked; hellos that are refused, brief links as strikes, the search for
+peers and its growing delays (whoever can be linked is, a second later at most); an open stream's
+flow control. Nodes are honest: they bend nothing.
 """
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
-from blake3 import blake3
-from numpy.typing import NDArray
-
-from node import bulk
 from node import events as ev
-from node.chain import genesis
-from node.core import NodeCore
-from node.recovery import StoredState, recover
+from node.recovery import recover
 from node.round_view import RoundConfig
-from node.shard_store import Item, ShardStore
-from protocol import limits
-from protocol.errors import PeerError
-from protocol.frames import Bulk, BulkHeader, Chain, Frame
-from protocol.identity import KeyedHashSigner, PeerId, short_id
+from node.tracing import Accused, Ended, Record, Tracer
+from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
-from protocol.messages import SealCertificate
+from sim.assembly import Owned, assemble
+from sim.devices import Device
 from sim.disk import Disk
-from sim.network import Link, Network
-from sim.nodes import Pace as Pace
-from sim.nodes import SimNode as SimNode
-from sim.nodes import peer_named as peer_named
-from sim.trainer import SimTrainer
+from sim.edge import Edge
+from sim.links import Link, Network
+from sim.nodes import Call, SimNode, WorldSettings, peer_named, signer_named
+from sim.sessions import Sessions
+from sim.trace_hash import TraceHash
+from sim.trainer import Learner, SimTrainer, drift
+from sim.training import TextModel
 
-Vector = NDArray[np.float32]
+__all__ = ["Device", "Link", "SimNode", "World", "WorldSettings", "peer_named", "signer_named"]
 
-CHECKPOINT_SHARE = 0.5
-"""A disk that is busy writes the newest state only, so not every round has a checkpoint."""
+Trigger = Callable[["World", SimNode, ev.CoreAction | None], None]
+"""Asked before each action of a node, and with None after all actions of an event."""
 
-RETRY_CHECK_S = 0.05
-CHECK_RETRIES = 40
-"""Cells that overtook the message which commits to them wait this often before they are dropped."""
+CLOCK_START_S = (1e3, 1e6)
+"""Where a machine's monotonic clock may stand: it counts from its boot, and nobody knows when."""
 
 
 class World:
     """Nodes, links and time.
 
-    Verbs: `join`, `crash`, `bounce`, `freeze`, `thaw`, `cut`, `heal`, `run`.
+    Verbs: `join`, `crash`, `bounce`, `lose_disk`, `leave`, `freeze`, `thaw`, `cut`, `heal`,
+    `block`, `unblock`, `partition`, `repair`, `hold`, `release`, `clog`, `fill_disk`, `free_disk`,
+    `set_link`, `run`, `later`. Whoever is dead cannot be killed or frozen: nothing happens then.
     """
+
+    makes_node = Edge
+    """What a process is; a test may bend it."""
 
     def __init__(
         self,
@@ -54,333 +58,334 @@ class World:
         *,
         seed: int,
         link: Link | None = None,
-        pace: Pace | None = None,
+        device: Device | None = None,
+        settings: WorldSettings | None = None,
     ) -> None:
         self.manifest = manifest
+        self.settings = settings or WorldSettings()
         self.now_s = 0.0
+        self.events = 0
         self.nodes: dict[PeerId, SimNode] = {}
         self.faults: list[tuple[PeerId, str]] = []
+        self.tracers: list[Tracer] = []
+        self.triggers: list[Trigger] = []
+        self._losses: dict[int, dict[PeerId, float]] = {}
         self._seed = seed
-        self._pace = pace or Pace()
-        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._device = device or Device()
+        self._heap: list[tuple[float, int, SimNode | None, Call, tuple[object, ...]]] = []
         self._sequence = 0
-        self._frozen: dict[PeerId, list[Callable[[SimNode], None]]] = {}
         self._streams: dict[str, random.Random] = {}
-        self.network = Network(link or Link(), self._random)
-        self._trace = blake3()
+        self._signers: dict[PeerId, Signer] = {}
+        self._owned: dict[PeerId, Owned] = {}
+        is_real = self.settings.trainer == "model"
+        self._learner: Learner = TextModel(manifest, seed) if is_real else drift
+        self._trace = TraceHash()
+        self.network = Network(link or Link(), self.luck)
+        self.sessions = Sessions(self)
 
-    # Verbs --------------------------------------------------------------------------------------
-
-    def join(self, peer: PeerId, *, config: RoundConfig | None = None) -> SimNode:
-        """A node with the genesis state appears and links to every living one."""
-        return self._start(peer, Disk(), SimTrainer(self.manifest), config)
-
-    def bounce(self, peer: PeerId) -> SimNode:
-        """The node comes back with what its disk has; killed first, if it still runs."""
-        old = self.nodes[peer]
-        if old.is_alive:
-            self.crash(peer)
-        self._frozen.pop(peer, None)
-        self._note(peer, "bounce")
-        for other in self._living():
-            self._tell(other, ev.Unlinked(peer))
-        return self._start(peer, old.disk, old.trainer.restarted(), old.core.machine.config)
-
-    def _start(
-        self, peer: PeerId, disk: Disk, trainer: SimTrainer, config: RoundConfig | None
-    ) -> SimNode:
-        layout = self.manifest.layout(0)
-        anchor_N = np.zeros(layout.fragment_numels[0], dtype=np.float32)
-        store = ShardStore(self.manifest, 0, anchor_N)
-        start = genesis(self.manifest, 0, store.state.root)
-        restart = recover(start, store, disk, disk.states)
-        config = config or RoundConfig.from_manifest(self.manifest)
-        core = NodeCore(self.manifest, config, KeyedHashSigner(peer), start, now_s=self.now_s)
-        node = SimNode(peer, core, store, trainer, disk)
-        if peer in self.nodes:
-            node.sealed, node.anchors = self.nodes[peer].sealed, self.nodes[peer].anchors
-            node.anchors[restart.chain[-1].value.round] = store.state.anchor_N.tobytes()
-        self.nodes[peer] = node
-        self._carry_out(node, core.start(self.now_s, restart))
-        for other in self._living():
-            if other.peer != peer:
-                self._tell(node, ev.Linked(other.peer))
-                self._tell(other, ev.Linked(peer))
-        return self.nodes[peer]
-
-    def crash(self, peer: PeerId) -> None:
-        """Kill -9: the node is gone, its links break, what it sent is still under way."""
-        dead = self.nodes[peer]
-        dead.is_alive = False
-        self._note(peer, "crash")
-
-        def notice(node: SimNode) -> None:
-            if self.nodes[peer] is dead:  # Else the link is a new one already.
-                self._tell(node, ev.Unlinked(peer))
-
-        for other in self._living():
-            self._at(self.network.latency_s(peer, other.peer), other.peer, notice)
-
-    def cut(self, one: PeerId, other: PeerId) -> None:
-        """The link of two nodes breaks, and no new one comes about until `heal`."""
-        self.network.cut(one, other)
-        self._tell(self.nodes[one], ev.Unlinked(other))
-        self._tell(self.nodes[other], ev.Unlinked(one))
-
-    def heal(self, one: PeerId, other: PeerId) -> None:
-        """The two are linked again."""
-        self.network.heal(one, other)
-        self._tell(self.nodes[one], ev.Linked(other))
-        self._tell(self.nodes[other], ev.Linked(one))
-
-    def freeze(self, peer: PeerId) -> None:
-        """SIGSTOP: links stay up, nothing is processed until `thaw`."""
-        self._frozen[peer] = []
-        self._note(peer, "freeze")
-
-    def thaw(self, peer: PeerId) -> None:
-        """SIGCONT: everything that waited is processed now."""
-        self._note(peer, "thaw")
-        node = self.nodes[peer]
-        waiting = self._frozen.pop(peer)
-        self._tell(node, ev.Tick())
-        for run in waiting:
-            run(node)
-
-    def run(self, until: Callable[[], bool], *, max_s: float) -> None:
-        """Let time pass until the condition holds. Raises TimeoutError after `max_s` seconds."""
-        end_s = self.now_s + max_s
-        while not until():
-            if not self._heap or self._heap[0][0] > end_s:
-                raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
-            self.now_s, _, happen = heapq.heappop(self._heap)
-            happen()
-
-    def later(self, delay_s: float, verb: Callable[[], object]) -> None:
-        """Call a verb when that much time has passed."""
-        self._sequence += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, verb))
+    def peer(self, name: str) -> PeerId:
+        """The peer id of a name in this world; the founder's must be the manifest's."""
+        if not self.settings.is_signing_for_real:
+            return peer_named(name)
+        signer = signer_named(name)
+        self._signers[signer.peer_id] = signer
+        return signer.peer_id
 
     @property
     def trace_hash(self) -> str:
-        """A digest over everything that was signed and adopted, and when."""
-        return self._trace.hexdigest()
+        """A digest over all records and verbs, and when they were."""
+        return self._trace.hex
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By round the mean loss of those who trained for it, where trainers have one."""
+        return {
+            index: sum(found.values()) / len(found) for index, found in sorted(self._losses.items())
+        }
+
+    # Verbs: nodes -------------------------------------------------------------------------------
+
+    def join(
+        self, peer: PeerId, *, config: RoundConfig | None = None, device: Device | None = None
+    ) -> SimNode:
+        """A node with the genesis state appears and links to every living one."""
+        self._verb("join", peer)
+        assert peer not in self.nodes, "it is here already: bounce it"
+        owned = Owned(
+            signer=self._signers.get(peer) or KeyedHashSigner(peer),
+            config=config or RoundConfig.from_manifest(self.manifest),
+            device=device or self._device,
+            disk=Disk(self.luck(f"disk/{short_id(peer)}"), self.settings.disk),
+            trainer=SimTrainer(self.manifest, self._learner),
+        )
+        return self._start(peer, owned)
+
+    def crash(self, peer: PeerId) -> None:
+        """The machine goes down: the process is gone, its links break, what it has not synced is
+        lost; what it sent is still under way.
+        """
+        node = self.nodes[peer]
+        if node.is_alive:
+            self._verb("crash", peer)
+            self._kill(node)
+            node.disk.crash()
+
+    def bounce(self, peer: PeerId) -> SimNode:
+        """The node comes back with what its disk has; killed first, if it still runs."""
+        self.crash(peer)
+        self._verb("bounce", peer)
+        old = self.nodes[peer]
+        owned = replace(self._owned[peer], device=old.device, trainer=old.trainer.restarted())
+        return self._start(peer, owned)
+
+    def lose_disk(self, peer: PeerId) -> None:
+        """The disk of a dead node is replaced by an empty one."""
+        node = self.nodes[peer]
+        assert not node.is_alive, "it is at work on its disk"
+        self._verb("lose_disk", peer)
+        node.disk.forget()
+        node.trainer.forget()
+
+    def leave(self, peer: PeerId) -> None:
+        """The operator stops a node: it says goodbye, and a moment later it is gone."""
+        self._verb("leave", peer)
+        node = self.nodes[peer]
+        self.push(self.now_s, node, node.leave)
+
+    def freeze(self, peer: PeerId) -> None:
+        """SIGSTOP: links stay up, nothing is processed until `thaw`."""
+        node = self.nodes[peer]
+        if node.is_alive and node.waiting is None:
+            self._verb("freeze", peer)
+            node.waiting = []
+
+    def thaw(self, peer: PeerId) -> None:
+        """SIGCONT: everything that waited is processed now."""
+        node = self.nodes[peer]
+        if node.waiting is not None:
+            self._verb("thaw", peer)
+            waiting, node.waiting = node.waiting, None
+            self.push(self.now_s, node, node.tell, ev.Tick())
+            for call, arguments in waiting:
+                self.push(self.now_s, node, call, *arguments)
+
+    def fill_disk(self, peer: PeerId) -> None:
+        """Every write fails from now on."""
+        self._verb("fill_disk", peer)
+        self.nodes[peer].disk.is_full = True
+
+    def free_disk(self, peer: PeerId) -> None:
+        """There is room again."""
+        self._verb("free_disk", peer)
+        self.nodes[peer].disk.is_full = False
+
+    # Verbs: links -------------------------------------------------------------------------------
+
+    def cut(self, one: PeerId, other: PeerId) -> None:
+        """The link of two nodes breaks, both hear of it, and no new one comes until `heal`."""
+        self._verb("cut", one, other)
+        self.network.cut(one, other)
+        session = self.sessions.between(one, other)
+        if session is not None:
+            self.sessions.broken(session)
+
+    def heal(self, one: PeerId, other: PeerId) -> None:
+        """The two are linked again, at once."""
+        self._verb("heal", one, other)
+        self.network.heal(one, other)
+        # Behind the end of the link before, if that is not heard of yet.
+        self.later(0.0, lambda: self.sessions.link_now(one, other, at_once=True))
+
+    def block(self, source: PeerId, target: PeerId) -> None:
+        """Nothing arrives any more from the one at the other, and nobody is told."""
+        self._verb("block", source, target)
+        self.sessions.silence(self.network.direction(source, target))
+
+    def unblock(self, source: PeerId, target: PeerId) -> None:
+        """The one reaches the other again."""
+        self._verb("unblock", source, target)
+        self.sessions.unsilence(self.network.direction(source, target))
+
+    def partition(self, groups: Sequence[Sequence[PeerId]]) -> None:
+        """Nothing arrives between the groups, and nobody is told; who is in none reaches all."""
+        self._verb("partition", *(peer for group in groups for peer in (*group, PeerId(b"|"))))
+        for number, group in enumerate(groups):
+            for source in group:
+                for others in (*groups[:number], *groups[number + 1 :]):
+                    for target in others:
+                        self.sessions.silence(self.network.direction(source, target))
+
+    def repair(self) -> None:
+        """All links are as they were: nothing is cut, blocked or held."""
+        self._verb("repair")
+        self.network.heal_all()
+        for direction in self.network.directions():
+            self.sessions.unsilence(direction)
+            self.sessions.release(direction)
+        living = self._living()
+        for number, node in enumerate(living):
+            for other in living[number + 1 :]:
+                if other.peer not in node.wires:
+                    self.sessions.link_soon(node.peer, other.peer)
+
+    def hold(self, source: PeerId, target: PeerId) -> None:
+        """What is sent from the one to the other waits until `release`."""
+        self._verb("hold", source, target)
+        direction = self.network.direction(source, target)
+        direction.held = direction.held if direction.held is not None else []
+
+    def release(self, source: PeerId, target: PeerId) -> None:
+        """What waited goes on its way."""
+        self._verb("release", source, target)
+        self.sessions.release(self.network.direction(source, target))
+
+    def clog(self, source: PeerId, target: PeerId, seconds: float) -> None:
+        """What is sent from the one to the other arrives after that time at the earliest."""
+        self._verb(f"clog {seconds!r}", source, target)
+        self.network.direction(source, target).stick(self.now_s + seconds)
+
+    def set_link(self, source: PeerId, target: PeerId, link: Link) -> None:
+        """One direction gets another quality."""
+        self._verb(f"link {link!r}", source, target)
+        self.network.set_link(source, target, link)
 
     # Time ---------------------------------------------------------------------------------------
 
-    def _at(self, delay_s: float, peer: PeerId, run: Callable[[SimNode], None]) -> None:
-        node = self.nodes[peer]
+    def run(self, until: Callable[[], bool], max_s: float, *, every_s: float = 0.0) -> None:
+        """Let time pass until the condition holds, which is asked after every event, or as often.
 
-        def happen() -> None:
-            # What a process waited for dies with it.
-            if self.nodes[peer] is not node or not node.is_alive:
-                return
-            if peer in self._frozen:
-                self._frozen[peer].append(run)
+        Raises TimeoutError after `max_s` virtual seconds.
+        """
+        heap, end_s, asked_s = self._heap, self.now_s + max_s, -1.0
+        while True:
+            if self.now_s >= asked_s:
+                if until():
+                    return
+                asked_s = self.now_s + every_s
+            if not heap or heap[0][0] > end_s:
+                raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
+            self.now_s, _, node, call, arguments = heapq.heappop(heap)
+            self.events += 1
+            if node is None:
+                call(*arguments)
+            elif not node.is_alive:
+                pass  # What a process waited for dies with it.
+            elif node.waiting is not None:
+                node.waiting.append((call, arguments))
             else:
-                run(node)
+                try:
+                    call(*arguments)
+                except OSError as error:
+                    self._fail(node, error)
 
-        self.later(delay_s, happen)
+    def later(self, delay_s: float, verb: Callable[[], object]) -> None:
+        """Call a verb when that much time has passed."""
+        self.push(self.now_s + delay_s, None, verb)
 
-    def _random(self, path: str) -> random.Random:
-        """One stream per purpose, so that a new node changes no other node's luck."""
-        if path not in self._streams:
-            self._streams[path] = random.Random(f"{self._seed}/{path}")
-        return self._streams[path]
+    # What nodes and links ask of the world: see `sim.nodes.Around` --------------------------------
+
+    def push(self, time_s: float, node: SimNode | None, call: Call, *args: object) -> None:
+        """See Around."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (time_s, self._sequence, node, call, args))
+
+    def luck(self, path: str) -> random.Random:
+        """See Around. One stream per purpose, so that a new node changes no other node's luck."""
+        found = self._streams.get(path)
+        if found is None:
+            found = self._streams[path] = random.Random(f"{self._seed}/{path}")
+        return found
+
+    def emit(self, record: Record) -> None:
+        """See Around."""
+        self._trace.record(record)
+        try:
+            for tracer in self.tracers:
+                tracer(record)
+        except OSError as error:
+            # Of whoever watches, and no node's disk.
+            raise RuntimeError(f"a tracer failed: {error}") from error
+
+    def ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
+        """See Around."""
+        for trigger in self.triggers[:]:
+            trigger(self, node, action)
+
+    def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
+        """See Around."""
+        self.faults.append((peer, reason))
+        self.emit(Accused(at_s=self.now_s, peer=node.peer, of=peer, reason=reason))
+        node.strike(peer)
+
+    def hang_up(self, node: SimNode, peer: PeerId, pause_s: float) -> None:
+        """See Around."""
+        self.sessions.hung_up(node, peer)
+        self.push(self.now_s + pause_s, None, self.sessions.link_soon, node.peer, peer)
+
+    def look_for(self, node: SimNode, peer: PeerId) -> None:
+        """See Around."""
+        self.sessions.link_soon(node.peer, peer)
+
+    def learned(self, node: SimNode, round_index: int, loss: float) -> None:
+        """See Around."""
+        self._losses.setdefault(round_index, {})[node.peer] = loss
+
+    def nap(self, node: SimNode) -> None:
+        """See Around."""
+        self.freeze(node.peer)
+        nap_s = self.luck(f"nap/{short_id(node.peer)}").uniform(*node.device.nap_s)
+        self.push(self.now_s + nap_s, None, self._end_nap, node)
+
+    def ended(self, node: SimNode, reason: str, *, is_over: bool = False) -> None:
+        """See Around."""
+        if node.is_alive:
+            node.is_over = is_over
+            self._kill(node)
+            self.emit(Ended(at_s=self.now_s, peer=node.peer, reason=reason))
+
+    # Helpers ------------------------------------------------------------------------------------
+
+    def _start(self, peer: PeerId, owned: Owned) -> SimNode:
+        """The next process of a peer, from what it owns."""
+        parts, start = assemble(self, peer, owned)
+        node = self.makes_node(self, parts)
+        old = self.nodes.get(peer)
+        if old is not None:
+            node.sealed, node.anchors = old.sealed, old.anchors
+        self.nodes[peer], self._owned[peer] = node, owned
+        try:
+            owned.disk.reopen()
+            node.begin(recover(start, node.store, owned.disk.journal, owned.disk.states()))
+        except OSError as error:
+            self._fail(node, error)
+            return node
+        self._await_end_time(node)
+        for other in self._living():
+            self.sessions.link(node, other)
+        return node
+
+    def _await_end_time(self, node: SimNode) -> None:
+        """Its own wall clock tells a node that the run's last date is past."""
+        end_unix_s = self.manifest.stop.unix_s
+        if end_unix_s:
+            start_unix_s = self.manifest.created_unix_s + node.device.wall_offset_s
+            at_s = max(self.now_s, float(end_unix_s - start_unix_s))
+            self.push(at_s, node, node.tell, ev.EndTimePassed())
+
+    def _end_nap(self, node: SimNode) -> None:
+        if self.nodes[node.peer] is node:
+            self.thaw(node.peer)
+
+    def _kill(self, node: SimNode) -> None:
+        node.is_alive, node.waiting = False, None
+        self.sessions.died(node)
+
+    def _fail(self, node: SimNode, error: OSError) -> None:
+        """A disk that does not take a write ends the process, as it does a real node."""
+        self.ended(node, f"disk: {error.strerror or error}")
 
     def _living(self) -> list[SimNode]:
         return [node for _, node in sorted(self.nodes.items()) if node.is_alive]
 
-    def _note(self, peer: PeerId, text: str) -> None:
-        self._trace.update(f"{self.now_s:.9f} {short_id(peer)} {text}\n".encode())
-
-    def _tell(self, node: SimNode, event: ev.CoreEvent) -> None:
-        self._carry_out(node, node.core.handle(event, self.now_s))
-
-    # Actions ------------------------------------------------------------------------------------
-
-    def _carry_out(self, node: SimNode, actions: list[ev.CoreAction]) -> None:
-        logged = len(node.disk.stored_chain)
-        node.disk.extend_chain([c for c in node.core.chain if c.value.round > logged])
-        node.core.trim_chain()
-        for action in actions:
-            if isinstance(action, ev.RecordProof):
-                node.disk.record(action.messages)
-            elif isinstance(action, ev.RecordSlot):
-                node.disk.record([action.message])
-        for action in actions:
-            if not node.is_alive:
-                return
-            self._act(node, action)
-        wakeup_s = node.core.wakeup_s(self.now_s)
-        if node.wakeup_s <= self.now_s or wakeup_s < node.wakeup_s:
-            node.wakeup_s = wakeup_s
-            self._at(wakeup_s - self.now_s, node.peer, self._wake)
-
-    def _wake(self, node: SimNode) -> None:
-        if self.now_s >= node.wakeup_s:
-            self._tell(node, ev.Tick())
-
-    def _act(self, node: SimNode, action: ev.CoreAction) -> None:
-        match action:
-            case ev.Send(peer=peer, frame=frame):
-                self._send(node.peer, peer, frame)
-            case ev.SendChain(peer=peer, first=first):
-                for seal in node.disk.read_chain(first, limits.CHAIN_PAGE_SEALS):
-                    self._send(node.peer, peer, Chain(seals=(seal,)))
-            case ev.RecordProof():
-                pass  # Done before all else.
-            case ev.RecordSlot(message=message):
-                self._note(node.peer, f"{message.slot.kind.name} {message.digest.hex()}")
-            case ev.Push():
-                self._push(node, action)
-            case ev.Fault(peer=peer, reason=reason):
-                self.faults.append((peer, reason))
-                self._note(node.peer, f"fault {short_id(peer)} {reason}")
-            case ev.FetchState(source=source, certificate=certificate):
-                node.fetching, node.state_cells = certificate, {}
-                cells = tuple(range(node.store.num_state_cells))
-                want = ev.Push(node.peer, Bulk.STATE, certificate.value.digest, cells)
-                self._deliver(node.peer, source, lambda other: self._push(other, want))
-            case ev.Adopt(certificate=certificate):
-                value = certificate.value
-                node.store.adopt(value.list_digest)
-                node.sealed[value.round] = value.digest
-                node.anchors[value.round] = node.store.state.anchor_N.tobytes()
-                if self._random(f"checkpoint/{short_id(node.peer)}").random() < CHECKPOINT_SHARE:
-                    self._save(node, certificate)
-                self._note(node.peer, f"sealed {value.round} {value.digest.hex()}")
-            case ev.Train():
-                self._train(node, action)
-            case ev.Resync(reason=reason):
-                self._note(node.peer, f"resync {reason}")
-            case _:
-                self._at(self._pace.compute_s, node.peer, lambda n: self._compute(n, action))
-
-    def _save(self, node: SimNode, certificate: SealCertificate) -> None:
-        state, value = node.store.state, certificate.value
-        node.disk.save(StoredState(value.round, value.digest, state.anchor_N, state.slots))
-
-    def _compute(self, node: SimNode, action: ev.CoreAction) -> None:
-        """What a node does in a worker thread; stale work is dropped as the node drops it."""
-        store = node.store
-        match action:
-            case ev.Reduce(list_digest=digest, first=first, stop=stop):
-                if digest_is_stale(node.core, action.entries[0].commit_digest):
-                    return
-                entries = bulk.rooted(node.core, action)
-                root = store.reduce(digest, entries, first=first, stop=stop)
-                self._tell(node, ev.Reduced(digest, first, stop, root))
-            case ev.Apply(list_digest=digest, is_empty=is_empty):
-                index = node.core.machine.view.index
-                root = store.apply(digest, is_empty=is_empty, round_index=index)
-                cells = [] if is_empty else store.result_cells(digest)
-                node.disk.keep_result(index, digest, cells)
-                self._tell(node, ev.Applied(digest, root))
-            case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
-                is_proved = store.seat_proof(peer, basis) == proof
-                self._tell(node, ev.SeatChecked(peer, basis, is_proved))
-            case ev.ProveSeat(basis=basis):
-                self._tell(node, ev.SeatProven(basis, store.seat_proof(node.peer, basis)))
-            case _:
-                raise AssertionError(f"no such computation: {action}")
-
-    def _train(self, node: SimNode, action: ev.Train) -> None:
-        head = action.certificate.value
-        if node.trainer.take_over(action):
-            delay_s = self._random(f"train/{short_id(node.peer)}").uniform(*self._pace.train_s)
-            self._at(delay_s, node.peer, lambda n: self._contribute(n, head.round))
-
-    def _contribute(self, node: SimNode, round_index: int) -> None:
-        if node.core.machine.head.round != round_index:
-            return
-        encoded = node.trainer.contribution(
-            round_index,
-            node.store.state.anchor_N,
-            self._random(f"drift/{short_id(node.peer)}/{round_index}"),
-        )
-        if encoded is None:
-            return
-        root, norms = node.store.contribute(encoded.payloads)
-        inner = self.manifest.inner
-        samples = inner.inner_steps * inner.batch
-        contributed = ev.Contributed(
-            round=round_index + 1,
-            root=root,
-            cell_norms=norms,
-            tokens=samples,
-            samples=samples,
-            steps=inner.inner_steps,
-            residual_before=encoded.residual_before,
-            residual_after=encoded.residual_after,
-        )
-        self._tell(node, contributed)
-
-    # Network ------------------------------------------------------------------------------------
-
-    def _deliver(self, source: PeerId, target: PeerId, run: Callable[[SimNode], None]) -> None:
-        for arrival_s in self.network.frame_arrivals(source, target, self.now_s):
-            self._at(arrival_s - self.now_s, target, run)
-
-    def _send(self, source: PeerId, target: PeerId, frame: Frame) -> None:
-        arrived = ev.FrameArrived(source, frame)
-        self._deliver(source, target, lambda other: self._tell(other, arrived))
-
-    def _push(self, node: SimNode, push: ev.Push) -> None:
-        items = bulk.outgoing(node.core, node.store, push)
-        if not items:
-            return
-        header = BulkHeader(bulk=push.bulk, subject=push.subject, items=len(items))
-        size = sum(len(item.payload) for item in items)
-        source = node.peer
-        for arrival_s in self.network.bulk_arrivals(source, push.to, size, self.now_s):
-            self._at(
-                arrival_s - self.now_s,
-                push.to,
-                lambda other: self._bulk_arrived(other, source, header, items, 0),
-            )
-
-    def _bulk_arrived(
-        self, node: SimNode, source: PeerId, header: BulkHeader, items: list[Item], tries: int
-    ) -> None:
-        self._tell(node, ev.BytesArrived(source, is_state=header.bulk is Bulk.STATE))
-        if header.bulk is Bulk.STATE:
-            self._state_arrived(node, header, items)
-            return
-        if not all(bulk.can_check(node.core, header, item.index) for item in items):
-            if tries < CHECK_RETRIES:
-                self._at(
-                    RETRY_CHECK_S,
-                    node.peer,
-                    lambda other: self._bulk_arrived(other, source, header, items, tries + 1),
-                )
-            return
-        try:
-            for item in items:
-                bulk.admission(node.core, node.store, header, item)()
-        except PeerError as error:
-            self.faults.append((source, str(error)))
-            return
-        cells = tuple(item.index for item in items)
-        self._tell(node, ev.CellsArrived(header.bulk, header.subject, cells))
-
-    def _state_arrived(self, node: SimNode, header: BulkHeader, items: list[Item]) -> None:
-        certificate = node.fetching
-        if certificate is None or certificate.value.digest != header.subject:
-            return
-        for item in items:
-            node.store.check_state_cell(certificate.value.root, item)
-            node.state_cells[item.index] = item.payload
-        is_complete = len(node.state_cells) == node.store.num_state_cells
-        if is_complete and node.core.awaits_state(certificate):
-            state = node.store.assemble(certificate.value.root, node.state_cells)
-            node.store.replace_state(state)
-            node.fetching = None
-            self._save(node, certificate)
-            node.anchors[certificate.value.round] = state.anchor_N.tobytes()
-            self._tell(node, ev.StateReady(certificate))
-
-
-def digest_is_stale(core: NodeCore, commit_digest: bytes) -> bool:
-    """Whether a contribution belongs to a round that is over."""
-    return core.machine.view.ballots.commit_of(commit_digest) is None
+    def _verb(self, name: str, *peers: PeerId) -> None:
+        self._trace.verb(self.now_s, name, peers)

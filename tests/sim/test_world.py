@@ -8,12 +8,14 @@ from pathlib import Path
 from node import events as ev
 from node import roster as rosters
 from node.core import CHAIN_KEPT
+from node.shard_store import State
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Kind
-from sim.world import SimNode, World, peer_named
+from protocol.messages import Kind, SealCertificate
+from sim.edge import Edge
+from sim.world import World, peer_named
 from tests.node.builders import peers_named
-from tests.sim.worlds import WatchedWorld, world_of
+from tests.sim.worlds import WatchedNode, WatchedWorld, world_of
 
 ROOT = Path(__file__).parent.parent.parent
 SAMPLES = 320
@@ -86,23 +88,24 @@ def test_latecomer_syncs_is_seated_contributes_next_round_and_votes_after_its_fi
     assert min(world.nodes[late].anchors) >= 6, "it synced a state instead of replaying rounds"
 
 
-class ZeroedOuter(WatchedWorld):
+class ZeroedNode(WatchedNode):
     """The latecomer forgets the outer slots of the state that it has fetched."""
 
-    def _tell(self, node: SimNode, event: ev.CoreEvent) -> None:
-        if node.peer == peer_named("latecomer") and isinstance(event, ev.StateReady):
-            state = node.store.state
+    def state_came(self, certificate: SealCertificate, state: State) -> None:
+        if self.peer == peer_named("latecomer"):
             slots = {name: 0 * slot_N for name, slot_N in state.slots.items()}
-            node.store.state = node.store.make_state(state.anchor_N, slots)
-            super(WatchedWorld, self)._tell(node, event)
-            return
-        super()._tell(node, event)
+            state = self.store.make_state(state.anchor_N, slots)
+        super().state_came(certificate, state)
 
-    def _carry_out(self, node: SimNode, actions: list[ev.CoreAction]) -> None:
-        if node.peer == peer_named("latecomer"):
-            World._carry_out(self, node, actions)
+    def carry_out(self, actions: list[ev.CoreAction]) -> None:
+        if self.peer == peer_named("latecomer"):
+            Edge.carry_out(self, actions)
         else:
-            super()._carry_out(node, actions)
+            super().carry_out(actions)
+
+
+class ZeroedOuter(WatchedWorld):
+    makes_node = ZeroedNode
 
 
 def test_latecomer_without_the_outer_state_is_not_seated(seed):
@@ -142,17 +145,26 @@ def test_leaver_is_dropped_by_the_next_seals_and_may_come_back_to_stay(seed):
 # R6 ---------------------------------------------------------------------------------------------
 
 
-class LostParts(WatchedWorld):
+class LosingNode(WatchedNode):
     """Parts of one sender for one round reach nobody; its messages do."""
 
+    world: "LostParts"
+
+    def act(self, action: ev.CoreAction) -> None:
+        view, world = self.core.machine.view, self.world
+        is_own = (
+            isinstance(action, ev.Push)
+            and action.bulk is Bulk.PART
+            and action.subject == view.own_commit
+        )
+        if not (is_own and self.peer == world.loser and view.index == world.lost_round):
+            super().act(action)
+
+
+class LostParts(WatchedWorld):
+    makes_node = LosingNode
     loser: PeerId | None = None
     lost_round: int = 7
-
-    def _push(self, node: SimNode, push: ev.Push) -> None:
-        view = node.core.machine.view
-        is_lost = push.bulk is Bulk.PART and push.subject == view.own_commit
-        if not (is_lost and node.peer == self.loser and view.index == self.lost_round):
-            super()._push(node, push)
 
 
 def test_contribution_that_nobody_got_is_not_listed_and_residual_and_samples_go_back(seed):

@@ -10,8 +10,8 @@ from node.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
-from sim.network import Link
-from sim.world import SimNode, peer_named
+from sim.links import Link
+from sim.world import SimNode, World, peer_named
 from tests.node.builders import peers_named
 from tests.sim.worlds import WatchedWorld, world_of
 
@@ -71,7 +71,7 @@ def strike(
     """Deal a blow, once, in that phase of VICTIM_ROUND, to the closer of an attempt of it."""
     struck: list[PeerId] = []
 
-    def trigger(_: WatchedWorld, node: SimNode, action: ev.CoreAction | None) -> None:
+    def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
         # The last to seal goes on to the next round at once.
         for view in node.core.views():
             is_due = view.index == VICTIM_ROUND and view.closer(closer_of) == node.peer
@@ -117,7 +117,7 @@ def test_substitute_sums_the_slice_of_a_reducer_that_died(seed):
     struck = strike(world, after_parts, world.crash, closer_of=1)
     summed: dict[int, set[PeerId]] = {}
 
-    def trigger(_: WatchedWorld, node: SimNode, action: ev.CoreAction | None) -> None:
+    def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
         if isinstance(action, ev.Reduce) and node.core.machine.view.index == VICTIM_ROUND:
             summed.setdefault(action.first, set()).add(node.peer)
 

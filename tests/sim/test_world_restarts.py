@@ -7,7 +7,7 @@ import pytest
 
 from node import events as ev
 from protocol.identity import PeerId
-from sim.world import SimNode
+from sim.world import SimNode, World
 from tests.sim.test_world_faults import PHASES, VICTIM_ROUND, strike
 from tests.sim.worlds import WatchedWorld, world_of
 
@@ -18,7 +18,7 @@ def kill_now_and_then(
     """Kill whoever acts, with that chance, in the middle of what it does; it is back soon."""
     killed: list[PeerId] = []
 
-    def trigger(world: WatchedWorld, node: SimNode, action: ev.CoreAction | None) -> None:
+    def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
         del action
         is_over = node.core.machine.head.round >= until_round
         if node.is_alive and not is_over and rng.random() < share:
@@ -98,8 +98,7 @@ def test_node_whose_disk_is_lost_asks_keeps_silent_and_takes_part_again(name, ba
 
     def blow(peer: PeerId) -> None:
         world.crash(peer)
-        world.nodes[peer].disk.forget()
-        world.nodes[peer].trainer.forget()
+        world.lose_disk(peer)
         world.later(back_s, partial(world.bounce, peer))
 
     struck = strike(world, PHASES[name], blow)

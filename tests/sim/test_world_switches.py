@@ -7,24 +7,28 @@ from node.bulk import can_check
 from node.shard_store import Item
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from sim.world import SimNode
+from sim.nodes import Transfer
 from tests.node.builders import peers_named
-from tests.sim.worlds import WatchedWorld, world_of
+from tests.sim.worlds import WatchedNode, WatchedWorld, world_of
+
+
+class OwnNode(WatchedNode):
+    """Some nodes take their outer step on their own update instead of the aggregate."""
+
+    world: "OwnUpdate"
+
+    def computed(self, action, view, entries) -> None:
+        if self.peer in self.world.liars and isinstance(action, ev.Apply) and view.index >= 6:
+            mine = view.ballots.commits.get(self.peer)
+            if mine is not None:
+                items = self.store.parts(mine[1].root, range(self.store.num_cells))
+                self.store._results[action.list_digest] = {i.index: i.payload for i in items}
+        super().computed(action, view, entries)
 
 
 class OwnUpdate(WatchedWorld):
-    """Some nodes take their outer step on their own update instead of the aggregate."""
-
+    makes_node = OwnNode
     liars: frozenset[PeerId] = frozenset()
-
-    def _compute(self, node: SimNode, action: ev.CoreAction) -> None:
-        view = node.core.machine.view
-        if node.peer in self.liars and isinstance(action, ev.Apply) and view.index >= 6:
-            mine = view.ballots.commits.get(node.peer)
-            if mine is not None:
-                items = node.store.parts(mine[1].root, range(node.store.num_cells))
-                node.store._results[action.list_digest] = {i.index: i.payload for i in items}
-        super()._compute(node, action)
 
 
 def test_node_that_applies_its_own_update_seals_alone_and_has_to_resync(seed):
@@ -49,19 +53,25 @@ def test_swarm_in_which_everybody_applies_its_own_update_seals_nothing(seed):
     assert all(node.core.machine.head.round == 5 for node in world.living())
 
 
-class FlippedByte(WatchedWorld):
+class FlippingNode(WatchedNode):
     """One byte of one part is wrong on its way, once."""
 
-    flipped: int = 0
+    world: "FlippedByte"
 
-    def _bulk_arrived(self, node, source, header, items, tries):
-        is_due = header.bulk is Bulk.PART and node.core.machine.view.index == 6
-        if is_due and not self.flipped and can_check(node.core, header, items[0].index):
-            self.flipped = 1
-            first = items[0]
+    def cells_came(self, transfer: Transfer, num_here: int) -> None:
+        header, world = transfer.header, self.world
+        is_due = header.bulk is Bulk.PART and self.core.machine.view.index == 6
+        if is_due and not world.flipped and can_check(self.core, header, transfer.items[0].index):
+            world.flipped = 1
+            first, *others = transfer.items
             payload = bytes([first.payload[0] ^ 1]) + first.payload[1:]
-            items = [Item(first.index, payload, first.proof), *items[1:]]
-        super()._bulk_arrived(node, source, header, items, tries)
+            transfer.items = [Item(first.index, payload, first.proof), *others]
+        super().cells_came(transfer, num_here)
+
+
+class FlippedByte(WatchedWorld):
+    makes_node = FlippingNode
+    flipped: int = 0
 
 
 def test_part_with_a_flipped_byte_is_refused_and_pulled_again_and_the_round_is_exact(seed):

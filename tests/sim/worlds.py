@@ -1,6 +1,7 @@
 """Worlds under watch: every signature, every seal and every anchor is checked as it comes."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,20 +11,79 @@ from node.chain import check_seal
 from node.round_view import RoundConfig, RoundView
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest
-from protocol.messages import Commit
-from sim.network import Link
-from sim.world import Pace, SimNode, Vector, World
+from sim.devices import Device
+from sim.edge import Edge
+from sim.links import Link
+from sim.work import SimWork, Wanted
+from sim.world import SimNode, World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 from tests.node.soup import Oracle
 
-Trigger = Callable[["WatchedWorld", SimNode, ev.CoreAction | None], None]
+
+class WatchedWork(SimWork):
+    """R6, from what the listed COMMITs say and not from what this node was told."""
+
+    def deliver(self, wanted: Wanted) -> None:
+        trained_for, trainer = self.round, self._node.trainer
+        encoded = trainer._saved[trained_for].encoded
+        super().deliver(wanted)
+        world = self._world
+        assert isinstance(world, WatchedWorld)
+        if wanted.round == trained_for + 1 and not wanted.action.is_resync:
+            # Not known where all were killed before anybody looked at what they had adopted.
+            listed = world.listed.get(trained_for)
+            if listed is not None:
+                # Sealed with me, the residual is what I lost since; without me, what it was.
+                is_listed = self._node.peer in listed
+                kept = encoded.residual_after if is_listed else encoded.residual_before
+                assert trainer.feedback.root == kept
+
+
+class WatchedNode(Edge):
+    """One process of a WatchedWorld."""
+
+    world: "WatchedWorld"
+
+    def __init__(self, world, parts) -> None:
+        super().__init__(world, parts)
+        self.work = WatchedWork(world, self)
+
+    def begin(self, restart) -> None:
+        self.world.oracle.opened(self.core.chain[0])
+        self.world.states.setdefault(0, (self.store.state.anchor_N, np.zeros(1, np.float32)))
+        super().begin(restart)
+
+    def carry_out(self, actions: list[ev.CoreAction]) -> None:
+        for action in actions:
+            if isinstance(action, ev.RecordSlot):
+                self.world.oracle.saw(action.message)
+            elif isinstance(action, ev.Adopt):
+                # Durable from here on, even if the node is killed before it acts upon it.
+                self.world.oracle.opened(action.certificate)
+        super().carry_out(actions)
+        if self.is_alive:
+            # R7: what the node goes on from is what a quorum has sealed, at any time.
+            head = self.core.machine.head
+            assert self.store.state.root == head.root or head.round == 0
+
+    def act(self, action: ev.CoreAction) -> None:
+        super().act(action)
+        if isinstance(action, ev.Adopt):
+            self.world.check_adopted(self, action)
+
+    def tell(self, event: ev.CoreEvent) -> None:
+        if isinstance(event, ev.Contributed):
+            items = self.store.parts(event.root, range(self.store.num_cells))
+            assert len(items) == self.store.num_cells
+            wire = b"".join(item.payload for item in items)
+            self.world.wires[event.root] = np.frombuffer(wire, dtype="<f2").astype(np.float32)
+        super().tell(event)
 
 
 class WatchedWorld(World):
-    """A world that fails at the first broken promise.
+    """A world that fails at the first broken promise."""
 
-    `triggers` are asked before each action of a node, and with None after all actions of an event.
-    """
+    makes_node = WatchedNode
 
     def __init__(
         self,
@@ -31,68 +91,18 @@ class WatchedWorld(World):
         *,
         seed: int,
         link: Link | None = None,
-        pace: Pace | None = None,
+        device: Device | None = None,
+        settings: WorldSettings | None = None,
     ) -> None:
-        super().__init__(manifest, seed=seed, link=link, pace=pace)
+        # Who was down at the end of the run is to find somebody.
+        settings = settings or WorldSettings(linger_s=math.inf)
+        super().__init__(manifest, seed=seed, link=link, device=device, settings=settings)
         self.oracle = Oracle()
-        self.triggers: list[Trigger] = []
         self.listed: dict[int, tuple[PeerId, ...]] = {}
-        self.states: dict[int, tuple[Vector, Vector]] = {}
-        self.wires: dict[bytes, Vector] = {}
+        self.states: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.wires: dict[bytes, np.ndarray] = {}
 
-    def join(self, peer: PeerId, *, config: RoundConfig | None = None) -> SimNode:
-        node = super().join(peer, config=config)
-        self.oracle.opened(node.core.chain[0])
-        self.states.setdefault(0, (node.store.state.anchor_N, np.zeros(1, np.float32)))
-        return node
-
-    def _carry_out(self, node: SimNode, actions: list[ev.CoreAction]) -> None:
-        for action in actions:
-            if isinstance(action, ev.RecordSlot):
-                self.oracle.saw(action.message)
-            elif isinstance(action, ev.Adopt):
-                # Durable from here on, even if the node is killed before it acts upon it.
-                self.oracle.opened(action.certificate)
-        super()._carry_out(node, actions)
-        if node.is_alive:
-            # R7: what the node goes on from is what a quorum has sealed, at any time.
-            head = node.core.machine.head
-            assert node.store.state.root == head.root or head.round == 0
-            self._ask(node, None)
-
-    def _act(self, node: SimNode, action: ev.CoreAction) -> None:
-        self._ask(node, action)
-        if not node.is_alive:
-            return
-        super()._act(node, action)
-        if isinstance(action, ev.Adopt):
-            self._check_adopted(node, action)
-
-    def _tell(self, node: SimNode, event: ev.CoreEvent) -> None:
-        if isinstance(event, ev.Contributed):
-            items = node.store.parts(event.root, range(node.store.num_cells))
-            assert len(items) == node.store.num_cells
-            wire = b"".join(item.payload for item in items)
-            self.wires[event.root] = np.frombuffer(wire, dtype="<f2").astype(np.float32)
-        super()._tell(node, event)
-
-    def _ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
-        for trigger in list(self.triggers):
-            trigger(self, node, action)
-
-    def _train(self, node: SimNode, action: ev.Train) -> None:
-        before = node.core.machine.previous
-        had_contribution = node.trainer.has_open_contribution
-        super()._train(node, action)
-        # A COMMIT that comes back from others after a lost disk is not of this trainer.
-        is_own = before is not None and had_contribution and before.own_commit
-        commit = _own_commit(before) if before is not None and is_own else None
-        if commit is not None and not action.is_resync:
-            # R6: sealed with me, the residual is what I lost since; without me, what it was.
-            kept = commit.residual_after if action.was_listed else commit.residual_before
-            assert node.trainer.feedback.root == kept
-
-    def _check_adopted(self, node: SimNode, action: ev.Adopt) -> None:
+    def check_adopted(self, node: SimNode, action: ev.Adopt) -> None:
         """The seal is proven, and the anchor is what the listed wire bytes give, to the bit."""
         value, chain = action.certificate.value, node.core.chain
         previous = next(c.value for c in chain if c.value.digest == value.before)
@@ -115,7 +125,7 @@ class WatchedWorld(World):
             wire_PN = [self.wires[commit.root] for _, commit in found]
             total = sum(commit.tokens for _, commit in found)
             weights_P = [np.float32(commit.tokens / total) for _, commit in found]
-            mean_N: Vector = wire_PN[0] * weights_P[0]
+            mean_N: np.ndarray = wire_PN[0] * weights_P[0]
             for wire_N, weight in zip(wire_PN[1:], weights_P[1:], strict=True):
                 mean_N = mean_N + wire_N * weight
             mean_N = mean_N.astype(np.float16).astype(np.float32)
@@ -127,19 +137,20 @@ class WatchedWorld(World):
     # What tests ask -----------------------------------------------------------------------------
 
     def living(self) -> list[SimNode]:
-        return self._living()
+        """Whoever was not killed: those too that went because their run was over."""
+        return [n for _, n in sorted(self.nodes.items()) if n.is_alive or n.is_over]
 
     def tell(self, peer: PeerId, event: ev.CoreEvent) -> None:
         """An event of a node's own edge: its operator, its trainer."""
-        self._tell(self.nodes[peer], event)
+        self.nodes[peer].tell(event)
 
     def until_round(self, index: int, *, max_s: float = 200.0) -> None:
         """Let time pass until every living, thawed node has sealed that round."""
         self.run(
             lambda: all(
                 node.core.machine.head.round >= index
-                for node in self._living()
-                if node.peer not in self._frozen
+                for node in self.living()
+                if not node.is_frozen
             ),
             max_s=max_s,
         )
@@ -148,8 +159,7 @@ class WatchedWorld(World):
         """Let time pass until a majority of the nodes has sealed that round."""
         self.run(
             lambda: (
-                2 * sum(n.core.machine.head.round >= index for n in self._living())
-                > len(self.nodes)
+                2 * sum(n.core.machine.head.round >= index for n in self.living()) > len(self.nodes)
             ),
             max_s=max_s,
         )
@@ -159,15 +169,10 @@ class WatchedWorld(World):
         self.until_round(self.manifest.rounds, max_s=max_s)
         assert not self.faults, f"honest peers accuse each other: {self.faults[:3]}"
         for index in range(1, self.manifest.rounds + 1):
-            anchors = {n.anchors[index] for n in self._living() if index in n.anchors}
+            anchors = {n.anchors[index] for n in self.living() if index in n.anchors}
             # None where all were killed before anybody looked at what they had adopted.
             assert len(anchors) <= 1, f"round {index} has {len(anchors)} anchors"
-        assert all(self.manifest.rounds in node.anchors for node in self._living())
-
-
-def _own_commit(view: RoundView) -> Commit | None:
-    found = view.ballots.commits.get(view.me)
-    return found[1] if found else None
+        assert all(self.manifest.rounds in node.anchors for node in self.living())
 
 
 def world_of(
@@ -177,6 +182,7 @@ def world_of(
     rounds: int = 12,
     link: Link | None = None,
     kind: type[WatchedWorld] = WatchedWorld,
+    devices: Mapping[PeerId, Device] | None = None,
 ) -> WatchedWorld:
     """A world whose founder, the first of `peers_named`, waits for everybody's seat."""
     peers = peers_named(num_peers)
@@ -185,7 +191,7 @@ def world_of(
     number = seed if isinstance(seed, int) else int.from_bytes(seed.encode(), "big")
     world = kind(manifest, seed=number, link=link)
     config = RoundConfig.from_manifest(manifest)
-    world.join(peers[0], config=replace(config, wait_seats=num_peers - 1))
-    for peer in peers[1:]:
-        world.join(peer)
+    for number, peer in enumerate(peers):
+        waiting = replace(config, wait_seats=num_peers - 1) if number == 0 else config
+        world.join(peer, config=waiting, device=(devices or {}).get(peer))
     return world

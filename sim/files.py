@@ -1,0 +1,364 @@
+"""Files of a simulated machine: what was not synced is lost, torn or reordered with the power.
+
+Every file and folder is there twice: as processes see it, and as it lies on the disk. Between the
+two stand writes, cuts and names that nobody synced. `power_off` decides for each what became of it.
+
+Harsher than any one file system: the name of a synced file is lost unless its folder was synced,
+and of two names in a folder the later may be there without the earlier. A sync of a file that fails
+loses what it was for. Not modelled: bytes of other files in the place of lost ones.
+"""
+
+import errno
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+from training.durable import Bytes
+
+SECTOR_BYTES = 512
+
+Before = Callable[[str, Path], None]
+"""Called with the operation and its path before each; raises the OSError that it is to end with."""
+
+
+class Fate(Enum):
+    """What became of something unsynced when the power went. A name is there or not."""
+
+    LOST = "lost"
+    WHOLE = "whole"
+    PREFIX = "its beginning"
+    SECTORS = "some of its sectors"
+    ZEROS = "its length alone"
+
+
+class _File:
+    __slots__ = ("data", "has_dropped", "stored", "unsynced")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        """As processes see it."""
+        self.stored = bytearray()
+        """As it lies on the disk."""
+        self.unsynced: list[tuple[int, int, bytes | None]] = []
+        """Number, offset and bytes of each write; without bytes a cut to that size."""
+        self.has_dropped = False
+        """Whether a sync failed, so that no later one makes the two equal."""
+
+    def settle(self) -> None:
+        for _, offset, data in self.unsynced:
+            self.store(offset, data)
+        self.unsynced.clear()
+
+    def store(self, offset: int, data: bytes | None) -> None:
+        stored = self.stored
+        if data is None:
+            del stored[offset:]
+        if len(stored) < offset:
+            stored += bytes(offset - len(stored))
+        if data is not None:
+            stored[offset : offset + len(data)] = data
+
+    def restart(self) -> None:
+        self.data, self.has_dropped = bytearray(self.stored), False
+        self.unsynced.clear()
+
+
+class _Folder:
+    __slots__ = ("names", "stored", "unsynced")
+
+    def __init__(self) -> None:
+        self.names: dict[str, _File | _Folder] = {}
+        self.stored: dict[str, _File | _Folder] = {}
+        self.unsynced: list[tuple[int, str, str, _File | _Folder | None]] = []
+        """Number, name that goes, name that comes, and what it names."""
+
+    def settle(self) -> None:
+        for _, old, new, entry in self.unsynced:
+            self.store(old, new, entry)
+        self.unsynced.clear()
+
+    def store(self, old: str, new: str, entry: "_File | _Folder | None") -> None:
+        self.stored.pop(old, None)
+        if entry is not None:
+            self.stored[new] = entry
+
+    def restart(self) -> None:
+        self.names = dict(self.stored)
+        self.unsynced.clear()
+
+
+class SimFile:
+    """See OpenFile."""
+
+    __slots__ = ("_file", "_files", "_path")
+
+    def __init__(self, files: "SimFiles", path: Path, file: _File) -> None:
+        self._files, self._path, self._file = files, path, file
+
+    def write(self, data: Bytes) -> None:
+        """See OpenFile."""
+        self.put(len(self._file.data), bytes(data))
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write somewhere."""
+        file, files = self._file, self._files
+        try:
+            files.begin("write", self._path)
+        except OSError:
+            part = data[: files.stream.randrange(len(data) + 1)]
+            file.unsynced.append((files.note(file), offset, part))
+            file.data[offset : offset + len(part)] = part
+            raise
+        file.unsynced.append((files.note(file), offset, data))
+        file.data[offset : offset + len(data)] = data
+
+    def sync(self) -> None:
+        """See OpenFile."""
+        file = self._file
+        try:
+            self._files.begin("sync", self._path)
+        except OSError:
+            file.unsynced.clear()
+            file.has_dropped = True
+            raise
+        file.settle()
+        self._files.forget(file)
+
+    def truncate(self, size: int) -> None:
+        """See OpenFile."""
+        self._files.begin("truncate", self._path)
+        file = self._file
+        file.unsynced.append((self._files.note(file), size, None))
+        del file.data[size:]
+
+    def close(self) -> None:
+        """See OpenFile."""
+
+
+class SimFiles:
+    """See Files. `before` may make an operation fail; `stream` decides what is left of it."""
+
+    def __init__(self, stream: random.Random, *, before: Before | None = None) -> None:
+        self.stream = stream
+        self.before = before
+        self._root = _Folder()
+        self._folders = {str(Path("/")): self._root}
+        self._changed: dict[_File | _Folder, None] = {}
+        """What is not on the disk as processes see it."""
+        self._count = 0
+
+    # Files --------------------------------------------------------------------------------------
+
+    def append(self, path: Path) -> SimFile:
+        """See Files."""
+        entry = self._folder(path.parent).names.get(path.name)
+        return self._opened(path, entry) if isinstance(entry, _File) else self._made(path)
+
+    def create(self, path: Path) -> SimFile:
+        """See Files."""
+        entry = self._folder(path.parent).names.get(path.name)
+        if not isinstance(entry, _File):
+            return self._made(path)
+        opened = self._opened(path, entry)
+        opened.truncate(0)
+        return opened
+
+    def _opened(self, path: Path, file: _File) -> SimFile:
+        self.begin("open", path)
+        return SimFile(self, path, file)
+
+    def _made(self, path: Path) -> SimFile:
+        self.begin("create", path)
+        file = _File()
+        self._name(path.parent, "", path.name, file)
+        return SimFile(self, path, file)
+
+    def overwrite(self, path: Path, start: int, data: Bytes) -> None:
+        """See Files."""
+        opened = self._opened(path, self._file(path))
+        opened.put(start, bytes(data))
+        opened.sync()
+
+    def content(self, path: Path, start: int = 0, size: int = -1) -> bytes:
+        """See Files."""
+        data = self._file(path).data
+        return bytes(data[start : len(data) if size < 0 else start + size])
+
+    def exists(self, path: Path) -> bool:
+        """See Files."""
+        folder = self._folders.get(str(path.parent))
+        return str(path) in self._folders or (folder is not None and path.name in folder.names)
+
+    def names(self, folder: Path) -> list[str]:
+        """See Files."""
+        return sorted(self._folder(folder).names)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """See Files."""
+        assert path.parent == to.parent, "within one folder"
+        self.begin("rename", to)
+        self._name(to.parent, path.name, to.name, self._file(path))
+
+    def unlink(self, path: Path) -> None:
+        """See Files."""
+        if path.name in self._folder(path.parent).names:
+            self.begin("unlink", path)
+            self._name(path.parent, path.name, "", None)
+
+    def make_folder(self, folder: Path) -> None:
+        """See Files."""
+        if str(folder) not in self._folders:
+            self.begin("make folder", folder)
+            made = self._folders[str(folder)] = _Folder()
+            self._name(folder.parent, "", folder.name, made)
+
+    def sync_folder(self, folder: Path) -> None:
+        """See Files; of one that fails the names may still be synced later."""
+        self.begin("sync folder", folder)
+        found = self._folder(folder)
+        found.settle()
+        self.forget(found)
+
+    def begin(self, operation: str, path: Path) -> None:
+        """An operation begins; raises what it is to fail with."""
+        if self.before is not None:
+            self.before(operation, path)
+
+    def note(self, changed: "_File | _Folder") -> int:
+        """Something is unsynced; its number in the order of all that is."""
+        self._changed[changed] = None
+        self._count += 1
+        return self._count
+
+    def forget(self, synced: "_File | _Folder") -> None:
+        """It is on the disk as processes see it."""
+        if not (isinstance(synced, _File) and synced.has_dropped):
+            self._changed.pop(synced, None)
+
+    def _folder(self, path: Path) -> _Folder:
+        folder = self._folders.get(str(path))
+        if folder is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return folder
+
+    def _file(self, path: Path) -> _File:
+        entry = self._folder(path.parent).names.get(path.name)
+        if not isinstance(entry, _File):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return entry
+
+    def _name(self, place: Path, old: str, new: str, entry: "_File | _Folder | None") -> None:
+        folder = self._folder(place)
+        folder.names.pop(old, None)
+        if entry is not None:
+            folder.names[new] = entry
+        folder.unsynced.append((self.note(folder), old, new, entry))
+
+    # Disasters ----------------------------------------------------------------------------------
+
+    @property
+    def num_unsynced(self) -> int:
+        """Writes, cuts and names that the power would take along."""
+        return sum(len(changed.unsynced) for changed in self._changed)
+
+    def power_off(self, fates: Sequence[Fate]) -> None:
+        """The machine goes off and on again; a fate for each of `num_unsynced`, oldest first.
+
+        Whoever had a file open is gone.
+        """
+        settles: list[tuple[int, Callable[[Fate], None]]] = []
+        for changed in self._changed:
+            if isinstance(changed, _Folder):
+                settles += [
+                    (number, partial(_store_name, changed, old, new, entry))
+                    for number, old, new, entry in changed.unsynced
+                ]
+            else:
+                settles += [
+                    (number, partial(self._store, changed, offset, data))
+                    for number, offset, data in changed.unsynced
+                ]
+        settles.sort(key=lambda settle: settle[0])
+        for (_, settle), fate in zip(settles, fates, strict=True):
+            settle(fate)
+        for changed in self._changed:
+            changed.restart()
+        self._changed.clear()
+        self._folders = dict(_folders_in(Path("/"), self._root))
+
+    def _store(self, file: _File, offset: int, data: bytes | None, fate: Fate) -> None:
+        if fate is Fate.LOST:
+            return
+        if data is None or fate is Fate.WHOLE:
+            file.store(offset, data)
+        elif fate is Fate.PREFIX:
+            file.store(offset, data[: self.stream.randrange(len(data) + 1)])
+        elif fate is Fate.ZEROS:
+            file.store(offset + len(data), b"")
+        else:
+            # Sectors lie on the disk's own grid, not on that of the write.
+            start = offset
+            file.store(offset + len(data), b"")  # Its length is there.
+            while start < offset + len(data):
+                stop = min(start - start % SECTOR_BYTES + SECTOR_BYTES, offset + len(data))
+                if self.stream.random() < 0.5:
+                    file.store(start, data[start - offset : stop - offset])
+                start = stop
+
+    def flip(self, path: Path, bit: int) -> None:
+        """Bit rot: one bit of a file is the other one, on the disk and for who reads it."""
+        file = self._file(path)
+        for data in (file.data, file.stored):
+            if bit // 8 < len(data):
+                data[bit // 8] ^= 1 << bit % 8
+
+    def image(self) -> Mapping[str, bytes | None]:
+        """All files as processes see them, by path; a folder has no bytes."""
+        found: dict[str, bytes | None] = {}
+        for path, folder in self._folders.items():
+            found[path] = None
+            for name, entry in folder.names.items():
+                if isinstance(entry, _File):
+                    found[str(Path(path) / name)] = bytes(entry.data)
+        return found
+
+    def restore(self, image: Mapping[str, bytes | None]) -> None:
+        """Put all of an image on this disk, which is empty; it is durable."""
+        for name, data in sorted(image.items()):
+            path = Path(name)
+            if path == path.parent:
+                continue
+            entry: _File | _Folder
+            if data is None:
+                entry = self._folders[name] = _Folder()
+            else:
+                entry = _File()
+                entry.data, entry.stored = bytearray(data), bytearray(data)
+            folder = self._folder(path.parent)
+            folder.names[path.name] = folder.stored[path.name] = entry
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of all files, as processes see them."""
+        return sum(
+            len(entry.data)
+            for folder in self._folders.values()
+            for entry in folder.names.values()
+            if isinstance(entry, _File)
+        )
+
+
+def _store_name(
+    folder: _Folder, old: str, new: str, entry: _File | _Folder | None, fate: Fate
+) -> None:
+    if fate is not Fate.LOST:
+        folder.store(old, new, entry)
+
+
+def _folders_in(path: Path, folder: _Folder) -> Iterator[tuple[str, _Folder]]:
+    yield str(path), folder
+    for name, entry in folder.names.items():
+        if isinstance(entry, _Folder):
+            yield from _folders_in(path / name, entry)

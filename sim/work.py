@@ -1,0 +1,122 @@
+"""The trainer's side of a simulated node, as `node.work` has it: one trainer, kept busy.
+
+A trainer finishes what it began: where the round went on without it, its contribution comes too
+late, and only then it hears what became of it.
+"""
+
+from dataclasses import dataclass
+
+from node import events as ev
+from protocol.identity import short_id
+from sim.nodes import Around, SimNode
+from sim.trainer import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The newest Train action, and the anchor that goes with it."""
+
+    action: ev.Train
+    anchor_N: Vector
+
+    @property
+    def round(self) -> int:
+        """The round to train for."""
+        return self.action.certificate.value.round + 1
+
+
+class SimWork:
+    """Keeps the trainer of one process busy with what the core wants."""
+
+    def __init__(self, world: Around, node: SimNode) -> None:
+        self._world = world
+        self._node = node
+        self._path = short_id(node.peer)
+        self._wanted: Wanted | None = None
+        self._ready_s = 0.0
+        self._is_open = False
+        self.round = -1
+        self.is_done = False
+        """Whether the trainer has taken over that the run is finished."""
+
+    def begin(self) -> None:
+        """The trainer is started; it is up a moment later."""
+        self._ready_s = self._world.now_s + self._drawn_s("ready", self._node.device.ready_s)
+        self._world.push(self._ready_s, self._node, self._node.tell, ev.TrainerReady())
+
+    def train(self, action: ev.Train, anchor_N: Vector) -> None:
+        """Take over what the core wants; the trainer hears of it as soon as it is free."""
+        self._wanted = Wanted(action, anchor_N)
+        self._feed()
+
+    def _feed(self) -> None:
+        wanted = self._wanted
+        if wanted is None or wanted.round <= self.round:
+            return
+        is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
+        if self.round < 0:
+            if is_wanted:
+                self.start(wanted)
+        elif self._is_open and is_wanted:
+            self.deliver(wanted)
+
+    def start(self, wanted: Wanted) -> None:
+        """The first lease of this process."""
+        action, self.round = wanted.action, wanted.round
+        is_under_way = self._node.trainer.start(
+            wanted.round, wanted.anchor_N, action.lease, listed=action.was_listed
+        )
+        self._train(is_under_way=is_under_way)
+
+    def deliver(self, wanted: Wanted) -> None:
+        """Answer the contribution, and go on."""
+        action = wanted.action
+        was_listed = action.was_listed and wanted.round == self.round + 1
+        self.round, self._is_open = wanted.round, False
+        self._node.trainer.finish(wanted.round, wanted.anchor_N, action.lease, listed=was_listed)
+        self._train(is_under_way=False)
+
+    def _train(self, *, is_under_way: bool) -> None:
+        assert self._wanted is not None
+        if not self._wanted.action.lease:
+            self.is_done = True
+            return
+        begin_s = max(self._ready_s, self._world.now_s)
+        train_s = 0.0 if is_under_way else self._drawn_s("train", self._node.device.train_s)
+        self._world.push(begin_s + train_s, self._node, self._contribute)
+        device = self._node.device
+        if device.nap:
+            luck = self._world.luck(f"nap/{self._path}")
+            is_napping, share = luck.random() < device.nap, luck.random()
+            if is_napping:
+                nap_s = begin_s + share * train_s
+                self._world.push(nap_s, self._node, self._world.nap, self._node)
+
+    def _contribute(self) -> None:
+        """Store a contribution that is for the round under way; a late one is only answered."""
+        world, node = self._world, self._node
+        encoded = node.trainer.contribute(world.luck(f"learn/{self._path}"))
+        if node.trainer.loss is not None:
+            world.learned(node, self.round, node.trainer.loss)
+        if node.core.machine.view.index == self.round:
+            root, norms = node.store.contribute(encoded.payloads)
+            inner = world.manifest.inner
+            samples = inner.inner_steps * inner.batch
+            node.tell(
+                ev.Contributed(
+                    round=self.round,
+                    root=root,
+                    cell_norms=norms,
+                    tokens=samples,
+                    samples=samples,
+                    steps=inner.inner_steps,
+                    residual_before=encoded.residual_before,
+                    residual_after=encoded.residual_after,
+                )
+            )
+        self._is_open = True
+        if node.is_alive:
+            self._feed()
+
+    def _drawn_s(self, purpose: str, span_s: tuple[float, float]) -> float:
+        return self._world.luck(f"{purpose}/{self._path}").uniform(*span_s)
