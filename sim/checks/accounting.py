@@ -1,0 +1,270 @@
+"""I5: tokens, steps and samples of every seal follow from the COMMITs that it lists.
+
+Written from the design (R6, R9), not from `node.roster` and `training.leases`: the samples are
+counted here as sets of intervals, and each sample may be used once in the whole chain.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from node.tracing import Adopted, Began, Record, Signed, Synced
+from protocol import limits
+from protocol.grid import EMPTY_ROOT
+from protocol.identity import PeerId, short_id
+from protocol.manifest import RunManifest
+from protocol.messages import Commit, Kind, SealClock, SealValue
+from sim.checks.history import History, Said
+
+Gap = tuple[int, int]
+"""Samples [first, stop)."""
+
+
+class Accounting:
+    """I5 over records."""
+
+    name = "I5"
+    kinds = (Began, Signed, Adopted, Synced)
+
+    def __init__(self, history: History, manifest: RunManifest, *, skew_s: float = 0.0) -> None:
+        self._history = history
+        self._skew_s = skew_s
+        self._later: deque[tuple[float, SealValue]] = deque()
+        """Seals whose COMMITs may be told a little later, where clocks are apart."""
+        self._manifest = manifest
+        self._each = manifest.inner.inner_steps * manifest.inner.batch
+        self._used: list[Gap] = []
+        """Samples of listed contributions, ascending, merged."""
+        self._credits: dict[PeerId, int] = {}
+        self._counted = 0
+        """The last round whose samples and credits are in the two above."""
+        self._checked: set[bytes] = set()
+        self._residuals: dict[PeerId, Said] = {}
+        """The last COMMIT of each."""
+        self._fresh: set[PeerId] = set()
+        """Who began or fetched a state since, and may go on without a residual."""
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        while self._later and self._later[0][0] < record.at_s:
+            yield from self._sealed(self._later.popleft()[1])
+        if isinstance(record, Signed):
+            yield from self._signed(record.peer)
+        elif isinstance(record, Adopted):
+            value = record.certificate.value
+            yield from self._was_listed(record, value)
+            if value.digest not in self._checked:
+                self._checked.add(value.digest)
+                if self._skew_s:
+                    self._later.append((record.at_s + self._skew_s, value))
+                else:
+                    yield from self._sealed(value)
+        else:
+            self._fresh.add(record.peer)
+
+    def finish(self) -> Iterator[str]:
+        """See Check."""
+        for _, value in self._later:
+            yield from self._sealed(value)
+
+    # Contributions and residuals ----------------------------------------------------------------
+
+    def _signed(self, peer: PeerId) -> Iterator[str]:
+        """R6: the residual goes on from what became of the last contribution, or from nothing."""
+        said = self._history.said
+        if said is None or said.message.slot.kind is not Kind.COMMIT:
+            return
+        commit = _commit(said)
+        if commit.base != said.message.slot.basis:
+            yield "commits to a contribution that is relative to another anchor than the round's"
+        if commit.bans:
+            yield "bans somebody, and there is no evidence of anything in this version"
+        last, self._residuals[peer] = self._residuals.get(peer), said
+        # A trainer that was late for a round drops the residual too: its anchor is long gone.
+        is_late = last is not None and last.message.slot.round < said.message.slot.round - 1
+        is_fresh = peer in self._fresh or is_late
+        self._fresh.discard(peer)
+        if last is None or (is_fresh and commit.residual_before == EMPTY_ROOT):
+            return
+        sealed = self._sealed_behind(last)
+        # Restarted in the same round it commits anew only if its COMMIT is lost with the disk.
+        if sealed is None:
+            return
+        before = _commit(last)
+        is_listed = last.message.digest in sealed.commits
+        kept = before.residual_after if is_listed else before.residual_before
+        if commit.residual_before != kept:
+            outcome = "was listed" if is_listed else "was not listed"
+            yield f"its last contribution {outcome}, and its residual says otherwise"
+
+    def _sealed_behind(self, said: Said) -> SealValue | None:
+        """The seal of the round in which that was said, if it is among the heads that are known."""
+        basis, value = said.message.slot.basis, self._history.heads.get(said.message.sender)
+        while value is not None and value.round > said.message.slot.round:
+            value = self._history.values.get(value.before)
+        return value if value is not None and value.before == basis else None
+
+    def _was_listed(self, record: Adopted, value: SealValue) -> Iterator[str]:
+        mine = [
+            said
+            for digest in value.commits
+            if (said := self._history.commits.get(digest)) and said.message.sender == record.peer
+        ]
+        if record.was_listed and not mine and self._knows(value):
+            yield f"takes itself for listed in round {value.round}, which does not list it"
+        elif (
+            not record.was_listed and mine and mine[0].life == self._history.lives.get(record.peer)
+        ):
+            yield f"is listed in round {value.round} and does not know it"
+
+    def _knows(self, value: SealValue) -> bool:
+        return all(digest in self._history.commits for digest in value.commits)
+
+    # Seals --------------------------------------------------------------------------------------
+
+    def _sealed(self, value: SealValue) -> Iterator[str]:
+        previous = self._history.values.get(value.before)
+        if previous is None or not self._knows(value):
+            return  # Somebody fetched this state, and nobody told of the rounds before it.
+        listed = [self._history.commits[digest] for digest in value.commits]
+        senders = [said.message.sender for said in listed]
+        if senders != sorted(set(senders)):
+            yield f"round {value.round} lists somebody twice, or not in order"
+        strangers = set(senders) - set(previous.roster.members)
+        if strangers:
+            yield f"round {value.round} lists {short_id(min(strangers))}, who has no seat"
+        if any(said.message.slot.basis != previous.digest for said in listed):
+            yield f"round {value.round} lists a contribution to another round"
+        yield from self._clock(previous, value, listed)
+        yield from self._samples(previous, value, listed)
+
+    def _clock(
+        self, previous: SealValue, value: SealValue, listed: Sequence[Said]
+    ) -> Iterator[str]:
+        before, after = previous.clock, value.clock
+        commits = [_commit(said) for said in listed]
+        tokens = before.tokens + sum(commit.tokens for commit in commits)
+        if after.tokens != tokens:
+            yield f"round {value.round} seals {after.tokens} tokens, its COMMITs give {tokens}"
+        step = before.step + _median_steps(commits)
+        if after.step != step:
+            yield f"round {value.round} seals step {after.step}, its COMMITs give {step}"
+        stop = self._manifest.stop
+        is_past_end = 2 * sum(commit.is_past_end for commit in commits) > len(commits)
+        ends = value.round >= self._manifest.rounds or 0 < stop.tokens <= tokens or is_past_end
+        if after.ends_run != ends:
+            yield f"round {value.round} is the last one by its seal or by the manifest, not by both"
+
+    def _samples(
+        self, previous: SealValue, value: SealValue, listed: Sequence[Said]
+    ) -> Iterator[str]:
+        leases, free, cursor = _leases(previous, self._each)
+        spent = {said.message.sender: min(_commit(said).samples, self._each) for said in listed}
+        used: list[Gap] = []
+        for peer, lease in leases.items():
+            mine, rest = _split(lease, spent.get(peer, 0))
+            used += mine
+            free += rest
+        if value.clock.cursor != cursor:
+            yield f"round {value.round} seals cursor {value.clock.cursor}, and leased to {cursor}"
+        given_back = _gaps(value.clock)
+        if given_back != _kept(_merged(free)):
+            yield f"round {value.round} gives back other samples than were left unused"
+        if value.round != self._counted + 1:
+            # The rounds between were fetched: of them the seal is all that is known.
+            before = previous.clock
+            self._used = _merged(_complement(_gaps(before), before.cursor))
+            self._credits = {previous.roster.members[0]: before.tokens}
+        twice = next((gap for gap in used if _overlaps(self._used, gap)), None)
+        if twice is not None:
+            yield f"round {value.round} lists samples {twice[0]}..{twice[1]}, used before"
+        back = next(
+            (gap for gap in given_back if _overlaps(_merged([*self._used, *used]), gap)), None
+        )
+        if back is not None:
+            yield f"round {value.round} gives samples {back[0]}..{back[1]} back that were used"
+        self._used = _merged([*self._used, *used])
+        self._counted = value.round
+        for said in listed:
+            sender = said.message.sender
+            self._credits[sender] = self._credits.get(sender, 0) + _commit(said).tokens
+        total = sum(self._credits.values())
+        if value.clock.tokens != total:
+            yield f"round {value.round} seals {value.clock.tokens} tokens for credits of {total}"
+
+
+def _commit(said: Said) -> Commit:
+    assert isinstance(said.body, Commit)
+    return said.body
+
+
+def _gaps(clock: SealClock) -> list[Gap]:
+    return [(gap.first, gap.stop) for gap in clock.unused]
+
+
+def _median_steps(commits: Sequence[Commit]) -> int:
+    """R9: the H at which half of the tokens are reached, from the smallest H on."""
+    steps = sorted({commit.steps for commit in commits})
+    total = sum(commit.tokens for commit in commits)
+    reaching = (h for h in steps if 2 * sum(c.tokens for c in commits if c.steps <= h) >= total)
+    return next(reaching, 0)
+
+
+def _leases(value: SealValue, each: int) -> tuple[dict[PeerId, list[Gap]], list[Gap], int]:
+    """Every member takes `each` samples, the lowest free ones first; what is left, the cursor."""
+    free, cursor = _gaps(value.clock), value.clock.cursor
+    leases: dict[PeerId, list[Gap]] = {}
+    for peer in sorted(seat.peer for seat in value.roster.seats):
+        mine, free = _split(free, each)
+        missing = each - _size(mine)
+        if missing:
+            mine = _merged([*mine, (cursor, cursor + missing)])
+            cursor += missing
+        leases[peer] = mine
+    return leases, free, cursor
+
+
+def _size(gaps: Sequence[Gap]) -> int:
+    return sum(stop - first for first, stop in gaps)
+
+
+def _split(gaps: Sequence[Gap], count: int) -> tuple[list[Gap], list[Gap]]:
+    """The first `count` samples, and the others."""
+    taken: list[Gap] = []
+    left: list[Gap] = []
+    for first, stop in gaps:
+        middle = first + min(count, stop - first)
+        count -= middle - first
+        taken += [(first, middle)] if middle > first else []
+        left += [(middle, stop)] if stop > middle else []
+    return taken, left
+
+
+def _merged(gaps: Sequence[Gap]) -> list[Gap]:
+    merged: list[Gap] = []
+    for first, stop in sorted(gaps):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((first, stop))
+    return merged
+
+
+def _complement(gaps: Sequence[Gap], cursor: int) -> list[Gap]:
+    """What of [0, cursor) is in none of the ascending gaps."""
+    bounds = [0, *(bound for gap in gaps for bound in gap), cursor]
+    pairs = zip(bounds[::2], bounds[1::2], strict=True)
+    return [(first, stop) for first, stop in pairs if first < stop]
+
+
+def _kept(gaps: list[Gap]) -> list[Gap]:
+    """A seal carries so many intervals; the shortest are forgotten, of equal ones the lowest."""
+    excess = max(0, len(gaps) - limits.LEASE_INTERVALS_MAX)
+    forgotten = set(sorted(gaps, key=lambda gap: (gap[1] - gap[0], gap))[:excess])
+    return [gap for gap in gaps if gap not in forgotten]
+
+
+def _overlaps(gaps: list[Gap], gap: Gap) -> bool:
+    """Whether a sample of `gap` is in one of the ascending, merged `gaps`."""
+    index = bisect_left(gaps, (gap[1], gap[1]))
+    return index > 0 and gaps[index - 1][1] > gap[0]

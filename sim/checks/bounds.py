@@ -1,0 +1,127 @@
+"""I7 in worlds: all that grows in a node has a bound, and what it keeps is still of use.
+
+The bounds follow from the number of seats and from `protocol.limits`. They are far from what is
+usual in one place only: strangers, of whom there may be a few at any time.
+"""
+
+from collections.abc import Iterator
+
+from node.core import CHAIN_KEPT
+from node.journal import ROTATE_BYTES
+from node.round_view import RoundView
+from node.shard_store import ROUNDS_KEPT
+from protocol import limits
+from sim.world import SimNode, World
+
+EVERY = 200
+"""One event in so many is looked behind: counting costs as much as the event."""
+
+KINDS = 8
+"""Kinds of messages in a round."""
+
+STRANGERS_MAX = 256
+ATTEMPTS_SPARE = 3
+
+SEAL_BYTES_EACH = 600
+SEAL_BYTES = 2 * limits.KIB
+"""A seal with its certificate: a seat and a SEAL of each member, and what stands around them."""
+
+ROUNDS_OF_RESULTS = 48
+"""Results stay until checkpoints have them; those are written behind the rounds."""
+
+HEAP_EACH = 4096
+"""Events under way for each two nodes: frames, cells, timers."""
+
+
+class Bounds:
+    """I7 over the nodes of a world; asked after every event, looks at one in EVERY."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._count = 0
+
+    def asked(self, node: SimNode) -> Iterator[str]:
+        """After the actions of an event: what of this node has grown beyond its bound."""
+        self._count += 1
+        if self._count % EVERY == 0:
+            yield from self.look(node)
+
+    def look(self, node: SimNode) -> Iterator[str]:
+        """What of this node has grown beyond its bound."""
+        for what, size, most in self._sizes(node):
+            if size > most:
+                yield f"{what}: {size}, and {most} are the most"
+        for view in node.core.views():
+            yield from _stale(view)
+
+    def _sizes(self, node: SimNode) -> Iterator[tuple[str, int, int]]:
+        core, store = node.core, node.store
+        views = core.views()
+        seats = max(len(view.members) for view in views)
+        attempts = sum(_attempts(view) for view in views)
+        messages = _messages_max(seats, attempts)
+        linked = len(core.liveness.linked)
+        yield "seals in memory", len(core.chain), CHAIN_KEPT + limits.CHAIN_PAGE_SEALS
+        yield "links", linked, len(self._world.nodes)
+        yield "rounds of linked peers", len(core.rounds), linked
+        yield (
+            "peers that are watched",
+            len(core.liveness._heard_s),
+            (seats + linked + STRANGERS_MAX),
+        )
+        yield "links of links", len(core._relay._links), linked
+        yield "messages whose coming is noted", len(core._relay._heard_s), messages
+        yield "peers that left", len(core.machine._left), seats + STRANGERS_MAX
+        for view in views:
+            held = sum(1 for _ in view.ballots.messages())
+            yield "messages of a round", held, _messages_max(seats, _attempts(view))
+            yield "messages of the next round", len(view.early), messages
+            # What arrives late, of the round before, is filed in this one.
+            yield "contributions", len(view.parts), 2 * seats
+            yield "results", len(view.results), attempts + 1
+            yield (
+                "things asked for",
+                len(view.requested),
+                (4 * (seats + 1) * (seats + _attempts(view)) * max(1, len(view.slices))),
+            )
+        rounds = ROUNDS_KEPT + 2
+        yield "contributions stored", len(store._parts), rounds * (seats + STRANGERS_MAX // 64)
+        yield "results stored", len(store._results), rounds * (attempts + 1)
+        yield "states stored", len(store._states), rounds
+        yield "next states", len(store._candidates), attempts + 1
+        yield "bytes on the disk", node.disk.bytes_used, self._disk_max(node, seats)
+        pairs = len(self._world.nodes) ** 2
+        yield "events of the world", len(self._world._heap), HEAP_EACH * max(4, pairs)
+
+    def _disk_max(self, node: SimNode, seats: int) -> int:
+        store = node.store
+        state = 4 * sum(store.layout.cell_numel(0, c) for c in range(store.num_cells))
+        states = 4 * state * (1 + len(store.slot_names)) + 64 * limits.KIB
+        results = ROUNDS_OF_RESULTS * (state + limits.KIB)
+        seals = (node.core.machine.head.round + 1) * (SEAL_BYTES + SEAL_BYTES_EACH * seats)
+        slots = 4 * ROTATE_BYTES
+        return states + results + seals + slots
+
+
+def _attempts(view: RoundView) -> int:
+    """Attempts that may have happened: others may be ahead of this node."""
+    heard = max((place[1] for place in view.ballots._slots), default=0)
+    return max(view.attempt, heard) + ATTEMPTS_SPARE
+
+
+def _messages_max(seats: int, attempts: int) -> int:
+    """A message of each kind per seat and attempt, an AGG per seat, and SEATs of newcomers."""
+    return min(
+        limits.MESSAGES_PER_ROUND_MAX + seats * KINDS,
+        KINDS * seats * attempts + seats * seats * attempts + STRANGERS_MAX // 4,
+    )
+
+
+def _stale(view: RoundView) -> Iterator[str]:
+    """What a round keeps is of this round, and what came early of the next."""
+    for entry in view.early.values():
+        if entry.message.slot.round != view.index + 1:
+            yield f"keeps a message of round {entry.message.slot.round} as early in {view.index}"
+    for message in view.ballots.messages():
+        if message.slot.round != view.index:
+            yield f"keeps a message of round {message.slot.round} in round {view.index}"

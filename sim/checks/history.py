@@ -1,0 +1,174 @@
+"""What the records of all nodes together tell: the common ground of the checks.
+
+A check is given every record after the history has taken it in. It yields a sentence for each
+promise that the record breaks, and changes nothing but itself.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from node.tracing import Adopted, Began, Record, Signed, Synced
+from protocol.identity import PeerId
+from protocol.messages import (
+    Body,
+    Commit,
+    Kind,
+    Roster,
+    SealValue,
+    SignedMessage,
+    Slot,
+    decode_body,
+)
+
+BODIES_NEEDED = frozenset({Kind.COMMIT, Kind.VOTE, Kind.SEAL})
+"""All other rules are about slots; reading every body would cost more than the rest together."""
+
+ROUNDS_OF_COMMITS = 4
+"""COMMITs of so many rounds behind the last seal stay: a node that lags adopts what they are in."""
+
+
+class Check(Protocol):
+    """One invariant, fed with records."""
+
+    @property
+    def name(self) -> str:
+        """I1 to I8."""
+        ...
+
+    @property
+    def kinds(self) -> tuple[type[Record], ...]:
+        """The records that it looks at."""
+        ...
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """What is broken by this record."""
+        ...
+
+    def finish(self) -> Iterator[str]:
+        """What is broken by nothing more having come."""
+        ...
+
+
+class Electorate:
+    """Who votes on what follows one seal, and what a quorum of them is (R1).
+
+    Written from the design, not from `node.roster`: a wrong quorum there must not pass here.
+    """
+
+    def __init__(self, roster: Roster, trust: str) -> None:
+        seats = [seat for seat in roster.seats if seat.voter_since >= 0]
+        self.voters: frozenset[PeerId] = frozenset(seat.peer for seat in seats)
+        self._is_open = trust == "open"
+        self._eldest = min(seats, key=lambda seat: (seat.voter_since, seat.peer)).peer
+
+    def is_quorum(self, peers: AbstractSet[PeerId]) -> bool:
+        """Whether the voters among `peers` decide."""
+        agreeing, count = len(self.voters & peers), len(self.voters)
+        if self._is_open:
+            return 3 * agreeing >= 2 * count
+        return 2 * agreeing > count or (2 * agreeing == count and self._eldest in peers)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A signature of a traced node, and in which of its lives it gave it."""
+
+    message: SignedMessage
+    body: Body | None
+    life: int
+
+
+class History:
+    """Seals, electorates and signatures, from records in the order of time."""
+
+    def __init__(self, trust: str) -> None:
+        self._trust = trust
+        self.values: dict[bytes, SealValue] = {}
+        self.heads: dict[PeerId, SealValue] = {}
+        """The last seal that each node has told to be durable on it."""
+        self.previous: SealValue | None = None
+        """The head, before this record, of the node whose record is looked at."""
+        self.lives: dict[PeerId, int] = {}
+        self.slots: dict[tuple[PeerId, Slot], bytes] = {}
+        self.conflict = False
+        """Whether the Signed that is looked at fills a slot anew, with something else."""
+        self.seals: dict[bytes, Said] = {}
+        """Every SEAL that a traced node has signed, by its encoding."""
+        self.commits: dict[bytes, Said] = {}
+        self.restarted: dict[bytes, set[PeerId]] = {}
+        """By seal: who came back in the round behind it, or in the next. Such a node may have been
+        killed between a signature's journal and its record, and serve it all the same."""
+        self.final: SealValue | None = None
+        self.said: Said | None = None
+        """What the Signed that is looked at says; None where it only repeats an earlier one."""
+        self._told: set[bytes] = set()
+        self._places: dict[PeerId, tuple[bytes, list[tuple[Slot, bytes]]]] = {}
+        """The latest round that each node has signed in, and what."""
+        self._electorates: dict[bytes, Electorate] = {}
+        self._commits_of: dict[int, list[bytes]] = {}
+
+    def saw(self, record: Record) -> None:
+        """Take a record in; called before any check sees it."""
+        match record:
+            case Signed(peer=peer, message=message):
+                self._signed(peer, message)
+            case Began(peer=peer, head=head):
+                self.previous = self.heads.get(peer)
+                self.lives[peer] = self.lives.get(peer, 0) + 1
+                self._reached(peer, head.value)
+                if self.lives[peer] > 1:
+                    for basis in (head.value.digest, head.value.before):
+                        self.restarted.setdefault(basis, set()).add(peer)
+            case Adopted(peer=peer, certificate=head) | Synced(peer=peer, certificate=head):
+                self.previous = self.heads.get(peer)
+                self._reached(peer, head.value)
+            case _:
+                pass
+
+    def electorate(self, basis: bytes) -> Electorate | None:
+        """Who votes in the round that `basis` opened; None if nobody has told of that seal."""
+        if basis not in self._electorates and basis in self.values:
+            self._electorates[basis] = Electorate(self.values[basis].roster, self._trust)
+        return self._electorates.get(basis)
+
+    def forget_head(self, peer: PeerId) -> None:
+        """What was durable on this node is gone, and nobody can blame it."""
+        self.heads.pop(peer, None)
+        self._places.pop(peer, None)
+
+    def signed_in(self, peer: PeerId, basis: bytes) -> list[tuple[Slot, bytes]]:
+        """Slots that a node has told to be filled in the round that `basis` opened."""
+        place, slots = self._places.get(peer, (b"", []))
+        return slots if place == basis else []
+
+    def _signed(self, peer: PeerId, message: SignedMessage) -> None:
+        place, kind = (peer, message.slot), message.slot.kind
+        self.conflict = self.slots.setdefault(place, message.digest) != message.digest
+        if not self.conflict and message.digest in self._told:
+            # A node that comes back tells again what its journal has.
+            self.said = None
+            return
+        self._told.add(message.digest)
+        if self._places.get(peer, (b"", ()))[0] != message.slot.basis:
+            self._places[peer] = (message.slot.basis, [])
+        self._places[peer][1].append((message.slot, message.digest))
+        body = decode_body(message) if kind in BODIES_NEEDED else None
+        self.said = Said(message, body, self.lives.get(peer, 0))
+        if kind is Kind.SEAL:
+            self.seals[message.encoded] = self.said
+        elif kind is Kind.COMMIT:
+            assert isinstance(body, Commit)
+            self.commits[message.digest] = self.said
+            self._commits_of.setdefault(message.slot.round, []).append(message.digest)
+
+    def _reached(self, peer: PeerId, value: SealValue) -> None:
+        # One object per seal: what is computed from it once is then there for all.
+        value = self.values.setdefault(value.digest, value)
+        self.heads[peer] = value
+        if self.final is None or value.round > self.final.round:
+            self.final = value
+            for index in [i for i in self._commits_of if i < value.round - ROUNDS_OF_COMMITS]:
+                for digest in self._commits_of.pop(index):
+                    del self.commits[digest]

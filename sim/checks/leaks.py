@@ -1,0 +1,81 @@
+"""I8: the seeds of the nodes' keys are in nothing that they say or store."""
+
+import base64
+from collections.abc import Iterator
+
+import base58
+
+from node.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
+from protocol.identity import PeerId
+from protocol.wire import encode
+from sim.checks.history import History
+
+
+class Needles:
+    """One key seed of 32 bytes in every form in which it may be written down."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._forms: tuple[tuple[str, bytes], ...] = (
+            ("as it is", seed),
+            ("in hex", seed.hex().encode()),
+            ("in hex", seed.hex().upper().encode()),
+            ("in base58", base58.b58encode(seed)),
+            *(("in base64", form) for form in _base64_forms(seed)),
+        )
+
+    def find(self, data: bytes) -> str | None:
+        """In which form the seed is in `data`; None if in none."""
+        return next((how for how, form in self._forms if form in data), None)
+
+
+def _base64_forms(seed: bytes) -> Iterator[bytes]:
+    """Both alphabets, at every place that it can have within a longer text."""
+    for encode_base64 in (base64.b64encode, base64.urlsafe_b64encode):
+        for before in range(3):
+            text = encode_base64(bytes(before) + seed)
+            # The first and the last characters hold bits of what stands around it.
+            first = -(-8 * before // 6)
+            yield text[first : (before + len(seed)) * 8 // 6]
+
+
+class Leaks:
+    """I8 over records: of nodes whose seeds were told with `expect`."""
+
+    name = "I8"
+    kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Ended)
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._needles: dict[PeerId, Needles] = {}
+
+    def expect(self, peer: PeerId, seed: bytes) -> Needles:
+        """From now on this node must not tell its seed."""
+        if peer not in self._needles:
+            self._needles[peer] = Needles(seed)
+        return self._needles[peer]
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        needles = self._needles.get(record.peer)
+        if needles is not None:
+            how = needles.find(_said(record))
+            if how is not None:
+                yield f"its key's seed, {how}, is in a record: {type(record).__name__}"
+
+    def finish(self) -> Iterator[str]:
+        """See Check."""
+        return iter(())
+
+
+def _said(record: Record) -> bytes:
+    match record:
+        case Signed(message=message):
+            return message.encoded
+        case Began(head=certificate) | Adopted(certificate=certificate):
+            return encode(certificate)
+        case Synced(certificate=certificate):
+            return encode(certificate)
+        case Accused(reason=reason) | Diverged(reason=reason) | Ended(reason=reason):
+            return reason.encode()
+        case _:
+            return b""

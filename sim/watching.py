@@ -1,0 +1,118 @@
+"""Watches a world: the invariants over its records, and those that look into its nodes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from node import events as ev
+from node.tracing import Began, Record
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import Kind
+from sim.checks.bounds import Bounds
+from sim.checks.leaving import Leaving
+from sim.checks.progress import Progress
+from sim.checks.reference import Reference
+from sim.invariants import ALL, Circumstances, InvariantBroken, Invariants
+from sim.world import SimNode, World
+
+
+class Checks:
+    """All that is checked in one world. Made by `watch`."""
+
+    def __init__(self, world: World, names: frozenset[str], circumstances: Circumstances) -> None:
+        self._world = world
+        self._names = names
+        self._record: Record | None = None
+        self.records = Invariants(
+            world.manifest,
+            signer=KeyedHashSigner(world.manifest.founder),
+            names=names,
+            # In a world progress is measured by what is known of it, not by who says something.
+            circumstances=replace(circumstances, is_world=True),
+        )
+        history = self.records.history
+        self.reference = Reference(history, world)
+        self.progress = Progress(history, world)
+        self.bounds = Bounds(world)
+        self.leaving = Leaving(self.records.leaks, world)
+        self._unseen: dict[PeerId, SimNode] = {}
+        """Processes that began, and have not handled an event yet."""
+
+    def disk_replaced(self, peer: PeerId) -> None:
+        """Somebody took a node's disk away, or set it back: what was promised of it is void."""
+        self.records.disk_replaced(peer)
+        self.progress.lost(peer)
+
+    def saw(self, record: Record) -> None:
+        """A tracer of the world."""
+        self._record = record
+        self.records.saw(record)
+        if "I2" in self._names and isinstance(record, self.reference.kinds):
+            self._raise_first("I2", self.reference.saw(record))
+        if isinstance(record, Began):
+            node = self._world.nodes[record.peer]
+            self._unseen[record.peer] = node
+            if record.is_lost:
+                self.progress.lost(record.peer)
+            if "I8" in self._names:
+                self._raise_first("I8", self.leaving.began(node))
+
+    def asked(self, world: World, node: SimNode, action: ev.CoreAction | None) -> None:
+        """A trigger of the world."""
+        del world
+        names = self._names
+        if action is not None:
+            if "I8" in names:
+                self._raise_first("I8", self.leaving.asked(node, action))
+            return
+        if self._unseen.get(node.peer) is node:
+            del self._unseen[node.peer]
+            if "I1" in names:
+                self._raise_first("I1", self._forgotten(node))
+        if "I4" in names:
+            self._raise_first("I4", self.progress.asked(node, action))
+        if "I7" in names:
+            self._raise_first("I7", self.bounds.asked(node))
+
+    def finish(self) -> None:
+        """The world stands still. Raises InvariantBroken where that breaks a promise."""
+        self._record = None
+        self.records.finish()
+        if "I2" in self._names:
+            self._raise_first("I2", self.reference.finish())
+        if "I7" in self._names:
+            for _, node in sorted(self._world.nodes.items()):
+                self._raise_first("I7", self.bounds.look(node))
+        if "I8" in self._names:
+            self._raise_first("I8", self.leaving.finish())
+
+    def _forgotten(self, node: SimNode) -> Iterator[str]:
+        """I1: what a node signed in the round that it comes back to is filed again, or it is mute.
+
+        A signature that is forgotten may be given once more, for something else.
+        """
+        view = node.core.machine.view
+        if node.core.machine._silence.has_lost(view) or node.core.machine.has_forgotten:
+            return
+        for slot, digest in self.records.history.signed_in(node.peer, view.basis):
+            if view.ballots.find(digest) is None:
+                yield f"comes back and has forgotten its {Kind(slot.kind).name} of this round"
+
+    def _raise_first(self, name: str, found: Iterable[str]) -> None:
+        for text in found:
+            raise InvariantBroken(name, text, self._record)
+
+
+def watch(
+    world: World,
+    names: frozenset[str] = ALL,
+    *,
+    circumstances: Circumstances | None = None,
+) -> Checks:
+    """Check these invariants after every event of a world, from now on.
+
+    The object that is returned has to be told when it is over, with `finish`.
+    """
+    checks = Checks(world, names, circumstances or Circumstances())
+    world.tracers.append(checks.saw)
+    world.triggers.append(checks.asked)
+    return checks

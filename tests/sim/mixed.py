@@ -1,0 +1,152 @@
+"""Small worlds in which one thing after another goes wrong, all from a seed.
+
+Scenarios are richer (`sim.chaos`). These use the verbs of a world and nothing else, so that what
+finds a broken build rests on as little as possible.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from node.round_view import RoundConfig
+from node.tracing import Record, Signed
+from protocol.identity import PeerId
+from protocol.manifest import TimingSpec
+from protocol.messages import Kind
+from sim.invariants import InvariantBroken
+from sim.links import Link
+from sim.nodes import peer_named, signer_named
+from sim.toy_run import toy_run
+from sim.watching import Checks, watch
+from sim.world import World, WorldSettings
+
+TIMING = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
+LINKS = (
+    Link(),
+    Link(loss=0.03, duplication=0.03),
+    Link(latency_s=(0.005, 0.3), reordering=0.1),
+)
+DURATIONS_S = (0.2, 1.0, 4.0, 9.0)
+BETWEEN_S = (0.5, 6.0)
+DEADLY_SHARE = 0.3
+
+
+class Mixed:
+    """One world of 3 to 7 nodes, watched, and what goes wrong in it."""
+
+    def __init__(
+        self, seed: int, *, rounds: int = 12, deadly: Kind | None = None, **settings: Any
+    ) -> None:
+        self.rng = random.Random(f"{seed}/mixed")
+        self.rounds = rounds
+        names = [f"n{index}" for index in range(self.rng.randint(3, 7))]
+        is_real = settings.get("is_signing_for_real", False)
+        founder = signer_named(names[0]).peer_id if is_real else peer_named(names[0])
+        manifest = toy_run(founder, rounds=rounds, cells=6, timing=TIMING)
+        link = self.rng.choice(LINKS)
+        self.world = World(manifest, seed=seed, link=link, settings=WorldSettings(**settings))
+        self.checks: Checks = watch(self.world)
+        self.peers = [self.world.peer(name) for name in names]
+        self._has_lost_disk = False
+        self._deadly = deadly
+        self.world.tracers.append(self._saw)
+        config = RoundConfig.from_manifest(manifest)
+        self.world.join(self.peers[0], config=replace(config, wait_seats=len(names) - 1))
+        for peer in self.peers[1:]:
+            self.world.join(peer)
+
+    def run(self) -> None:
+        """To the end of the run on most nodes. Raises what the invariants raise."""
+        self.world.later(self.rng.uniform(6.0, 10.0), self._strike)
+        self.world.run(self._is_over, max_s=3000.0, every_s=0.5)
+        self.checks.finish()
+
+    def _is_over(self) -> bool:
+        nodes = self.world.nodes.values()
+        return 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes)
+
+    def _saw(self, record: Record) -> None:
+        """Whoever signs a deadly kind is killed now and then, and soon back."""
+        if not isinstance(record, Signed) or record.message.slot.kind is not self._deadly:
+            return
+        if self.rng.random() < DEADLY_SHARE:
+            self.world.later(0.0, lambda: self.world.crash(record.peer))
+            self.world.later(0.3, lambda: self._back(record.peer))
+
+    def _strike(self) -> None:
+        rng, world = self.rng, self.world
+        if max(node.round for node in world.nodes.values()) >= self.rounds - 2:
+            return
+        peer, other = rng.sample(self.peers, 2)
+        blows = (self._crash, self._crash, self._freeze, self._lose_disk, self._fill_disk)
+        links = (self._part, self._block, self._hold, self._cut, self._clog)
+        undo: Callable[[], object] | None
+        if rng.random() < 0.5:
+            undo = rng.choice(blows)(peer) if world.nodes[peer].is_alive else None
+        else:
+            undo = rng.choice(links)(peer, other)
+        if undo is not None:
+            world.later(rng.choice(DURATIONS_S), undo)
+        world.later(rng.uniform(*BETWEEN_S), self._strike)
+
+    def _back(self, peer: PeerId) -> None:
+        node = self.world.nodes[peer]
+        if not node.is_alive and not node.is_over:
+            self.world.bounce(peer)
+
+    def _crash(self, peer: PeerId) -> Callable[[], object]:
+        self.world.crash(peer)
+        return lambda: self._back(peer)
+
+    def _freeze(self, peer: PeerId) -> Callable[[], object]:
+        self.world.freeze(peer)
+        return lambda: self.world.thaw(peer)
+
+    def _lose_disk(self, peer: PeerId) -> Callable[[], object]:
+        self.world.crash(peer)
+        # One only: of two voters the one with the eldest's disk cannot be replaced (R12).
+        if not self._has_lost_disk and len(self.peers) > 3:
+            self._has_lost_disk = True
+            self.world.lose_disk(peer)
+        return lambda: self._back(peer)
+
+    def _fill_disk(self, peer: PeerId) -> Callable[[], object]:
+        self.world.fill_disk(peer)
+
+        def undo() -> None:
+            self.world.free_disk(peer)
+            self._back(peer)
+
+        return undo
+
+    def _part(self, peer: PeerId, other: PeerId) -> Callable[[], object]:
+        del peer, other
+        shuffled = self.rng.sample(self.peers, len(self.peers))
+        size = self.rng.randint(1, len(shuffled) - 1)
+        self.world.partition([shuffled[:size], shuffled[size:]])
+        return self.world.repair
+
+    def _block(self, peer: PeerId, other: PeerId) -> Callable[[], object]:
+        self.world.block(peer, other)
+        return lambda: self.world.unblock(peer, other)
+
+    def _hold(self, peer: PeerId, other: PeerId) -> Callable[[], object]:
+        self.world.hold(peer, other)
+        return lambda: self.world.release(peer, other)
+
+    def _cut(self, peer: PeerId, other: PeerId) -> Callable[[], object]:
+        self.world.cut(peer, other)
+        return lambda: self.world.heal(peer, other)
+
+    def _clog(self, peer: PeerId, other: PeerId) -> None:
+        self.world.clog(peer, other, self.rng.choice(DURATIONS_S))
+
+
+def finding(seed: int, **settings: Any) -> InvariantBroken | None:
+    """What the invariants find in the world of that seed."""
+    try:
+        Mixed(seed, **settings).run()
+    except InvariantBroken as error:
+        return error
+    return None
