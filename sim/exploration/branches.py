@@ -1,0 +1,377 @@
+"""The model of branches (R4): links change, sides go on alone, heal, and seal on.
+
+What is decided is decided by `node.branches`, `node.branch_tree` and `node.roster`, over real seal
+values; the model adds only what the world does. Links join peers into groups that hear each other
+at once and whole. A round's agreement takes two steps: a quorum certifies a LIST and SOME voters
+SEAL it; the others hear of it later or never. A peer that is frozen, has crashed or lost a message
+is one that does not act, or is alone in its group, for a while. Suspicions are left out: members
+that are cut off are absent, and leave the roster with their second absence.
+
+`RoundMachine` does not call these deciders yet: this explores the rules, as code, before it does.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from node import branches
+from node.branches import Lock, Opening, SealSeen
+from node.roster import has_quorum, voters
+from protocol.identity import PeerId
+from protocol.messages import Kind
+from sim.exploration import branch_seals
+from sim.exploration.branch_seals import Seals, names_of
+from sim.exploration.branch_state import (
+    BranchBounds,
+    Peer,
+    Swarm,
+    groups,
+    partitions,
+    put,
+)
+
+
+class Branches:
+    """R4 over a few peers, for `sim.explorer`. The trace of a violation reads as a story."""
+
+    def __init__(self, bounds: BranchBounds, seals: Seals | None = None) -> None:
+        self.bounds = bounds
+        self.seals = seals or Seals(bounds.peers, bounds.voters)
+        self._partitions = list(partitions(bounds.peers))
+
+    def start(self) -> Swarm:
+        """Everybody linked, on genesis, which has named its voters."""
+        peer = Peer(0, 0, None, (), (), (), frozenset())
+        everybody = (peer,) * self.bounds.peers
+        links = (0,) * self.bounds.peers
+        return Swarm(links, everybody, frozenset([0]), self.bounds.changes, "")
+
+    def key(self, state: Swarm) -> Swarm:
+        """States are values already."""
+        return state
+
+    def moves(self, state: Swarm) -> Iterator[tuple[str, Swarm]]:
+        """Links change, or a group does one thing."""
+        if state.fault:
+            return
+        if state.changes_left:
+            for links in self._partitions:
+                if links != state.links:
+                    sides = "|".join(names_of(group) for group in groups(links))
+                    yield (
+                        f"links become {sides}",
+                        state._replace(links=links, changes_left=state.changes_left - 1),
+                    )
+        for group in groups(state.links):
+            yield from self.in_group(state, group)
+
+    def check(self, state: Swarm) -> str:
+        """S1: one final seal a round. S3: one signature a slot. S5: heads continue final seals,
+        and nothing counts twice."""
+        if state.fault:
+            return state.fault
+        by_round: dict[int, int] = {}
+        for seal in sorted(state.finals):
+            other = by_round.setdefault(self.seals.values[seal].round, seal)
+            if other != seal:
+                return f"S1: {self.seals.title(other)} and {self.seals.title(seal)} are both final"
+        for index, peer in enumerate(state.peers):
+            if not self.seals.continues(peer.head, peer.final):
+                return f"S5: the head of {names_of([index])} leaves its final seal"
+            if self.seals.counts_twice(peer.head):
+                return f"S5: a contribution counts twice on the chain of {names_of([index])}"
+        return ""
+
+    # --- What a group can do.
+
+    def in_group(self, state: Swarm, group: tuple[int, ...]) -> Iterator[tuple[str, Swarm]]:
+        """All that one group may do next."""
+        final, head = self.meet(state.peers, group)
+        for index in group:
+            peer, name = state.peers[index], names_of([index])
+            if self._round(peer.final) < self._round(final):
+                new_head = self.head_behind(peer.head, final)
+                moved = self.move(peer, final, new_head)
+                label = f"{name} learns that {self.seals.title(final)} is final"
+                yield label, put(state, {index: moved})
+            elif peer.head != head:
+                moved = self.move(peer, final, head)
+                label = f"{name} goes over to {self.seals.title(head)}"
+                yield label, put(state, {index: moved})
+        yield from self.hear_quorums(state, group, final, head)
+        yield from self.next_rounds(state, group, final, head)
+
+    def meet(self, peers: tuple[Peer, ...], group: Iterable[int]) -> tuple[int, int]:
+        """Where the group should stand: `branches.better_head`."""
+        standing = tuple(sorted({(peers[i].final, peers[i].head) for i in group}))
+        locks = frozenset(lock for i in group if (lock := peers[i].lock))
+        if len(standing) == 1 and not locks:
+            return standing[0]
+
+        def answer() -> tuple[int, int]:
+            positions = [self.seals.position(*one) for one in standing]
+            best = branches.better_head(self.seals.tree, positions, locks)
+            return self.seals.number(best.final.digest), self.seals.number(best.head.digest)
+
+        return self.seals.once(("meet", standing, locks), answer)
+
+    def hear_quorums(
+        self, state: Swarm, group: tuple[int, ...], final: int, head: int
+    ) -> Iterator[tuple[str, Swarm]]:
+        """The SEALs of a quorum are all in the group: some or all of it see that."""
+        behind = tuple(i for i in group if state.peers[i].final == final)
+        signed = {one[2] for i in group for one in state.peers[i].signed}
+        for seal in sorted(signed):
+            if not self.is_final(state, group, (final, head), seal):
+                continue
+            label = f"the SEALs of {self.seals.title(seal)} are a quorum"
+            for takers in self._takers(behind):
+                changed = {}
+                for index in takers:
+                    peer = state.peers[index]
+                    changed[index] = self.move(peer, seal, self.head_behind(peer.head, seal))
+                yield f"{names_of(takers)} sees that {label}", put(state, changed, final=seal)
+
+    def next_rounds(
+        self, state: Swarm, group: tuple[int, ...], final: int, head: int
+    ) -> Iterator[tuple[str, Swarm]]:
+        """One attempt of the round that those who are not behind can work in."""
+        here = tuple(i for i in group if state.peers[i].final == final)
+        opening = self.opening(final, head, here)
+        if opening is None:
+            return
+        if not opening.is_provisional:
+            yield from self._final_round(state, here, head, opening)
+        elif all(state.peers[i][:2] == (final, head) for i in group):
+            yield from self._provisional_round(state, here, head, opening)
+
+    def opening(self, final: int, head: int, here: tuple[int, ...]) -> Opening | None:
+        """`branches.next_round`."""
+        position, reachable = self.seals.position(final, head), self._ids(here)
+        return self.seals.once(
+            ("opening", final, head, here),
+            lambda: branches.next_round(position, reachable, trust="friends", survive="any"),
+        )
+
+    # --- An ordinary round.
+
+    def _final_round(
+        self, state: Swarm, here: tuple[int, ...], head: int, opening: Opening
+    ) -> Iterator[tuple[str, Swarm]]:
+        bounds, basis = self.bounds, self.seals.number(opening.basis.digest)
+        voting = self.seals.indices(p for p in voters(opening.basis.roster) if p in self._ids(here))
+        attempt = self._next_attempt(state, voting, basis)
+        if attempt >= bounds.attempts or opening.basis.round >= bounds.rounds:
+            return
+        for peers, seal in self._lists(state, here, (basis, head), opening):
+            entered = {i: self.enter(peers[i], basis, attempt) for i in voting}
+            before = state._replace(peers=peers)
+            for sealing in self._sealing(voting, opening):
+                changed = dict(entered)
+                for index in sealing:
+                    changed[index] = self.sign(changed[index], Kind.SEAL, attempt, seal)
+                label = f"{names_of(voting)} certify {self.seals.title(seal)} in attempt {attempt}"
+                after = self.judge(put(before, changed), seal)
+                yield f"{label}, {names_of(sealing) or 'nobody'} SEALs it", after
+
+    def _sealing(self, voting: tuple[int, ...], opening: Opening) -> Iterator[tuple[int, ...]]:
+        """Who SEALs: all, or one, or each smallest quorum."""
+        roster = opening.basis.roster
+        sizes = {len(voting)}
+        if not self.bounds.everybody_seals:
+            quorums = (
+                len(some)
+                for size in range(1, len(voting) + 1)
+                for some in combinations(voting, size)
+                if has_quorum(roster, self._ids(some), trust="friends")
+            )
+            sizes = {1, next(quorums)}
+        for size in sorted(sizes):
+            yield from combinations(voting, size)
+
+    # --- A provisional round.
+
+    def _provisional_round(
+        self, state: Swarm, here: tuple[int, ...], head: int, opening: Opening
+    ) -> Iterator[tuple[str, Swarm]]:
+        final, basis = state.peers[here[0]].final, self.seals.number(opening.basis.digest)
+        if opening.basis.round - self._round(final) >= self.bounds.ahead:
+            return
+        position = self.seals.position(final, head)
+        sealers = self.seals.indices(branches.provisional_sealers(position, self._ids(here)))
+        attempt = self._next_attempt(state, sealers, basis)
+        if attempt > self.bounds.attempts:
+            return
+        for peers, seal in self._lists(state, here, (basis, head), opening):
+            before = state._replace(peers=peers)
+            signed = {}
+            for index in sealers:
+                entered = self.enter(peers[index], basis, attempt)
+                signed[index] = self.sign(entered, Kind.PSEAL, attempt, seal)
+            for takers in self._takers(here):
+                changed = dict(signed)
+                for index in takers:
+                    changed[index] = self.move(changed.get(index, peers[index]), final, seal)
+                label = f"{names_of(sealers)} PSEAL {self.seals.title(seal)} in attempt {attempt}"
+                after = self.judge(put(before, changed), seal)
+                yield f"{label}, {names_of(takers)} goes on from it", after
+
+    # --- The parts of both.
+
+    def _lists(
+        self, state: Swarm, here: tuple[int, ...], at: tuple[int, int], opening: Opening
+    ) -> Iterator[tuple[tuple[Peer, ...], int]]:
+        """The seals that the LISTs give which may be proposed, and the peers with their COMMITs."""
+        basis, head = at
+        final = state.peers[here[0]].final
+        locks = frozenset(lock for i in here if (lock := state.peers[i].lock))
+        position = self.seals.position(final, head)
+        bound = self.seals.once(
+            ("list", final, head, basis, opening.is_provisional, locks),
+            lambda: branches.next_list(self.seals.tree, position, opening, locks),
+        )
+        if bound is not None:
+            yield state.peers, self.seals.of_list(bound)
+            return
+        able = self.seals.indices(branches.contributors(opening, self._ids(here)))
+        members = self.seals.indices(opening.basis.roster.members)
+        joins = tuple(index for index in here if index not in members)
+        pending = frozenset[int]().union(*(state.peers[i].drifts for i in here))
+        lists = [able]
+        if self.bounds.has_late and len(able) > 1 and not opening.is_provisional:
+            lists.append(able[:-1])
+        for listed in lists:
+            peers, commits = list(state.peers), []
+            for index in listed:
+                peers[index], commit = self._contribute(peers[index], index, basis, joins)
+                commits.append(commit)
+            yield tuple(peers), self.seals.following(basis, tuple(commits), pending)
+
+    def _contribute(
+        self, peer: Peer, index: int, basis: int, joins: tuple[int, ...]
+    ) -> tuple[Peer, int]:
+        """The peer and its COMMIT on this basis: the one it has signed already, if there is one."""
+        own = b"%d/%d" % (index, basis)
+        root = branch_seals.contribution_root(own.ljust(32, b"."), peer.drifts)
+        value = self.seals.values[basis]
+        for commit in peer.commits:
+            body = self.seals.commits[commit][1].commit
+            if body.base == value.digest and body.root == root:
+                return peer, commit
+        kinds = sorted({one[0] for one in peer.signed if one[2] == basis})
+        proof = kinds[0] if kinds else None
+        commit = self.seals.commit(index, basis, root, joins, proof)
+        return peer._replace(commits=tuple(sorted((*peer.commits, commit)))), commit
+
+    def _next_attempt(self, state: Swarm, peers: tuple[int, ...], basis: int) -> int:
+        entered = (a for i in peers for at, a in state.peers[i].attempts if at == basis)
+        return branches.next_attempt(entered)
+
+    def enter(self, peer: Peer, basis: int, attempt: int) -> Peer:
+        """The peer in a later attempt on a basis."""
+        others = (one for one in peer.attempts if one[0] != basis)
+        return peer._replace(attempts=tuple(sorted((*others, (basis, attempt)))))
+
+    def sign(self, peer: Peer, kind: Kind, attempt: int, seal: int) -> Peer:
+        """The peer with its SEAL or PSEAL, and locked if that locks."""
+        value = self.seals.values[seal]
+        signing = Lock(value.before, attempt, value.list_digest)
+        lock = branches.lock_after(peer.lock, kind, signing)
+        signed = tuple(sorted({*peer.signed, (kind, attempt, seal)}))
+        return peer._replace(lock=lock, signed=signed)
+
+    def move(self, peer: Peer, final: int, head: int) -> Peer:
+        """The peer on another head or behind a later final seal; what it loses becomes a drift."""
+        drifts = peer.drifts
+        if not self.seals.continues(head, peer.head):
+            lost = self.seals.drift(peer.head, head)
+            drifts = drifts if lost is None else drifts | {lost}
+        drifts = self.seals.kept(head, drifts)
+        if final == peer.final:
+            return peer._replace(head=head, drifts=drifts)
+        low = self._round(final)
+        digest = self.seals.values[final].digest
+        return Peer(
+            final=final,
+            head=head,
+            lock=peer.lock if peer.lock and peer.lock.basis == digest else None,
+            attempts=tuple(one for one in peer.attempts if self._round(one[0]) >= low),
+            commits=tuple(c for c in peer.commits if self._commit_round(c) > low),
+            signed=tuple(one for one in peer.signed if self._round(one[2]) >= low),
+            drifts=drifts,
+        )
+
+    def head_behind(self, head: int, final: int) -> int:
+        """`branches.head_behind`."""
+        value = branches.head_behind(
+            self.seals.tree, self.seals.values[head], self.seals.values[final]
+        )
+        return self.seals.number(value.digest)
+
+    def judge(self, state: Swarm, seal: int) -> Swarm:
+        """What the signatures on a seal have come to: final for somebody, or two in one slot."""
+        fault = ""
+        for index, peer in enumerate(state.peers):
+            fault = fault or self.slot_fault(index, peer)
+        before = self.seals.number(self.seals.values[seal].before)
+        known = [one for one in state.finals if self.seals.continues(before, one)]
+        final = max(known, key=self._round)
+        everybody = tuple(range(len(state.peers)))
+        is_final = self.is_final(state, everybody, (final, before), seal)
+        finals = state.finals | {seal} if is_final else state.finals
+        return state._replace(fault=fault, finals=finals)
+
+    def is_final(
+        self, state: Swarm, group: tuple[int, ...], at: tuple[int, int], seal: int
+    ) -> bool:
+        """`branches.is_final`, by what the group has signed."""
+        if self._round(seal) <= self._round(at[0]):
+            return False
+        heard = tuple(
+            (index, kind, attempt)
+            for index in group
+            for kind, attempt, signed in state.peers[index].signed
+            if signed == seal
+        )
+
+        def answer() -> bool:
+            seen = [SealSeen(self.seals.peers[i], kind, attempt) for i, kind, attempt in heard]
+            position = self.seals.position(*at)
+            return branches.is_final(position, self.seals.values[seal], seen, trust="friends")
+
+        return self.seals.once(("final", at, seal, heard), answer)
+
+    def slot_fault(self, index: int, peer: Peer) -> str:
+        """S3: whether the peer signed two statements in one slot."""
+        return self.seals.once(
+            ("slots", index, peer.commits, peer.signed), lambda: self._slot_fault(index, peer)
+        )
+
+    def _slot_fault(self, index: int, peer: Peer) -> str:
+        filled: dict[object, str] = {}
+        statements = []
+        for commit in peer.commits:
+            message, listed = self.seals.commits[commit]
+            base = self.seals.number(listed.commit.base)
+            statements.append((message.slot, f"COMMIT on s{base}"))
+        for kind, attempt, seal in peer.signed:
+            before = self.seals.tree.seal(self.seals.values[seal].before)
+            statements.append((branches.slot_of(before, kind, attempt), f"{kind.name} of s{seal}"))
+        for slot, statement in statements:
+            other = filled.get(slot)
+            if other is not None:
+                return f"S3: {names_of([index])} signed {other} and {statement} in one slot"
+            filled[slot] = statement
+        return ""
+
+    def _takers(self, peers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        single = [(i,) for i in peers] if self.bounds.is_partial and len(peers) > 1 else []
+        return [peers, *single] if peers else []
+
+    def _ids(self, peers: tuple[int, ...]) -> tuple[PeerId, ...]:
+        return tuple(self.seals.peers[index] for index in peers)
+
+    def _round(self, seal: int) -> int:
+        return self.seals.values[seal].round
+
+    def _commit_round(self, commit: int) -> int:
+        return self.seals.commits[commit][0].slot.round

@@ -1,0 +1,130 @@
+"""The catalogue: what is explored, how far, and in words what the numbers are of."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sim.exploration import branch_cases
+from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.overlap import Overlap
+from sim.exploration.rounds import Rounds, Span
+from sim.exploration.supply import Losses, Supply
+from sim.exploration.waking import Waking
+from sim.exploration.windows import Windows
+from sim.explorer import Bound, Model
+
+WALK_DEPTH = 80
+
+LAGGARD = (
+    "A has trained",
+    "B has trained",
+    "A hears the COMMIT of B",
+    "A waits until its deadline",
+    "B hears the COMMIT of A",
+    "B hears the LIST of A",
+    "A hears the VOTE of B",
+    "B hears the VOTE of A",
+    "B hears the SEAL of A",
+    "B gets the result",
+    "A hears the SEAL of B",
+    "A has trained",
+    "B has trained",
+)
+"""A and B make round 1 final and COMMIT round 2; C hears nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model and how far it is explored; `is_walk` for random walks. Built when it is run."""
+
+    part: str
+    name: str
+    make: Callable[[], Model[Any]]
+    is_walk: bool = False
+
+    @property
+    def bound(self) -> Bound:
+        """Without limits but the depth of a walk."""
+        return Bound(depth=WALK_DEPTH) if self.is_walk else Bound()
+
+
+def _agreement(name: str, scope: Scope, *, is_walk: bool = False) -> Case:
+    return Case("agreement", name, partial(Agreement, scope), is_walk)
+
+
+def _supply(name: str, losses: Losses, scope: Scope) -> Case:
+    return Case("supply", name, partial(Supply, scope, losses))
+
+
+def _rounds(name: str, span: Span, before: tuple[str, ...] = ()) -> Case:
+    return Case("rounds", name, partial(Rounds, span, before))
+
+
+def cases() -> Iterator[Case]:
+    """All cases, part by part, small ones first."""
+    yield _agreement("1 voter, 4 attempts", Scope(voters=1, attempts=4, every=1))
+    yield _agreement("2 voters, 2 attempts", Scope(voters=2, attempts=2, every=1))
+    yield _agreement("2 voters, 3 attempts", Scope(voters=2, attempts=3, every=20))
+    yield _agreement("2 voters, 3 attempts, any closer", Scope(voters=2, attempts=3, dutiful=False))
+    yield _agreement(
+        "2 voters, 2 attempts, 2 restarts", Scope(voters=2, attempts=2, restarts=2, every=50)
+    )
+    yield _agreement(
+        "2 voters, 2 attempts, 2 freezes", Scope(voters=2, attempts=2, sleeps=2, every=50)
+    )
+    yield _agreement("3 voters, 2 attempts", Scope(voters=3, attempts=2, every=100))
+    yield _agreement(
+        "3 voters, 2 attempts, 3 LISTs", Scope(voters=3, attempts=2, lists=3, every=500)
+    )
+    yield _agreement("3 voters, 2 attempts, any closer", Scope(voters=3, attempts=2, dutiful=False))
+    yield _agreement("3 voters, 2 attempts, a restart", Scope(voters=3, attempts=2, restarts=1))
+    yield _agreement("3 voters, 2 attempts, a lost disk", Scope(voters=3, attempts=2, disks=1))
+    yield _agreement("3 voters, 3 attempts, any closer", Scope(voters=3, attempts=3, dutiful=False))
+    yield _agreement("3 voters, 3 attempts", Scope(voters=3, attempts=3))
+    yield _agreement("4 voters, 2 attempts, any closer", Scope(voters=4, attempts=2, dutiful=False))
+    yield _agreement("4 voters, 2 attempts", Scope(voters=4, attempts=2))
+    for dutiful, whose in ((True, ""), (False, ", any closer")):
+        scope = Scope(voters=4, attempts=5, lists=3, restarts=2, sleeps=1, dutiful=dutiful)
+        name = f"4 voters, 5 attempts, 3 LISTs, 2 restarts, a freeze{whose}"
+        yield _agreement(name, scope, is_walk=True)
+    yield _supply("2 voters, 1 may die, 2 attempts", Losses(), Scope(voters=2, attempts=2, every=1))
+    yield _supply(
+        "2 voters, 1 may die, 3 attempts", Losses(), Scope(voters=2, attempts=3, every=20)
+    )
+    yield _supply("3 voters, 1 may die, 1 attempt", Losses(), Scope(voters=3, attempts=1, every=10))
+    yield _supply(
+        "3 voters, 1 may die, 2 attempts", Losses(), Scope(voters=3, attempts=2, every=500)
+    )
+    yield _supply(
+        "3 voters, 1 may die, 2 cells", Losses(num_cells=2), Scope(voters=3, attempts=1, every=500)
+    )
+    yield from _cases_of_rounds()
+    for voters in (3, 4):
+        make = partial(Windows, voters=voters, rounds=7 if voters == 3 else 5)
+        yield Case("windows", f"{voters} voters, the founder dead, any LISTs", make)
+    for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
+        make_waking = partial(Waking, voters=voters, sleepers=sleepers)
+        yield Case("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
+    for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
+        yield Case("branches", name, partial(model, bounds))
+    for name, overlap in branch_cases.OVERLAPS.items():
+        yield Case("overlap", name, partial(Overlap, overlap))
+
+
+def _cases_of_rounds() -> Iterator[Case]:
+    yield _rounds("2 voters, 1 round", Span(voters=2, rounds=1, every=1))
+    yield _rounds("2 voters, 2 rounds", Span(voters=2, rounds=2, every=20))
+    yield _rounds(
+        "2 voters, 2 attempts", Span(voters=2, rounds=1, attempts=2, is_late=True, every=50)
+    )
+    yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
+    yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
+    yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))
+    yield _rounds("1 voter, 1 joiner, 2 rounds", Span(voters=1, joiners=1, rounds=2, every=200))
+    yield _rounds("3 voters, 1 round", Span(voters=3, rounds=1, every=1000))
+    yield _rounds(
+        "3 voters, a lost disk behind a laggard",
+        Span(voters=3, rounds=2, disks=1, is_late=True, active="B"),
+        LAGGARD,
+    )

@@ -1,0 +1,354 @@
+"""One real machine with its disk and its clock, and the memory of what every such peer did before.
+
+A machine is a pure function of what it is told, so what follows from (machine, event) is worked out
+once by the shipped code and remembered by number. A state of the swarm is then a few numbers.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from node import events as ev
+from node.agreement import time_out_s
+from node.ballots import Ballots, Entry
+from node.deadlines import LearnedDeadline
+from node.proposal import LIST_AFTER
+from node.restart import Restart
+from node.roster import ClockRules
+from node.round import RoundMachine
+from node.round_view import RoundConfig, RoundView
+from protocol.frames import Bulk
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import (
+    Kind,
+    List,
+    NewAttempt,
+    SealCertificate,
+    SignedMessage,
+    decode_message,
+    sign_message,
+)
+from sim.exploration.copies import fork, key_of
+from sim.exploration.post import Post
+
+DEADLINE_S = 10.0
+"""Floor and cap of the learned deadline are equal, so that nothing learned matters."""
+
+TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
+"""Of the times only those make a difference that say which deadlines are past: see `_phase`."""
+
+ONLY_FOR_PULLS = ("asked", "certified_s")
+"""They time the asking for bytes; here bytes arrive by moves of their own, whoever asked."""
+
+DERIVED = (
+    "slices",
+    "members",
+    "electorate",
+    "basis",
+    "index",
+    "is_member",
+    "is_voter",
+    "expected",
+    "values",
+    "draw",
+    "_closers",
+    "_drawn",
+    "_gathering",
+    "_own_slices",
+)
+INDEX = (
+    "roster",
+    "news",
+    "_slots",
+    "_commits",
+    "_lists",
+    "_votes",
+    "_certified",
+    "_seals",
+    "_sealed",
+    "_ids",
+    "_id_set",
+    "_certified_sorted",
+    "_certified_lists",
+)
+IGNORED = {
+    RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s"),
+    RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
+    Ballots: INDEX,
+}
+"""What follows from the rest of an object, or only times what is moved by hand here."""
+
+Deed = tuple[str | int | bytes, ...]
+"""What is done to a peer: a word of `Peer.do`, and its objects."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A machine, its monotonic clock, and what it has on its disk.
+
+    `sent` and `adopted` collect what the last deed led to; `broken` says what a machine must never
+    do.
+    """
+
+    machine: RoundMachine
+    chain: tuple[SealCertificate, ...]
+    now_s: float = 0.0
+    journal: dict[bytes, SignedMessage] = field(default_factory=dict)
+    results: set[bytes] = field(default_factory=set)
+    has_lost_disk: bool = False
+    sent: list[SignedMessage] = field(default_factory=list)
+    adopted: list[SealCertificate] = field(default_factory=list)
+    actions: list[ev.RoundAction] = field(default_factory=list)
+    broken: str = ""
+
+    def tell(self, event: ev.RoundEvent) -> None:
+        """Hand an event to the machine, and carry out what it asks for, in order."""
+        try:
+            self._carry_out(self.machine.handle(event, self.now_s))
+        except AssertionError as error:
+            self.broken = f"assertion: {error}"
+
+    def _carry_out(self, actions: list[ev.RoundAction]) -> None:
+        due: deque[ev.RoundAction] = deque(actions)
+        while due and not self.broken:
+            for event in list(self._act(due.popleft())):
+                due.extend(self.machine.handle(event, self.now_s))
+
+    def _act(self, action: ev.RoundAction) -> Iterator[ev.RoundEvent]:
+        """Carry out an action; the answers of the node's own threads come at once."""
+        match action:
+            case ev.RecordSlot(message=message):
+                self.journal[message.digest] = message
+            case ev.RecordProof(messages=messages):
+                self.journal |= {message.digest: message for message in messages}
+            case ev.Broadcast(message=message):
+                self.sent.append(message)
+            case ev.Apply(list_digest=digest, is_empty=is_empty):
+                if not is_empty:
+                    self.results.add(digest)
+                yield ev.Applied(digest, state_after(digest))
+            case ev.Reduce(list_digest=digest, first=first, stop=stop):
+                root = blake3(b"sum" + digest + bytes([first, stop])).digest()
+                yield ev.Reduced(digest, first, stop, root)
+            case ev.Adopt(certificate=certificate):
+                self.chain = (*self.chain, certificate)
+                self.adopted.append(certificate)
+            case ev.Fault(reason=reason):
+                self.broken = f"an honest peer is blamed: {reason}"
+            case ev.Resync(reason=reason):
+                self.broken = f"diverged: {reason}"
+            case ev.CheckSeat(peer=peer, basis=basis):
+                yield ev.SeatChecked(peer, basis, is_proved=True)
+            case ev.Push() | ev.Pull():
+                self.actions.append(action)
+
+    def hear(self, message: SignedMessage) -> None:
+        """A message arrives; as in a core, the VOTEs that it quotes before it."""
+        _, body = decode_message(message.encoded)
+        if isinstance(body, List | NewAttempt):
+            for data in body.certificate:
+                self.tell(ev.Heard(*decode_message(data)))
+        self.tell(ev.Heard(message, body))
+
+    def result(self, digest: bytes) -> None:
+        """The whole result of a LIST arrives."""
+        cells = tuple(range(self.machine.config.num_cells))
+        self.tell(ev.CellsArrived(Bulk.RESULT, digest, cells))
+
+    def restart(self, *, is_lost: bool = False) -> None:
+        """R12: killed, and started again from what is on the disk; or with an empty disk."""
+        if is_lost:
+            self.has_lost_disk = True
+            self.journal, self.results, self.chain = {}, set(), self.chain[:1]
+        fresh = RoundMachine(
+            self.machine.config,
+            KeyedHashSigner(self.machine.view.me),
+            self.chain[0],
+            now_s=self.now_s,
+        )
+        restart = Restart(
+            chain=self.chain,
+            messages=tuple(self.journal.values()),
+            results=frozenset(self.results),
+            is_lost=self.has_lost_disk,
+        )
+        fresh.resume(restart, now_s=self.now_s)
+        self.machine = fresh
+
+    def contribute(self) -> None:
+        """The trainer hands over its contribution; behind a lost disk it is another one."""
+        mark = "again" if self.has_lost_disk else ""
+        view = self.machine.view
+        self.tell(contributed(view.me, view.index, view.num_cells, mark))
+
+    def take_seat(self) -> None:
+        """R11: ask for a seat."""
+        view = self.machine.view
+        self._carry_out(list(self.machine.take_seat(view.basis, bytes(32))))
+
+    def pass_deadline(self, deadlines: float) -> None:
+        """Time passes until so many deadlines of the attempt are over."""
+        view = self.machine.view
+        if view.opened_s is not None:
+            length_s = deadline().seconds(view.time_outs)
+            self.now_s = max(self.now_s, view.attempt_start_s + deadlines * length_s)
+        self.tell(ev.Tick())
+
+    def time_out(self) -> None:
+        """Time passes until the attempt is given up."""
+        self.now_s = max(self.now_s, time_out_s(self.machine.view, deadline()))
+        self.tell(ev.Tick())
+
+    def phase(self) -> tuple[bool, ...]:
+        """Whether the rules need not be asked, the round is open, which deadlines are past."""
+        view = self.machine.view
+        is_quiet = self.machine._agenda.is_quiet(view, self.now_s)
+        if view.opened_s is None:
+            return (is_quiet,)
+        waited_s = self.now_s - view.attempt_start_s
+        length_s = deadline().seconds(view.time_outs)
+        return is_quiet, True, waited_s >= length_s, waited_s >= LIST_AFTER * length_s
+
+    def propose(self, body: List) -> None:
+        """As the closer of its attempt, propose this LIST, whatever its duty is."""
+        view = self.machine.view
+        message = sign_message(
+            KeyedHashSigner(view.me), view.slot(Kind.LIST, attempt=view.attempt), body
+        )
+        view.ballots.add(Entry(message, body), is_own=True)
+        self.journal[message.digest] = message
+        self.sent.append(message)
+        self.tell(ev.Tick())
+
+    def key(self) -> bytes:
+        """Equal for peers that will do the same, whatever they are told."""
+        disk = (sorted(self.journal), sorted(self.results), self.has_lost_disk, self.broken)
+        chain = [certificate.value.digest for certificate in self.chain]
+        parts = (self.machine, self.phase(), disk, chain)
+        return key_of(parts, IGNORED)
+
+
+def toy_config(num_cells: int) -> RoundConfig:
+    """What all machines here know besides the chain."""
+    return RoundConfig(
+        trust="friends",
+        num_cells=num_cells,
+        clock=ClockRules(samples_each=10, rounds=1000, tokens=0),
+        deadline_floor_s=DEADLINE_S,
+        deadline_cap_s=DEADLINE_S,
+    )
+
+
+def deadline() -> LearnedDeadline:
+    """The deadline that all machines here have."""
+    return LearnedDeadline(floor_s=DEADLINE_S, cap_s=DEADLINE_S)
+
+
+def contributed(peer: PeerId, round_index: int, num_cells: int, mark: str = "") -> ev.Contributed:
+    """What the trainer of `peer` hands over for a round."""
+    return ev.Contributed(
+        round=round_index,
+        root=blake3(peer + round_index.to_bytes(8, "big") + mark.encode()).digest(),
+        cell_norms=(1.0,) * num_cells,
+        tokens=10,
+        samples=10,
+        steps=10,
+        residual_before=bytes(32),
+        residual_after=bytes(32),
+    )
+
+
+def state_after(digest: bytes) -> bytes:
+    """The toy outer step: the root of the state that a LIST leads to."""
+    return blake3(b"applied" + digest).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a deed led to: messages signed, by number, values adopted, and what must never be."""
+
+    sent: tuple[int, ...]
+    adopted: tuple[bytes, ...]
+    broken: str
+
+
+class Peers:
+    """Every state that a peer was ever in, by number, and what followed from which deed."""
+
+    def __init__(self, post: Post, config: RoundConfig) -> None:
+        self.post, self.config = post, config
+        self.states: list[Peer] = []
+        self.lists: list[List] = []
+        self._numbers: dict[bytes, int] = {}
+        self._known: dict[tuple[int, tuple[Deed, ...]], tuple[int, Effect]] = {}
+
+    def fresh(self, peer: PeerId, head: SealCertificate) -> Peer:
+        """A peer that begins at `head`."""
+        machine = RoundMachine(self.config, KeyedHashSigner(peer), head, now_s=0.0)
+        return Peer(machine, (head,))
+
+    def number(self, peer: Peer) -> int:
+        """The number of the state that a peer is in; the peer must not be used any more."""
+        key = peer.key()
+        known = self._numbers.get(key)
+        if known is None:
+            known = self._numbers[key] = len(self.states)
+            peer.sent, peer.adopted, peer.actions = [], [], []
+            self.states.append(peer)
+        return known
+
+    def do(self, number: int, deeds: tuple[Deed, ...]) -> tuple[int, Effect]:
+        """What becomes of a peer by these deeds, in this order."""
+        known = self._known.get((number, deeds))
+        if known is None:
+            known = self._known[number, deeds] = self._work_out(number, deeds)
+        return known
+
+    def _work_out(self, number: int, deeds: Iterable[Deed]) -> tuple[int, Effect]:
+        peer = fork(self.states[number])
+        for deed in deeds:
+            self._carry_out(peer, deed)
+        sent = tuple(self.post.number(message) for message in peer.sent)
+        adopted = tuple(certificate.value.digest for certificate in peer.adopted)
+        for certificate in peer.adopted:
+            self.post.rosters[certificate.value.digest] = certificate.value.roster
+        effect = Effect(sent, adopted, peer.broken)
+        return self.number(peer), effect
+
+    def _carry_out(self, peer: Peer, deed: Deed) -> None:
+        match deed:
+            case ("hear", int(number)):
+                peer.hear(self.post.letters[number].message)
+            case ("result", bytes(digest)):
+                peer.result(digest)
+            case ("cell", bytes(digest), int(cell)):
+                peer.tell(ev.CellsArrived(Bulk.RESULT, digest, (cell,)))
+            case ("deadline", int(halves)):
+                peer.pass_deadline(halves / 2)
+            case ("time-out",):
+                peer.time_out()
+            case ("propose", int(index)):
+                peer.propose(self.lists[index])
+            case ("contribute",):
+                peer.contribute()
+            case ("seat",):
+                peer.take_seat()
+            case ("restart",):
+                peer.restart()
+            case ("restart", "no results"):
+                peer.results.clear()
+                peer.restart()
+            case ("lost disk",):
+                peer.restart(is_lost=True)
+            case ("wake",):
+                peer.tell(ev.Woke())
+            case ("status", bytes(other), int(round_index)):
+                peer.tell(ev.StatusHeard(PeerId(other), round_index))
+            case ("part", bytes(commit), int(cell)):
+                peer.tell(ev.CellsArrived(Bulk.PART, commit, (cell,)))
+            case ("suspect", *suspects):
+                peer.tell(ev.SuspicionsChanged(frozenset(PeerId(s) for s in suspects)))  # type: ignore[arg-type]
+            case _:
+                raise AssertionError(f"no such deed: {deed}")

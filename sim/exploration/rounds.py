@@ -1,0 +1,254 @@
+"""Several rounds, one message at a time: stragglers, restarts, lost disks, seats, first votes.
+
+Nothing is reduced here. Every message that was sent may reach everybody in any order, also before
+its round has begun there or never; parts and results travel as long as somebody has them.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from node.roster import voters
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from protocol.messages import Kind
+from sim.exploration.copies import fork
+from sim.exploration.goodrun import GoodRun, holds
+from sim.exploration.peers import Deed, Peer, Peers
+from sim.exploration.post import Letter, Post
+from sim.exploration.table import Table
+from sim.explorer import Later
+
+
+class State(NamedTuple):
+    """Each peer by number, all messages sent, what may still happen, and what is wrong."""
+
+    peers: tuple[int, ...]
+    sent: int
+    restarts: int
+    disks: int
+    sleeps: int
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """How much is explored: rounds, attempts in each, and faults.
+
+    `members` have a seat and do not vote yet, `joiners` have none. Deadlines pass only if
+    `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
+    others do nothing.
+    """
+
+    voters: int
+    members: int = 0
+    joiners: int = 0
+    rounds: int = 2
+    attempts: int = 1
+    restarts: int = 0
+    disks: int = 0
+    sleeps: int = 0
+    is_late: bool = False
+    every: int = 0
+    active: str = ""
+
+
+class Rounds:
+    """The model: A, B, ... vote or have seats, in this order; joiners come last.
+
+    It begins behind the trace `before`, in which everybody acts.
+    """
+
+    def __init__(self, span: Span, before: Iterable[str] = ()) -> None:
+        self.span = span
+        self.table = Table(voters=span.voters, helpers=0, members=span.members)
+        head = self.table.head
+        self.post = Post()
+        self.post.rosters[head.value.digest] = head.value.roster
+        self.peers = Peers(self.post, self.table.config)
+        self._ids = [*self.table.voters, *self.table.members]
+        self._ids += [self.table.add_joiner(index) for index in range(span.joiners)]
+        self._last_round = head.value.round + span.rounds
+        self._asked = 0
+        self._active = ""
+        self._start = self._fresh()
+        self._start = Later(self, before).start()
+        self._active = span.active
+
+    def start(self) -> State:
+        """All are at the head without contributions, or behind what came before."""
+        return self._start
+
+    def _fresh(self) -> State:
+        numbers = tuple(
+            self.peers.number(self.peers.fresh(peer, self.table.head)) for peer in self._ids
+        )
+        span = self.span
+        return State(numbers, 0, span.restarts, span.disks, span.sleeps)
+
+    def key(self, state: State) -> State:
+        """States are values."""
+        return state
+
+    def check(self, state: State) -> str:
+        """Safety, and where it is asked for, that the round can end."""
+        self._asked += 1
+        if state.wrong or not self.span.every or self._asked % self.span.every:
+            return state.wrong
+        living = [fork(self.peers.states[number]) for number in state.peers]
+        latest = max(peer.machine.view.index for peer in living)
+        until = min(latest, self._last_round)
+        return GoodRun(self.table, living, (), until=until).fails()
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+        """Everything that may happen next."""
+        for seat, number in enumerate(state.peers):
+            peer = self.peers.states[number]
+            name = self.table.names[self._ids[seat]]
+            view = peer.machine.view
+            if self._active and name not in self._active:
+                continue
+            if view.index <= self._last_round and view.attempt < self.span.attempts:
+                for label, deeds in self._deeds(state, seat, peer):
+                    moved = self._after(state, seat, f"{name} {label}", deeds)
+                    if moved is not None:
+                        yield moved
+                yield from self._mishaps(state, seat, name)
+
+    def _after(
+        self, state: State, seat: int, label: str, deeds: tuple[Deed, ...]
+    ) -> tuple[str, State] | None:
+        number, effect = self.peers.do(state.peers[seat], deeds)
+        if number == state.peers[seat] and not effect.broken:
+            return None  # It changed nothing.
+        numbers = (*state.peers[:seat], number, *state.peers[seat + 1 :])
+        wrong = effect.broken or self.post.wrong(state.sent, effect.sent)
+        if effect.adopted and not wrong:
+            wrong = self._split(numbers)
+        said = self.table.said(self.post.letters[n] for n in effect.sent)
+        following = state._replace(
+            peers=numbers, sent=self.post.add(state.sent, effect.sent), wrong=wrong
+        )
+        if effect.adopted:
+            label += ", and adopts the round"
+        return (f"{label}: {said}" if said else label), following
+
+    def _split(self, numbers: tuple[int, ...]) -> str:
+        found: dict[int, bytes] = {}
+        for number in numbers:
+            for certificate in self.peers.states[number].chain:
+                value = certificate.value
+                if found.setdefault(value.round, value.digest) != value.digest:
+                    return "S1: two peers have adopted different seals of one round"
+        return ""
+
+    # What may happen to one peer ----------------------------------------------------------------
+
+    def _deeds(self, state: State, seat: int, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+        machine, view = peer.machine, peer.machine.view
+        if view.is_member and view.contribution is None:
+            yield "has trained", (("contribute",),)
+        if not view.is_member and view.me not in view.ballots.of(Kind.SEAT):
+            yield "asks for a seat", (("seat",),)
+        for letter in self.post.of(state.sent):
+            if self._is_news(peer, letter):
+                yield f"hears {self._words(letter)}", (("hear", letter.number),)
+        if machine.is_asking:
+            for other in self._others(state, seat):
+                if not other.machine.has_forgotten:
+                    name = self.table.names[other.machine.view.me]
+                    index = other.machine.view.index
+                    status: Deed = ("status", other.machine.view.me, index)
+                    yield f"hears that {name} is in round {self._round(index)}", (status,)
+        yield from self._bytes(state, peer)
+        if machine.is_muted:
+            return
+        if self.span.is_late and view.opened_s is not None:
+            if view.own_slices() and not self._said(peer, Kind.HAVE, view.attempt):
+                yield "waits until its deadline", (("deadline", 2),)
+            if view.closer(view.attempt) == view.me and view.me in view.ballots.of(
+                Kind.HAVE, view.attempt
+            ):
+                yield "waits no longer for HAVEs", (("deadline", 3),)
+        if view.is_voter and view.opened_s is not None and view.attempt + 1 < self.span.attempts:
+            yield f"enters attempt {view.attempt + 1}", (("time-out",),)
+
+    @staticmethod
+    def _said(peer: Peer, kind: Kind, attempt: int) -> bool:
+        view = peer.machine.view
+        return view.me in view.ballots.of(kind, attempt)
+
+    def _is_news(self, peer: Peer, letter: Letter) -> bool:
+        view, slot = peer.machine.view, letter.message.slot
+        if slot.round == view.index + 1:
+            return letter.message.digest not in view.early
+        if letter.basis != view.basis or slot.kind is Kind.AGG:
+            return False  # Nothing is decided by who announced a result.
+        return view.ballots.find(letter.message.digest) is None
+
+    def _bytes(self, state: State, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+        view = peer.machine.view
+        everybody = [self.peers.states[number] for number in state.peers]
+        for piece in view.own_slices():
+            for sender, commit, _ in view.commits():
+                for cell in view.missing_parts(commit, piece):
+                    if any(holds(other, Bulk.PART, commit, cell) for other in everybody):
+                        name = self.table.names[sender]
+                        yield f"gets the part of {name}", (("part", commit, cell),)
+        facts = self.post.facts(state.sent)
+        lists = {
+            letter.proposes
+            for (basis, _), letters in facts.lists.items()
+            for letter in letters
+            if basis == view.basis
+        }
+        for digest in sorted(lists):
+            for cell in view.missing_results(digest):
+                if any(holds(other, Bulk.RESULT, digest, cell) for other in everybody):
+                    what = self.table.name_of_list(digest)
+                    yield f"gets the result of {what}", (("cell", digest, cell),)
+
+    def _others(self, state: State, seat: int) -> Iterator[Peer]:
+        for index, number in enumerate(state.peers):
+            if index != seat:
+                yield self.peers.states[number]
+
+    def _mishaps(self, state: State, seat: int, name: str) -> Iterator[tuple[str, State]]:
+        spent = (
+            (
+                state.restarts,
+                "restart",
+                "is killed and restarts",
+                state._replace(restarts=state.restarts - 1),
+            ),
+            (
+                state.disks,
+                "lost disk",
+                "loses its disk and restarts",
+                state._replace(disks=state.disks - 1),
+            ),
+            (state.sleeps, "wake", "freezes and wakes", state._replace(sleeps=state.sleeps - 1)),
+        )
+        for left, deed, words, after in spent:
+            if left:
+                moved = self._after(after, seat, f"{name} {words}", ((deed,),))
+                if moved is not None:
+                    yield moved
+
+    # Words --------------------------------------------------------------------------------------
+
+    def _round(self, index: int) -> int:
+        return index - self.table.head.value.round
+
+    def _words(self, letter: Letter) -> str:
+        """A message as those hear of it, rounds counted from 1."""
+        slot, name = letter.message.slot, self.table.names[letter.sender]
+        where = f" in attempt {slot.attempt}" if self.span.attempts > 1 else ""
+        return f"the {slot.kind.name} of {name} of round {self._round(slot.round)}{where}"
+
+    def voters_of(self, state: State) -> list[list[PeerId]]:
+        """Who votes in the round of each peer."""
+        return [
+            list(voters(self.peers.states[number].machine.view.head.roster))
+            for number in state.peers
+        ]
