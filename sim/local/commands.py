@@ -1,0 +1,87 @@
+"""`barnraise local`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+
+ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="New folder for traces, logs and plot.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")]
+
+
+@app.command()
+def local(
+    peers: Annotated[int, typer.Option(help="Nodes that start together.")] = 4,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds to seal.", show_default="as many as there is time")
+    ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(help="How long faults are dealt and rounds sealed.", show_default="60s"),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Each node's line: rate, round trip, loss, such as 20mbit,80ms,1%.",
+            show_default="loopback as it is",
+        ),
+    ] = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset; with commas."),
+    ] = None,
+    every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
+    reckless: Annotated[
+        bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Which faults, when and to whom.")] = 0,
+    trainer: Annotated[
+        str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")
+    ] = "made-up",
+    train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
+    elements: ElementsOption = 100_000,
+    out: OutOption = None,
+    json: JsonOption = False,
+    keep: KeepOption = False,
+    test_switch: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run real nodes on this machine, deal faults, and check what they did against the rules."""
+    began_s = time.monotonic()
+    from rich.console import Console
+
+    from sim.local.main import run_local
+    from sim.local.options import LocalOptions, kinds_named
+    from sim.local.shape import seconds_named, shape_named
+
+    if duration is None and rounds is None:
+        duration = "60s"
+    folder = Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S")) if out is None else out
+    options = LocalOptions(
+        peers=peers,
+        rounds=rounds,
+        duration_s=None if duration is None else seconds_named("--duration", duration),
+        shape=None if shape is None else shape_named(shape),
+        kinds=kinds_named(chaos),
+        every_s=seconds_named("--every", every),
+        is_reckless=reckless,
+        seed=seed,
+        trainer=trainer,
+        train_s=seconds_named("--train", train),
+        elements=elements,
+        folder=folder.absolute(),
+        keep_state=keep,
+        test_switch=test_switch,
+    )
+    end = run_local(
+        options, Console(stderr=json, highlight=False), lambda: time.monotonic() - began_s
+    )
+    if json and end.result is not None:
+        print_json(end.result.as_json())
+    raise typer.Exit(end.status)

@@ -1,0 +1,145 @@
+"""One real node over all its lives: how it is started, and what is done to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import trio
+
+from node.children import child_environment, trainer_threads
+from node.demo.node_process import NODE_COMMAND, NodeProcess
+from protocol.errors import StateError
+from sim.local.options import LocalOptions
+from sim.local.shaper import HOST, Port
+
+MADE_UP_TRAINER = (sys.executable, "-P", "-m", "sim.local.made_up_trainer")
+
+ALL_HERE_FILE = "all-here"
+"""The founder does not train before it is there: alone it would be far ahead of the others."""
+
+BENT_NODE = "B"
+"""Which node a test switch bends."""
+
+Status = Literal["starting", "running", "frozen", "stalled", "down", "left", "finished", "dead"]
+
+
+@dataclass(slots=True, eq=False)
+class LocalNode:
+    """A node as its director knows it. `bootstrap` are the addresses that it is told."""
+
+    name: str
+    folder: Path
+    bootstrap: tuple[str, ...]
+    port: Port | None = None
+    status: Status = "starting"
+    lives: int = 0
+    peer: str = ""
+    address: str = ""
+    trainer_pid: int | None = None
+    sealed: int = 0
+    """The newest round that it knows to be final, over all lives."""
+
+    num_linked: int = 0
+    has_sealed_in_life: bool = False
+    seated: int = 0
+    """The newest round of which it is a member."""
+
+    members: int = 0
+    """On the roster of the newest seal."""
+
+    error: str = ""
+    process: NodeProcess | None = None
+    is_meant_to_end: bool = False
+    pids: list[int] = field(default_factory=list)
+    """Of all processes of all lives."""
+
+    @property
+    def state(self) -> Path:
+        """State folder."""
+        return self.folder / "nodes" / self.name
+
+    @property
+    def trace(self) -> Path:
+        """What it did, over all lives."""
+        return self.folder / "traces" / f"{self.name}.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What its processes had to say, over all lives."""
+        return self.folder / "logs" / f"{self.name}.log"
+
+    def arguments(self, options: LocalOptions, manifest: Path) -> list[str]:
+        """The command line of the network process."""
+        line = [*NODE_COMMAND, "--state", str(self.state), "--manifest", str(manifest)]
+        line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
+        line += ["--threads", str(trainer_threads(options.peers))]
+        if self.port is None:
+            line += ["--listen", f"/ip4/{HOST}/tcp/0"]
+        else:
+            line += ["--listen", f"/ip4/{HOST}/tcp/{self.port.target}"]
+            line += ["--announce", f"/ip4/{HOST}/tcp/{self.port.listen}"]
+        for address in self.bootstrap:
+            line += ["--bootstrap", address]
+        if not self.bootstrap:
+            line += ["--wait-seats", str(options.peers - 1)]
+        if options.trainer == "made-up":
+            words = [*MADE_UP_TRAINER, "--seed", str(options.seed), "--name", self.name]
+            words += ["--round-s", str(options.train_s)]
+            if not self.bootstrap:
+                words += ["--hold", str(self.folder / ALL_HERE_FILE)]
+            line += ["--trainer-command", json.dumps(words)]
+        if options.test_switch is not None and self.name == BENT_NODE:
+            line += ["--test-switch", options.test_switch]
+        return line
+
+    async def start(self, options: LocalOptions, manifest: Path) -> NodeProcess:
+        """Begin a life. Raises StateError if this machine cannot start one more process."""
+        self.lives += 1
+        self.status, self.trainer_pid, self.error = "starting", None, ""
+        self.has_sealed_in_life = self.is_meant_to_end = False
+        with self.log.open("ab") as log:
+            try:
+                process = await trio.lowlevel.open_process(
+                    self.arguments(options, manifest),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=child_environment(),
+                )
+            except OSError as error:
+                raise StateError(f"node {self.name} cannot be started: {error}") from error
+        self.process = NodeProcess(self.name, process, self.log)
+        self.pids.append(process.pid)
+        if self.port is not None:
+            self.port.pid = process.pid
+        return self.process
+
+    def signal_both(self, number: int) -> None:
+        """To both processes, as far as they live."""
+        pids = [None if self.process is None else self.process.pid, self.trainer_pid]
+        for pid in pids:
+            if pid is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+    def kill_trainer(self) -> None:
+        """The trainer is gone; the network process ends of it."""
+        if self.trainer_pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.trainer_pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def node_name(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    name = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        name = chr(ord("A") + letter) + name
+    return name

@@ -1,0 +1,258 @@
+"""A trainer process without torch: made-up drifts, through the real channel, codec and feedback.
+
+    python -P -m sim.local.made_up_trainer --seed 1 --name B --round-s 0.5 [options of the trainer]
+
+It speaks the protocol of `training.trainer_main` and keeps its transaction as that one does (R6):
+killed anywhere and started again, it hands over the same bytes. It takes 40 MB and a fifth of a
+second, where torch takes 250 MB and some seconds, so that many nodes fit on a machine.
+
+N elements of the fragment
+"""
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.errors import BarnraiseError
+from protocol.manifest import RunManifest
+from training.channel import ChannelExchange, ChannelFile, channel_spec
+from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
+from training.compression import CODECS, ErrorFeedback
+from training.control_pipe import ControlPipe
+from training.durable import replace_durably
+from training.exchange import Contribution, Outcome, RunClock
+from training.frames import Ready, Start, Validation
+from training.manifest_file import read_manifest
+
+Vector = NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
+
+KEPT_FILE = "made-up.msgpack"
+PULL, NOISE = np.float32(0.1), np.float32(0.01)
+_LOOK_S = 0.05
+PACE_SPREAD = 0.25
+"""A round takes up to so much more or less than asked: no two trainers are equally fast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The transaction of one round, as it lies on the disk. Roots and payload follow from it."""
+
+    round: int
+    anchor: bytes
+    before_N: Vector | None
+    after_N: Vector | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast it trains. It does not begin before the file `hold` is there."""
+
+    round_s: float
+    hold: Path | None = None
+
+
+def made_up_drift(anchor_N: Vector, path: str) -> Vector:
+    """A pseudo-gradient: a pull towards one, with noise that is a function of `path` alone."""
+    key = int.from_bytes(blake3(path.encode()).digest(length=16), "little")
+    noise_N = np.random.Generator(np.random.Philox(key=key)).random(
+        len(anchor_N), dtype=np.float32
+    ) - np.float32(0.5)
+    drift_N: Vector = PULL * (anchor_N - np.float32(1.0)) + NOISE * noise_N
+    return drift_N
+
+
+def pace_s(round_s: float, path: str) -> float:
+    """How long the training of one round takes, in seconds; a function of `path` alone."""
+    draw = int.from_bytes(blake3(path.encode()).digest(length=4), "little") / 2**32
+    return round_s * (1.0 + PACE_SPREAD * (2.0 * draw - 1.0))
+
+
+class MadeUpTrainer:
+    """One trainer over one channel. `train` it until its run is over."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        exchange: ChannelExchange,
+        kept: Path | None,
+        *,
+        name: str,
+        pace: Pace,
+    ) -> None:
+        """`name` tells this trainer's drifts from those of others; `kept` is where it keeps."""
+        self._manifest = manifest
+        self._exchange = exchange
+        self._kept = kept
+        self._name = name
+        self._round_s, self._hold = pace.round_s, pace.hold
+        self._feedback = ErrorFeedback(
+            CODECS[manifest.outer.codec](),
+            manifest.outer.feedback,
+            cell_elements=manifest.cell_elements,
+        )
+
+    def train(self) -> None:
+        """Until an outcome brings no lease. Raises TrainerError, OSError as the real one does."""
+        exchange = self._exchange
+        numel = self._manifest.layout(0).fragment_numels[0]
+        exchange.send(
+            Ready(threads=1, parameters=numel, device="made up", precision="float32", micro_batch=1)
+        )
+        start = exchange.opening()
+        self._validate_if_asked()
+        self._take_up(start)
+        clock, lease = start.clock, start.lease
+        while self._hold is not None and not self._hold.exists():
+            time.sleep(_LOOK_S)
+        while lease:
+            time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
+            outcome = self._round(clock)
+            self._settle(clock, outcome)
+            clock, lease = outcome.clock, outcome.lease
+            self._validate_if_asked()
+
+    def _round(self, clock: RunClock) -> Outcome:
+        anchor_N = self._exchange.anchors[0]
+        before_N = self._feedback.residual_N
+        encoded = self._feedback.encode(made_up_drift(anchor_N, f"{self._name}/{clock.round}"))
+        # Before anybody hears of it: a process that begins anew must not contradict this one.
+        self._keep(
+            Kept(
+                round=clock.round,
+                anchor=anchor_digest(anchor_N),
+                before_N=before_N,
+                after_N=self._feedback.residual_after_N,
+            )
+        )
+        inner = self._manifest.inner
+        samples = inner.inner_steps * inner.batch
+        context = self._manifest.model.setting("context")
+        assert isinstance(context, int)
+        contribution = Contribution(
+            fragment=0,
+            payloads=encoded.payloads,
+            tokens=samples * context,
+            samples=samples,
+            steps=inner.inner_steps,
+            residual_before=encoded.residual_before,
+            residual_after=encoded.residual_after,
+            loss=_distance(anchor_N),
+        )
+        return self._exchange.begin(0, contribution).result()
+
+    def _settle(self, clock: RunClock, outcome: Outcome) -> None:
+        if outcome.listed:
+            self._feedback.commit()
+        elif outcome.clock.round == clock.round + 1:
+            self._feedback.abort()
+        else:
+            self._feedback.restore(None)
+
+    def _take_up(self, start: Start) -> None:
+        """Go on from what the process before us left; a drift is made up again, the same."""
+        kept = None if self._kept is None else kept_at(self._kept)
+        if kept is None or not start.lease:
+            return
+        is_same = kept.anchor == anchor_digest(self._exchange.anchors[0])
+        if kept.round == start.clock.round and is_same:
+            self._feedback.restore(kept.before_N)
+        elif kept.round == start.clock.round - 1:
+            self._feedback.restore(kept.after_N if start.listed else kept.before_N)
+        logger.info("taken up round=%d of=%d", start.clock.round, kept.round)
+
+    def _keep(self, kept: Kept) -> None:
+        if self._kept is None:
+            return
+        self._kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(self._kept, [_packed(kept)])
+
+    def _validate_if_asked(self) -> None:
+        asked = self._exchange.take_validation()
+        if asked is not None:
+            loss = _distance(self._exchange.anchors[0])
+            self._exchange.send(Validation(round=asked, loss=loss))
+
+
+def _distance(anchor_N: Vector) -> float:
+    """What stands for a loss: the root mean square distance to where all drifts pull."""
+    return float(np.sqrt(np.mean(np.square(anchor_N - np.float32(1.0)), dtype=np.float64)))
+
+
+def anchor_digest(anchor_N: Vector) -> bytes:
+    """Names the anchor that a contribution is against."""
+    return blake3(anchor_N.astype("<f4", copy=False).tobytes()).digest()
+
+
+def _packed(kept: Kept) -> bytes:
+    vectors = [
+        None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
+        for x_N in (kept.before_N, kept.after_N)
+    ]
+    body: bytes = msgpack.packb([kept.round, kept.anchor, *vectors])
+    return body
+
+
+def kept_at(path: Path) -> Kept | None:
+    """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
+    try:
+        round_index, anchor, *vectors = msgpack.unpackb(path.read_bytes(), max_bin_len=2**31 - 1)
+    except FileNotFoundError:
+        return None
+    before_N, after_N = (
+        None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
+    )
+    return Kept(round=round_index, anchor=anchor, before_N=before_N, after_N=after_N)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one trainer; returns the exit status."""
+    leave_interrupts_to_parent()
+    options, _ = _parser().parse_known_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    read_fd, write_fd = take_control_pipe()
+    try:
+        manifest = read_manifest(options.manifest, bytes.fromhex(options.run))
+        with ChannelFile.open(options.channel, channel_spec(manifest, 0)) as channel:
+            pipe = ControlPipe(read_fd, write_fd, on_closed=exit_now)
+            trainer = MadeUpTrainer(
+                manifest,
+                ChannelExchange(channel, pipe),
+                None if options.inner is None else options.inner / KEPT_FILE,
+                name=f"{options.seed}/{options.name}",
+                pace=Pace(round_s=options.round_s, hold=options.hold),
+            )
+            trainer.train()
+    except (BarnraiseError, OSError) as error:
+        logger.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - not a bug of ours
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sim.local.made_up_trainer", description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--name", required=True, help="tells its drifts from those of others")
+    parser.add_argument(
+        "--round-s", type=float, required=True, help="seconds of a round's training"
+    )
+    parser.add_argument("--hold", type=Path, help="no training before this file is there")
+    parser.add_argument("--channel", type=Path, required=True, help="the mapped file")
+    parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
+    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
+    parser.add_argument("--inner", type=Path, help="folder of its transaction; none: keep nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""`barnraise local` from its options to its exit status."""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+from rich.console import Console
+
+from protocol.errors import ConfigError, StateError
+from protocol.identity import PeerId, parse_peer_id
+from protocol.manifest import RunManifest
+from sim.local.director import Director, Patience
+from sim.local.local_node import BENT_NODE, LocalNode
+from sim.local.options import LocalOptions
+from sim.local.progress import Progress
+from sim.local.recipe import found_run
+from sim.local.report import Result, print_result, write_report
+from sim.local.story import Story
+from sim.local.verdict import Evidence, judge
+
+EXIT_DONE, EXIT_FAILED = 0, 1
+_EXIT_BY_SIGNAL = 128
+_TICK_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEnd:
+    """The exit status, and the result of a run that was not interrupted."""
+
+    status: int
+    result: Result | None
+
+
+def run_local(
+    options: LocalOptions,
+    console: Console,
+    now_s: Callable[[], float],
+    patience: Patience | None = None,
+) -> LocalEnd:
+    """Run real nodes and tell about it on the console. Leaves no process, however it ends.
+
+    `now_s` are seconds since the command was given. Raises ConfigError for a folder that cannot be
+    used.
+    """
+    manifest = _set_stage(options)
+    progress = Progress(console, now_s)
+    story = Story(options.peers, progress.tell)
+    director = Director(options, story, now_s, patience or Patience())
+    received: list[int] = []
+    wall_offset_s = time.time() - now_s()
+    error = trio.run(_play, director, progress, received)
+    if received:
+        progress.tell(now_s(), f"Stopped. No process is left running; see {options.folder}")
+        return LocalEnd(status=_EXIT_BY_SIGNAL + received[0], result=None)
+    nodes = list(story.nodes.values())
+    evidence = Evidence(
+        traces=[node.tracing for node in nodes],
+        logs=[node.log for node in nodes],
+        stayed=[node.state for node in nodes if node.status not in ("left", "dead")],
+        states=[node.state for node in nodes],
+        bent=_bent(options, nodes),
+        disturbed=[wall_offset_s + at_s for at_s in story.disturbed()],
+    )
+    verdict = judge(manifest, evidence)
+    result = Result(options=options, story=story, verdict=verdict, wall_s=now_s(), error=error)
+    write_report(result, options.folder)
+    if result.is_good and not options.keep_state:
+        # A file that Windows still holds open is no reason to fail.
+        shutil.rmtree(options.folder / "nodes", ignore_errors=True)
+    print_result(console, result)
+    console.print(f"\nTraces, logs and plot: {options.folder}", markup=False, soft_wrap=True)
+    return LocalEnd(status=EXIT_DONE if result.is_good else EXIT_FAILED, result=result)
+
+
+def _bent(options: LocalOptions, nodes: Sequence[LocalNode]) -> frozenset[PeerId]:
+    if options.test_switch is None:
+        return frozenset()
+    return frozenset(parse_peer_id(n.peer) for n in nodes if n.name == BENT_NODE and n.peer)
+
+
+async def _play(director: Director, progress: Progress, received: list[int]) -> str:
+    """Why it failed, empty if it did not; the signal that ended it is in `received`."""
+    error = ""
+    with progress.shown():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch_signals, received, nursery.cancel_scope)
+            nursery.start_soon(_keep_showing, director.story, progress)
+            try:
+                await director.play()
+            except StateError as failure:
+                error = str(failure)
+            nursery.cancel_scope.cancel()
+    return error
+
+
+async def _watch_signals(received: list[int], scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            received.append(number)
+            scope.cancel()
+
+
+async def _keep_showing(story: Story, progress: Progress) -> None:
+    while True:
+        progress.tick(story)
+        await trio.sleep(_TICK_S)
+
+
+def _set_stage(options: LocalOptions) -> RunManifest:
+    folder = options.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--out {folder} is not empty: name a new folder")
+        for name in ("nodes", "logs", "traces"):
+            (folder / name).mkdir()
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
+    return found_run(
+        options, state=folder / "nodes" / "A", manifest_path=folder / "manifest.msgpack"
+    )

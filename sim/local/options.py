@@ -1,0 +1,102 @@
+"""What `barnraise local` is asked to do."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.demo.options import TEST_SWITCHES
+from protocol.errors import ConfigError
+from protocol.limits import ROUNDS_MAX
+from sim.local.shape import Shape
+
+PEERS_MIN, PEERS_MAX = 2, 32
+PEERS_FOR_CHAOS = 3
+"""With two voters the elder one alone is a quorum, and without it nothing goes on."""
+
+ELEMENTS_MIN, ELEMENTS_MAX = 1024, 50_000_000
+
+KINDS = {
+    "kill": "a process dies at once, and starts again later",
+    "freeze": "a node's processes stand still for a while",
+    "churn": "nodes leave, come back, and new ones join",
+    "stall": "a node's network line stands still, connections open",
+    "reset": "all connections of a node break",
+}
+NEEDS_SIGNALS = ("freeze",)
+NEEDS_SHAPER = ("stall", "reset")
+
+TRAINERS = ("made-up", "real")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """One run of real nodes. `folder` is where everything goes; it must be new or empty."""
+
+    peers: int
+    folder: Path
+    rounds: int | None = None
+    """The run's last round; None where `duration_s` ends it."""
+
+    duration_s: float | None = 60.0
+    shape: Shape | None = None
+    kinds: tuple[str, ...] = ()
+    """Faults that are dealt, one every `every_s` seconds."""
+
+    every_s: float = 10.0
+    seed: int = 0
+    trainer: str = "made-up"
+    train_s: float = 0.5
+    """Seconds of made-up training per round."""
+
+    elements: int = 100_000
+    """Parameters of the made-up model; as many as fit its shapes, a few less."""
+
+    is_reckless: bool = False
+    """Deal faults also where they leave less than a quorum."""
+
+    keep_state: bool = False
+    test_switch: str | None = None
+    """Bends the second node, to show that the checks can fail."""
+
+    def __post_init__(self) -> None:
+        if not PEERS_MIN <= self.peers <= PEERS_MAX:
+            raise ConfigError(f"--peers {self.peers} is not in {PEERS_MIN}..{PEERS_MAX}")
+        if (self.rounds is None) == (self.duration_s is None):
+            raise ConfigError("give either --rounds or --duration")
+        if self.rounds is not None and not 1 <= self.rounds <= ROUNDS_MAX:
+            raise ConfigError(f"--rounds {self.rounds} is not in 1..{ROUNDS_MAX}")
+        if self.trainer not in TRAINERS:
+            raise ConfigError(f"--trainer {self.trainer!r} is none of {', '.join(TRAINERS)}")
+        if not ELEMENTS_MIN <= self.elements <= ELEMENTS_MAX:
+            raise ConfigError(
+                f"--elements {self.elements} is not in {ELEMENTS_MIN}..{ELEMENTS_MAX}"
+            )
+        if self.test_switch is not None and self.test_switch not in TEST_SWITCHES:
+            raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown:
+            raise ConfigError(f"--chaos: no fault {unknown[0]!r}; there are {', '.join(KINDS)}")
+        if len(set(self.kinds)) != len(self.kinds):
+            raise ConfigError("--chaos: a fault is named twice")
+        if self.kinds and self.peers < PEERS_FOR_CHAOS and not self.is_reckless:
+            raise ConfigError(
+                f"--chaos takes at least {PEERS_FOR_CHAOS} peers: of {self.peers}, one that is "
+                "missing is one too many. --reckless does it all the same"
+            )
+        if not hasattr(signal, "SIGSTOP"):
+            for kind in NEEDS_SIGNALS:
+                if kind in self.kinds:
+                    raise ConfigError(f"--chaos {kind}: this system has no signal that does it")
+
+    @property
+    def needs_shaper(self) -> bool:
+        """Whether there is a proxy between the nodes."""
+        return self.shape is not None or any(kind in NEEDS_SHAPER for kind in self.kinds)
+
+
+def kinds_named(text: str | None) -> tuple[str, ...]:
+    """`kill,freeze` as a tuple; which kinds there are is checked with the other options."""
+    return () if text is None else tuple(part.strip() for part in text.split(","))

@@ -1,0 +1,74 @@
+"""The run that real nodes take part in: every number of its manifest."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from node.demo.options import DemoOptions
+from node.demo.recipe import demo_manifest
+from node.state.keystore import load_or_create_identity
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest, Setting, sign_manifest
+from protocol.wire import encode
+from sim.local.options import LocalOptions
+from training.genesis import shard_spec
+
+ROUNDS_WITHOUT_END = 1_000_000
+CELLS = 24
+"""At least about so many, so that there are some for every reducer."""
+
+_CONTEXT_MIN, _CONTEXT_MAX = 16, 1 << 20
+
+
+def model_settings(elements: int) -> tuple[Setting, ...]:
+    """Settings of a GPT of `elements` parameters, or up to 63 fewer.
+
+    Nobody runs it: a long table of positions makes up what is missing.
+    """
+    for width in (64, 16, 4, 1):
+        fixed = 256 * width + width + 2 * width + 12 * width * width
+        context = (elements - fixed) // width
+        if context >= _CONTEXT_MIN:
+            break
+    else:
+        context = _CONTEXT_MIN
+    layers = 1
+    while context > _CONTEXT_MAX:
+        # Of layers there may be many; of positions there is a most.
+        layers += 1
+        context = (elements - 257 * width - layers * (2 * width + 12 * width * width)) // width
+    return (
+        Setting("context", context),
+        Setting("heads", 1),
+        Setting("layers", layers),
+        Setting("width", width),
+    )
+
+
+def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
+    """The manifest. Raises CorpusError where this Python lacks its library sources."""
+    rounds = ROUNDS_WITHOUT_END if options.rounds is None else options.rounds
+    base = demo_manifest(
+        DemoOptions(peers=2, rounds=1, seed=options.seed, folder=options.folder), founder
+    )
+    manifest = replace(
+        base, title="barnraise local", rounds=rounds, created_unix_s=int(time.time())
+    )
+    if options.trainer == "real":
+        return manifest
+    model = replace(manifest.model, settings=model_settings(options.elements))
+    shard = shard_spec(model)
+    numel = sum(tensor.numel for tensor in shard.tensors)
+    cell = 1 << max(0, (numel // CELLS).bit_length() - 1)
+    cell = min(max(cell, limits.CELL_ELEMENTS_MIN), limits.CELL_ELEMENTS_MAX)
+    inner = replace(manifest.inner, inner_steps=1, batch=1)
+    return replace(manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner)
+
+
+def found_run(options: LocalOptions, *, state: Path, manifest_path: Path) -> RunManifest:
+    """Make the founder's key in its state folder, and the signed manifest as a file for all."""
+    signer = load_or_create_identity(state)
+    manifest = local_manifest(options, signer.peer_id)
+    manifest_path.write_bytes(encode(sign_manifest(manifest, signer)))
+    return manifest

@@ -1,0 +1,184 @@
+"""What a local run came to: a table for people, a line of JSON, a plot of rounds over time."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.local.options import LocalOptions
+from sim.local.story import Dealt, Story
+from sim.local.verdict import Verdict
+
+PLOT_FILE, RESULT_FILE = "rounds.png", "result.json"
+
+_INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
+_CURVE = "#1f5fbf"
+_COLOURS = {
+    "kill": "#b3261e",
+    "freeze": "#2a7f9e",
+    "churn": "#1b7a3d",
+    "stall": "#8a5a00",
+    "reset": "#7b3fa0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Everything that is reported of one run. `error` says why it failed; empty if it did not."""
+
+    options: LocalOptions
+    story: Story
+    verdict: Verdict
+    wall_s: float
+    error: str
+
+    @property
+    def is_good(self) -> bool:
+        """What the exit status says."""
+        return not self.error and not self.story.deaths and self.verdict.is_good
+
+    @property
+    def rounds_per_minute(self) -> float:
+        """From the first seal to the last."""
+        seals = self.story.seals
+        if len(seals) < 2 or seals[-1][0] <= seals[0][0]:
+            return 0.0
+        return 60.0 * (seals[-1][1] - seals[0][1]) / (seals[-1][0] - seals[0][0])
+
+    def as_json(self) -> dict[str, object]:
+        """The line that `--json` ends with."""
+        story, verdict = self.story, self.verdict
+        recovered = [one.next_seal_s for one in story.dealt if one.next_seal_s is not None]
+        return {
+            "is_good": self.is_good,
+            "error": self.error,
+            "invariants": verdict.broken or "hold",
+            "peers": self.options.peers,
+            "nodes": len(story.nodes),
+            "rounds_sealed": story.newest,
+            "rounds_per_minute": round(self.rounds_per_minute, 2),
+            "faults": [_dealt(one) for one in story.dealt],
+            "faults_spared": story.num_spared,
+            "recovered_median_s": _rounded(statistics.median(recovered)) if recovered else None,
+            "recovered_max_s": _rounded(max(recovered)) if recovered else None,
+            "deaths": [{"node": one.name, "why": one.why} for one in story.deaths],
+            "checkpoints_equal": verdict.checkpoints_equal,
+            "checkpoints": verdict.num_checkpoints,
+            "records": verdict.num_records,
+            "signatures": verdict.num_signatures,
+            "memory_max_bytes": verdict.memory_max_bytes,
+            "pids": [pid for node in story.nodes.values() for pid in node.pids],
+            "seed": self.options.seed,
+            "wall_s": _rounded(self.wall_s),
+        }
+
+
+def print_result(console: Console, result: Result) -> None:
+    """The table, the faults, and the verdict."""
+    story, verdict = result.story, result.verdict
+    if story.dealt:
+        console.print(_faults(story))
+    table = Table(show_header=False, box=None, pad_edge=False)
+    shape = result.options.shape
+    rows = [
+        ("nodes", f"{result.options.peers} at first, {len(story.nodes)} in all"),
+        ("network", "loopback" if shape is None else str(shape)),
+        ("rounds sealed", f"{story.newest}, {result.rounds_per_minute:.1f} a minute"),
+        ("faults", f"{len(story.dealt)} dealt, {story.num_spared} spared for the quorum's sake"),
+        ("records", f"{verdict.num_records}, of them {verdict.num_signatures} signatures"),
+        ("memory", f"{verdict.memory_max_bytes / 2**20:.0f} MiB at most in a network process"),
+        ("checkpoints", _checkpoints(verdict)),
+        ("invariants", verdict.broken or "hold"),
+    ]
+    for name, text in rows:
+        table.add_row(name, text)
+    console.print(table, markup=False)
+    for death in story.deaths:
+        console.print(f"\n{death.name} died by itself: {death.why}", markup=False)
+    if result.error:
+        console.print(f"\nThe run failed: {result.error}", markup=False)
+
+
+def write_report(result: Result, folder: Path) -> None:
+    """The result and the plot as files. Takes half a second."""
+    seals = [[round(at_s, 3), index] for at_s, index in result.story.seals]
+    body = result.as_json() | {"seals": seals}
+    (folder / RESULT_FILE).write_text(json.dumps(body, indent=1) + "\n", "utf-8", newline="\n")
+    if result.story.seals:
+        draw_plot(result, folder / PLOT_FILE)
+
+
+def draw_plot(result: Result, path: Path) -> None:
+    """Rounds over time, and where faults were dealt."""
+    # matplotlib takes half a second to load, and only this needs it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    times, rounds = zip(*result.story.seals, strict=True)
+    axes.step(times, rounds, where="post", color=_CURVE, linewidth=2)
+    named = set()
+    for one in result.story.dealt:
+        kind = one.fault.kind
+        label = None if kind in named else kind
+        named.add(kind)
+        axes.axvline(one.at_s, color=_COLOURS[kind], linewidth=1.1, linestyle=":", label=label)
+        if one.undone_s is not None and one.fault.lasts_s:
+            axes.axvspan(one.at_s, one.undone_s, color=_COLOURS[kind], alpha=0.08, linewidth=0)
+    axes.set_title(
+        f"{result.options.peers} real nodes: rounds sealed, and faults dealt",
+        loc="left",
+        color=_INK,
+        fontsize=12,
+        fontweight="bold",
+    )
+    axes.set_xlabel("seconds", color=_MUTED)
+    axes.set_ylabel("round", color=_MUTED)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    if named:
+        axes.legend(loc="upper left", frameon=False)
+    figure.savefig(path, format="png")
+
+
+def _faults(story: Story) -> Table:
+    table = Table("at", "fault", "next seal", "back", box=None, pad_edge=False)
+    for one in story.dealt:
+        table.add_row(
+            f"{one.at_s:.1f} s", str(one.fault), _seconds(one.next_seal_s), _seconds(one.back_s)
+        )
+    return table
+
+
+def _checkpoints(verdict: Verdict) -> str:
+    if not verdict.num_checkpoints:
+        return "none to compare"
+    what = "all are what was sealed" if verdict.checkpoints_equal else "DIFFER from what was sealed"
+    return f"{verdict.num_checkpoints} compared, {what}"
+
+
+def _dealt(one: Dealt) -> dict[str, object]:
+    return {
+        "at_s": _rounded(one.at_s),
+        "fault": str(one.fault),
+        "kind": one.fault.kind,
+        "victim": one.fault.victim,
+        "next_seal_s": None if one.next_seal_s is None else _rounded(one.next_seal_s),
+        "back_s": None if one.back_s is None else _rounded(one.back_s),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} s"
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)

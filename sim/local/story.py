@@ -1,0 +1,139 @@
+"""What happened in a local run, as it happens: seals, faults, deaths."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node.demo import events
+from node.demo.events import Event
+from sim.local.chaos import Fault, Situation
+from sim.local.local_node import LocalNode
+
+
+@dataclass(slots=True, kw_only=True)
+class Dealt:
+    """A fault that was dealt. Times are seconds since the command was given."""
+
+    fault: Fault
+    at_s: float
+    undone_s: float | None = None
+    next_seal_s: float | None = None
+    """Until others than the victim sealed a round that they had not before."""
+
+    back_s: float | None = None
+    """From its undoing until the victim sealed, or had a newer state from others."""
+
+    newest: int = 0
+    """The last sealed round when it was dealt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A node that ended though nobody told it to, or did not end when it had to."""
+
+    name: str
+    at_s: float
+    why: str
+
+
+@dataclass(slots=True)
+class Story:
+    """Everything that is known of a run while it goes on."""
+
+    num_begun: int
+    tell: Callable[[float, str], None]
+    """Takes a line about what happened, and when."""
+
+    nodes: dict[str, LocalNode] = field(default_factory=dict)
+    seals: list[tuple[float, int]] = field(default_factory=list)
+    """When a round was sealed first, by anybody, and which."""
+
+    dealt: list[Dealt] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    num_spared: int = 0
+    """Faults that were not dealt, for the quorum's sake."""
+
+    @property
+    def newest(self) -> int:
+        """The last sealed round."""
+        return self.seals[-1][1] if self.seals else 0
+
+    @property
+    def running(self) -> list[LocalNode]:
+        """Nodes that run and to which nothing is done now."""
+        return [node for node in self.nodes.values() if node.status == "running"]
+
+    def situation(self) -> Situation:
+        """For the choice of the next fault."""
+        # A member hears of its seat when a round begins: of the newest sealed one, long ago.
+        members = [n for n in self.running if n.has_sealed_in_life and n.seated >= self.newest]
+        return Situation(
+            well=[node.name for node in members],
+            running=[node.name for node in self.running],
+            gone=[node.name for node in self.nodes.values() if node.status == "left"],
+            num_here=sum(n.status not in ("left", "dead") for n in self.nodes.values()),
+            members=max(
+                (n.members for n in self.nodes.values() if n.sealed == self.newest), default=0
+            ),
+            num_begun=self.num_begun,
+        )
+
+    def disturbed(self) -> list[float]:
+        """When something was done to a node, or undone."""
+        undone = [dealt.undone_s for dealt in self.dealt if dealt.undone_s is not None]
+        return [*(dealt.at_s for dealt in self.dealt), *undone]
+
+    def heard(self, node: LocalNode, event: Event, now_s: float) -> None:
+        """Take an event of a node in."""
+        match event:
+            case events.Listening():
+                node.peer = event.peer
+                node.address = event.addresses[0] if event.addresses else ""
+                if node.status == "starting":
+                    node.status = "running"
+            case events.TrainerStarted():
+                node.trainer_pid = event.pid
+                node.pids.append(event.pid)
+            case events.RoundSealed():
+                node.members = event.members
+                self._moved(node, event.round, now_s)
+            case events.Linked() | events.Unlinked():
+                node.num_linked = len(event.linked)
+            case events.Seated():
+                node.seated = event.round
+            case events.Synced():
+                self._moved(node, event.round, now_s)
+            case events.Finished():
+                node.status = "finished"
+            case events.Resynced():
+                self.tell(now_s, f"{node.name} has another state than the swarm: {event.reason}")
+            case events.FaultSeen():
+                self.tell(now_s, f"{node.name} reports a fault of a peer: {event.reason}")
+            case events.Failed():
+                node.error = f"{event.kind}: {event.message}"
+            case _:
+                pass
+
+    def dealing(self, fault: Fault, now_s: float) -> Dealt:
+        """A fault is dealt now."""
+        dealt = Dealt(fault=fault, at_s=now_s, newest=self.newest)
+        self.dealt.append(dealt)
+        self.tell(now_s, str(fault))
+        return dealt
+
+    def died(self, node: LocalNode, why: str, now_s: float) -> None:
+        """A node ended that nobody had told to."""
+        node.status = "dead"
+        self.deaths.append(Death(node.name, now_s, why))
+        self.tell(now_s, f"{node.name} died by itself: {why.splitlines()[0]}")
+
+    def _moved(self, node: LocalNode, round_index: int, now_s: float) -> None:
+        node.sealed = max(node.sealed, round_index)
+        node.has_sealed_in_life = True
+        if round_index > self.newest:
+            self.seals.append((now_s, round_index))
+        for dealt in self.dealt:
+            is_victim = dealt.fault.victim == node.name
+            if dealt.next_seal_s is None and not is_victim and round_index > dealt.newest:
+                dealt.next_seal_s = now_s - dealt.at_s
+            if dealt.back_s is None and is_victim and dealt.undone_s is not None:
+                dealt.back_s = now_s - dealt.undone_s

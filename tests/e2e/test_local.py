@@ -1,0 +1,156 @@
+"""`barnraise local` with real processes: it holds under faults, and its checks can fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.tracing import Began, Signed
+from node.trace_file import read_trace
+from tests.e2e.swarm import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+COMMAND = (sys.executable, "-P", "-m", "sim.local", "local", "--json")
+SMALL = ("--elements", "5000", "--train", "0.3s")
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    report: dict[str, Any]
+    said: str
+    folder: Path
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def end(folder: Path, process: subprocess.Popen[bytes]) -> Ended:
+    stdout, stderr = process.communicate(timeout=240)
+    report = json.loads(stdout.splitlines()[-1]) if stdout else {}
+    return Ended(process.returncode, report, stderr.decode(errors="replace"), folder)
+
+
+def run_local(folder: Path, *options: str) -> Ended:
+    return end(folder, start(folder, *options))
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the processes that still work in a folder."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in line and "pytest" not in line:
+            found.append(line)
+    return found
+
+
+def test_four_nodes_keep_every_promise_under_kills_and_freezes(tmp_path):
+    ended = run_local(
+        tmp_path / "out",
+        *("--peers", "4", "--duration", "40s", "--chaos", "kill,freeze", "--every", "6s"),
+        *("--seed", "3", *SMALL),
+    )
+    report = ended.report
+    assert ended.status == 0, ended.said[-4000:]
+    assert (report["is_good"], report["invariants"], report["error"]) == (True, "hold", "")
+    assert report["rounds_sealed"] > 5
+    assert {fault["kind"] for fault in report["faults"]} == {"kill", "freeze"}
+    assert any(fault["next_seal_s"] is not None for fault in report["faults"])
+    assert (report["deaths"], report["checkpoints_equal"]) == ([], True)
+    assert report["checkpoints"] >= 4
+    assert processes_of(ended.folder) == []
+    kept = {path.name for path in ended.folder.iterdir()}
+    assert {"traces", "logs", "rounds.png", "result.json"} <= kept
+    assert "nodes" not in kept
+    # A node that was killed went on in its file, and had signed before and behind it.
+    lives = [[type(r) for r in read_trace(path)] for path in (ended.folder / "traces").iterdir()]
+    assert any(kinds.count(Began) > 1 for kinds in lives)
+    assert all(Signed in kinds for kinds in lives)
+
+
+def test_line_between_the_nodes_may_be_shaped_and_stand_still(tmp_path):
+    ended = run_local(
+        tmp_path / "out",
+        *("--peers", "3", "--duration", "25s", "--shape", "20mbit,80ms,0.2%"),
+        *("--chaos", "stall,reset", "--every", "5s", *SMALL),
+    )
+    assert ended.status == 0, ended.said[-4000:]
+    assert ended.report["invariants"] == "hold"
+    assert ended.report["rounds_sealed"] > 3
+    assert ended.report["faults"]
+
+
+def test_run_of_so_many_rounds_ends_by_itself_with_equal_checkpoints(tmp_path):
+    ended = run_local(tmp_path / "out", "--peers", "3", "--rounds", "8", "--keep", *SMALL)
+    assert ended.status == 0, ended.said[-4000:]
+    assert ended.report["rounds_sealed"] == 8
+    assert ended.report["checkpoints"] >= 3
+    assert (ended.folder / "nodes" / "A" / "identity.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("switch", "broken"), [("own-update", "I2, agreement"), ("flip-byte", "I6")]
+)
+def test_node_that_is_bent_is_found_by_its_trace(tmp_path, switch, broken):
+    ended = run_local(
+        tmp_path / "out", "--peers", "3", "--duration", "10s", "--test-switch", switch, *SMALL
+    )
+    if switch == "own-update":
+        assert (ended.status, ended.report["is_good"]) == (1, False)
+        assert ended.report["invariants"].startswith(broken)
+        assert not ended.report["checkpoints_equal"]
+    else:
+        # Who flips a bit on purpose may be accused, and the round does without it.
+        assert ended.report["checkpoints_equal"]
+        assert any("Accused" in type(r).__name__ for r in all_records(ended.folder))
+
+
+def all_records(folder: Path):
+    return [record for path in (folder / "traces").iterdir() for record in read_trace(path)]
+
+
+def test_ctrl_c_leaves_no_process_and_keeps_the_traces(tmp_path):
+    folder = tmp_path / "out"
+    process = start(folder, "--peers", "3", "--duration", "10m", *SMALL)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"round" in line and b"round 0" not in line:
+            break
+    process.send_signal(signal.SIGINT)
+    ended = end(folder, process)
+    assert ended.status == 128 + signal.SIGINT
+    assert processes_of(folder) == []
+    assert "Traceback" not in ended.said
+    assert all_records(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--shape", "fast"), "--shape: 'fast' is no number with a unit"),
+        (("--chaos", "fire"), "--chaos: no fault 'fire'"),
+        (("--every", "0s", "--chaos", "kill"), "--every: '0s' is no time above zero"),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused(tmp_path, options, why):
+    ended = run_local(tmp_path / "out", *options)
+    assert ended.status == 2
+    assert why in ended.said
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,44 @@
+import pytest
+
+from protocol.manifest import ModelSpec
+from sim.local.local_node import node_name
+from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions
+from sim.local.recipe import local_manifest, model_settings
+from tests.node.builders import peers_named
+from training.genesis import genesis_weights, shard_spec
+
+(FOUNDER,) = peers_named(1)
+
+
+@pytest.mark.parametrize(
+    "elements", [ELEMENTS_MIN, 5_000, 65_727, 65_800, 100_000, 1_000_001, ELEMENTS_MAX]
+)
+def test_model_has_as_many_elements_as_asked_or_a_few_fewer(elements):
+    model = ModelSpec(name="gpt", settings=model_settings(elements), seed=0)
+    numel = sum(tensor.numel for tensor in shard_spec(model).tensors)
+    assert elements - 64 < numel <= elements
+
+
+@pytest.mark.parametrize(("elements", "cells"), [(ELEMENTS_MIN, 1), (100_000, 24), (3_000_000, 24)])
+def test_grid_has_cells_for_every_reducer(tmp_path, elements, cells):
+    manifest = local_manifest(LocalOptions(peers=4, folder=tmp_path, elements=elements), FOUNDER)
+    assert cells <= manifest.layout(0).num_cells(0) <= 2 * cells + 1
+    (anchor_N,) = genesis_weights(manifest)
+    assert len(anchor_N) == manifest.layout(0).fragment_numels[0]
+
+
+def test_real_trainer_trains_the_demos_model(tmp_path):
+    manifest = local_manifest(LocalOptions(peers=4, folder=tmp_path, trainer="real"), FOUNDER)
+    assert manifest.model.setting("layers") == 2
+    assert manifest.inner.inner_steps == 20
+
+
+def test_names_of_nodes_go_on_behind_z():
+    assert [node_name(number) for number in (0, 1, 25, 26, 27, 52)] == [
+        "A",
+        "B",
+        "Z",
+        "AA",
+        "AB",
+        "BA",
+    ]
