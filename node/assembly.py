@@ -101,7 +101,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         restart=restart,
         checkpoints=checkpoints,
         hooks=node.hooks,
-        trace=node.tracing,
+        trace=node.trace,
     )
     driver = Driver(parts, compute_threads=config.compute_threads)
     links = Links(

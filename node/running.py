@@ -98,8 +98,8 @@ async def run_node(node: Node, around: Around) -> None:
                 _tell_addresses(node, transport)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
-                if node.tracing is not None:
-                    nursery.start_soon(node.tracing.keep_telling_use, made.driver.core)
+                if node.trace is not None:
+                    nursery.start_soon(node.trace.keep_telling_use, made.driver.core)
                 nursery.start_soon(_work, made, departure)
                 await nursery.start(directory.run)
                 nursery.start_soon(_watch_connections, transport, made.links)
@@ -132,8 +132,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _trace_end(node: Node, reason: str) -> None:
-    if node.tracing is not None:
-        node.tracing.ended(reason)
+    if node.trace is not None:
+        node.trace.ended(reason)
 
 
 async def _to_the_end(node: Node, made: Machinery) -> None:

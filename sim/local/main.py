@@ -57,7 +57,7 @@ def run_local(
         return LocalEnd(status=_EXIT_BY_SIGNAL + received[0], result=None)
     nodes = list(story.nodes.values())
     evidence = Evidence(
-        traces=[node.tracing for node in nodes],
+        traces=[node.trace for node in nodes],
         logs=[node.log for node in nodes],
         stayed=[node.state for node in nodes if node.status not in ("left", "dead")],
         states=[node.state for node in nodes],
