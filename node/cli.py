@@ -17,6 +17,7 @@ def main() -> None:
         from node.commands import demo, founding, looking, using  # noqa: F401 - they register
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status
         from protocol.errors import BarnraiseError
+        from sim import commands  # noqa: F401 - it registers `sim` and `local`
     try:
         app(prog_name="barnraise")
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -71,10 +71,13 @@ def parse_sections(kind: type[S], content: Mapping[str, object], path: Path) -> 
 
 def key_text(location: Sequence[int | str]) -> str:
     """`[inner] learning_rate`, as one finds it in the file."""
-    names = [part for part in location if isinstance(part, str)]
-    items = [f"[{part}]" for part in location if isinstance(part, int)]
-    *sections, key = [shown(name) for name in names]
-    key += "".join(items)
+    names: list[str] = []
+    for part in location:
+        if isinstance(part, int):
+            names[-1] += f"[{part}]"
+        else:
+            names.append(shown(part))
+    *sections, key = names or ["the file"]
     return f"[{'.'.join(sections)}] {key}" if sections else key
 
 
@@ -111,7 +114,13 @@ def _explain(
 
 def _section(kind: type[Section], location: Sequence[int | str]) -> type[Section]:
     for part in location:
-        annotation = kind.model_fields[str(part)].annotation
+        if isinstance(part, int):
+            continue  # An item of a list of sections, of which all are of one kind.
+        annotation = kind.model_fields[part].annotation
+        arguments = get_args(annotation)
+        while arguments:  # list[Section], or that or None.
+            annotation = arguments[0]
+            arguments = get_args(annotation)
         assert isinstance(annotation, type)
         assert issubclass(annotation, Section)
         kind = annotation

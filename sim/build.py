@@ -1,0 +1,51 @@
+"""A scenario's world, before anything happens in it."""
+
+import math
+import random
+from dataclasses import replace
+
+from node.round_view import RoundConfig
+from protocol.identity import PeerId
+from sim.devices import Device
+from sim.faults import member_names
+from sim.nodes import peer_named, signer_named
+from sim.scenario import Scenario
+from sim.toy_run import toy_run
+from sim.world import World, WorldSettings
+
+
+def build_world(scenario: Scenario, seed: int) -> World:
+    """The world of a scenario with a seed; nobody has joined."""
+    luck = random.Random(f"{seed}/scenario/world")
+    link = luck.choice(scenario.links)
+    settings = WorldSettings(
+        is_signing_for_real=luck.random() < scenario.real_signatures,
+        is_encoding=luck.random() < scenario.encoding,
+        rare=scenario.rare,
+        disk=scenario.disk,
+        # Whoever was down at the end finds somebody to hear the last rounds from.
+        linger_s=math.inf,
+    )
+    founder = member_names(1)[0]
+    manifest = toy_run(
+        signer_named(founder).peer_id if settings.is_signing_for_real else peer_named(founder),
+        rounds=scenario.rounds,
+        cells=scenario.cells,
+        timing=scenario.timing,
+        ends_after_s=scenario.ends_after_s,
+    )
+    return World(manifest, seed=seed, link=link, settings=settings)
+
+
+def device_of(scenario: Scenario, seed: int, name: str) -> Device:
+    """What the node of that name runs on."""
+    luck = random.Random(f"{seed}/scenario/device/{name}")
+    return luck.choice(scenario.devices).device(luck)
+
+
+def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, PeerId]) -> None:
+    """All members join; the founder waits for them, so that the first round has all."""
+    config = RoundConfig.from_manifest(world.manifest)
+    for number, (name, peer) in enumerate(names.items()):
+        wait = replace(config, wait_seats=len(names) - 1) if number == 0 else config
+        world.join(peer, config=wait, device=device_of(scenario, seed, name))

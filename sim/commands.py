@@ -1,0 +1,176 @@
+"""`barnraise sim`: worlds in virtual time, by name and seed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+from protocol.errors import ConfigError
+from sim.local import commands as local_commands
+
+__all__ = ["local_commands", "sim_app"]
+
+sim_app = typer.Typer(
+    help="Run many nodes in virtual time: any disaster, from one seed, the same every time.",
+    no_args_is_help=True,
+)
+app.add_typer(sim_app, name="sim")
+
+
+@sim_app.callback()
+def sim() -> None:
+    """Run many nodes in virtual time: any disaster, from one seed, the same every time."""
+    from sim.hush import hush
+
+    hush()
+
+
+ScenarioArgument = Annotated[
+    str, typer.Argument(help="A name of `barnraise sim list`, or a scenario's file.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Everything random comes from it.", min=0)]
+PeersOption = Annotated[
+    int | None, typer.Option("--peers", help="Instead of the scenario's.", show_default=False)
+]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", help="Instead of the scenario's.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", help="Every record of every node goes here.", show_default=False),
+]
+
+
+@sim_app.command("run")
+def run_scenario(
+    scenario: ScenarioArgument,
+    seed: SeedOption = 0,
+    peers: PeersOption = None,
+    rounds: RoundsOption = None,
+    attack: Annotated[
+        str | None, typer.Option(help="NAME:FRACTION of the peers.", show_default=False)
+    ] = None,
+    trace: TraceOption = None,
+    timeline: Annotated[bool, typer.Option(help="What happened when.")] = True,
+    json: JsonOption = False,
+) -> None:
+    """Run one scenario once, and tell what happened and what was kept."""
+    from sim import playing
+
+    if attack is not None:
+        raise ConfigError(
+            "--attack: no node of this simulator lies yet; leave the option out, faults come from"
+            " the scenario"
+        )
+    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
+    with playing.record_writer(trace) as tracer:
+        play = playing.play(found, seed, tracer=tracer)
+    playing.show(play, with_timeline=timeline, to_stderr=json)
+    if json:
+        print_json(play.outcome.as_json())
+    raise typer.Exit(1 if play.outcome.violation else 0)
+
+
+@sim_app.command("sweep")
+def sweep_scenarios(
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or files; `mixed` if there is none.", show_default=False),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="FIRST..LAST, or one.")] = "0..199",
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes.", show_default="all cores", min=1)
+    ] = None,
+    peers: PeersOption = None,
+    rounds: RoundsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for plot, table and failures.", show_default=False),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run many seeds of some scenarios; each failure comes with the command that replays it."""
+    from sim import sweeping
+
+    request = sweeping.Request(
+        names=tuple(scenarios or ()),
+        seeds=seeds,
+        jobs=jobs,
+        peers=peers,
+        rounds=rounds,
+        out=out,
+    )
+    end = sweeping.run_sweep(request, to_stderr=json)
+    if json:
+        print_json(end.as_json())
+    raise typer.Exit(end.status)
+
+
+@sim_app.command()
+def replay(
+    scenario: ScenarioArgument,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Left out, the one that the file has recorded.", show_default=False),
+    ] = None,
+    peers: PeersOption = None,
+    rounds: RoundsOption = None,
+    trace: TraceOption = None,
+) -> None:
+    """Run a failure again: its last records, and whether it comes out the same to the byte."""
+    from sim import playing
+
+    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
+    with playing.record_writer(trace) as tracer:
+        raise typer.Exit(playing.replay(found, seed, tracer=tracer))
+
+
+@sim_app.command()
+def shrink(
+    scenario: ScenarioArgument,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Left out, the one that the file has recorded.", show_default=False),
+    ] = None,
+    peers: PeersOption = None,
+    rounds: RoundsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The smaller scenario goes here.", show_default="NAME-SEED-small.toml"),
+    ] = None,
+    tries: Annotated[int, typer.Option(help="Worlds to run at most.", min=1)] = 400,
+) -> None:
+    """Make a failure smaller: fewer faults, nodes, rounds and cells that break the same promise."""
+    from sim import playing
+
+    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
+    raise typer.Exit(playing.shrink(found, seed, out=out, tries_max=tries))
+
+
+@sim_app.command("list")
+def list_scenarios(json: JsonOption = False) -> None:
+    """Name the scenarios that there are, and those that cannot be run yet."""
+    from sim import playing
+
+    if json:
+        print_json(playing.listing())
+    else:
+        playing.show_listing()
+
+
+@sim_app.command(
+    "explore",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+    help="Walk through every order of events of a small swarm: see `explore --help`.",
+)
+def explore(context: typer.Context) -> None:
+    """Hand the arguments on to the explorer, which has options of its own."""
+    from sim.exploration.run import app as explorer
+
+    explorer(context.args, prog_name="barnraise sim explore")

@@ -1,0 +1,229 @@
+"""What a scenario expects besides the invariants, checked when its world is at its end."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from node.tracing import Adopted, Record, Signed
+from protocol.identity import PeerId
+from sim.chaos import Chaos
+from sim.scenario import Scenario
+from sim.world import World
+
+SETTLE_ROUNDS = 3
+"""After a fault a swarm may take so many rounds to find its pace."""
+
+PACES_LEAST = 3
+
+
+class ExpectationBroken(Exception):
+    """A run did not do what its scenario expects. `name` is the key under [expect]."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def expected(scenario: Scenario) -> dict[str, str]:
+    """What is asked of a run besides the invariants, in words, by key."""
+    expect = scenario.expect
+    if expect.finishes:
+        asked = {"finishes": f"every node that lives comes to round {scenario.rounds}"}
+        if expect.may_stop:
+            asked["finishes"] += ", or no quorum lives"
+        if expect.recovery_s:
+            asked["recovery_s"] = f"a round is sealed within {expect.recovery_s:g} s of each fault"
+        if expect.back_rounds:
+            asked["back_rounds"] = "every node that lives contributes again"
+        if expect.pace_max:
+            asked["pace_max"] = f"the pace is at most {expect.pace_max:g} times what it was"
+    else:
+        asked = {
+            "seals_after_max": f"at most {expect.seals_after_max} rounds become final after the"
+            " last fault"
+        }
+    if expect.sealed_share:
+        asked["sealed_share"] = f"at least {expect.sealed_share:.0%} of the rounds list somebody"
+    return asked
+
+
+class Progress:
+    """The rounds of a world as they become final somewhere for the first time.
+
+    `revision` grows with everything that may bring the end of the run nearer.
+    """
+
+    def __init__(self, world: World, *, note: Callable[[str], None]) -> None:
+        self.are_equal = True
+        self.revision = 0
+        self._world = world
+        self._note = note
+        self._seals: dict[int, tuple[bytes, bytes]] = {}
+        self._finals: list[tuple[float, int, int]] = []
+        """When, which round, how many it lists."""
+        self._listed: dict[PeerId, int] = {}
+        world.tracers.append(self._saw)
+
+    @property
+    def num_sealed(self) -> int:
+        """Rounds that listed somebody."""
+        return sum(num_listed > 0 for _, _, num_listed in self._finals)
+
+    @property
+    def num_carried(self) -> int:
+        """Rounds that are final, and listed nobody."""
+        return len(self._finals) - self.num_sealed
+
+    @property
+    def last(self) -> int:
+        """The newest round that is final somewhere."""
+        return self._finals[-1][1] if self._finals else 0
+
+    @property
+    def last_at_s(self) -> float:
+        """When that was."""
+        return self._finals[-1][0] if self._finals else 0.0
+
+    def lagging(self, members: Sequence[PeerId]) -> list[PeerId]:
+        """Those who live, or stand still, and are not at the end of the run."""
+        nodes = self._world.nodes
+        alive = [nodes[peer] for peer in members if nodes[peer].is_alive]
+        return [node.peer for node in alive if not node.core.is_finished]
+
+    def finals_since(self, at_s: float) -> list[tuple[float, int, int]]:
+        """The rounds that became final after that time: when, which, how many it lists."""
+        return [final for final in self._finals if final[0] > at_s]
+
+    def paces_s(self, since_s: float, until_s: float) -> list[float]:
+        """How long each round took that began and became final in that time."""
+        times = [at_s for at_s, _, _ in self._finals if since_s < at_s < until_s]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def recoveries(self, ends: Sequence[tuple[float, str]]) -> Iterator[tuple[str, float]]:
+        """By fault that ended: its kind, and the seconds to the next round with contributions."""
+        for ended_s, kind in ends:
+            found = [at_s for at_s, _, num_listed in self.finals_since(ended_s) if num_listed]
+            if found:
+                yield kind, round(found[0] - ended_s, 3)
+
+    def last_listed(self, peer: PeerId) -> int:
+        """The newest round that has this peer's contribution, as far as it has learned itself."""
+        return self._listed.get(peer, 0)
+
+    def _saw(self, record: Record) -> None:
+        self.revision += not isinstance(record, Signed)
+        if not isinstance(record, Adopted):
+            return
+        value = record.certificate.value
+        if record.was_listed:
+            self._listed[record.peer] = value.round
+        known = self._seals.setdefault(value.round, (value.digest, record.root))
+        if known != (value.digest, record.root):
+            self.are_equal = False
+        if value.round > self.last:
+            num_listed = len(value.commits)
+            self._finals.append((record.at_s, value.round, num_listed))
+            members = len(value.roster.members)
+            what = f"sealed, {num_listed} listed" if num_listed else "carried, nobody is listed"
+            self._note(f"round {value.round} {what}, {members} in the next roster")
+
+
+def check_end(scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finished: bool) -> None:
+    """Whether the run did what the scenario expects. Raises ExpectationBroken."""
+    expect = scenario.expect
+    if not progress.are_equal:
+        raise ExpectationBroken("equal", "two honest nodes have a round with different states")
+    if expect.finishes:
+        _check_finished(scenario, progress, chaos, is_finished=is_finished)
+        _check_recovery(scenario, progress, chaos)
+        _check_back(scenario, progress, chaos)
+        _check_pace(scenario, progress, chaos)
+    else:
+        _check_stands_still(scenario, progress, chaos)
+    total = progress.num_sealed + progress.num_carried
+    least = math.ceil(expect.sealed_share * total)
+    if progress.num_sealed < least or (not total and not expect.may_stop):
+        raise ExpectationBroken(
+            "sealed_share",
+            f"of {total} rounds {progress.num_sealed} list somebody, and {least} should",
+        )
+
+
+def _check_finished(
+    scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finished: bool
+) -> None:
+    has_quorum = chaos.has_quorum()
+    if is_finished or (scenario.expect.may_stop and not has_quorum):
+        return
+    lagging = ", ".join(
+        f"{chaos.name_of(peer)} in round {chaos.round_of(peer) + 1}"
+        for peer in progress.lagging(chaos.members())[:8]
+    )
+    quorum = "a quorum of its voters lives" if has_quorum else "no quorum of its voters lives"
+    raise ExpectationBroken(
+        "finishes",
+        f"round {progress.last} of {scenario.rounds} is final since {progress.last_at_s:.1f} s,"
+        f" {quorum}; not at the end: {lagging or 'a fault that does not end'}",
+    )
+
+
+def _check_recovery(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+    allowed_s = scenario.expect.recovery_s
+    if not allowed_s:
+        return
+    for ended_s, kind in chaos.ends:
+        found = [at_s for at_s, _, num_listed in progress.finals_since(ended_s) if num_listed]
+        # Of a fault that ended behind the last round nothing can be said.
+        if found and found[0] - ended_s > allowed_s:
+            raise ExpectationBroken(
+                "recovery_s",
+                f"the next round after {kind} (over at {ended_s:.2f} s) took"
+                f" {found[0] - ended_s:.2f} s, more than {allowed_s:g}",
+            )
+
+
+def _check_back(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+    within = scenario.expect.back_rounds
+    if not within:
+        return
+    rounds_left = [index for _, index, _ in progress.finals_since(chaos.quiet_since_s)]
+    if len(rounds_left) < within:
+        raise ExpectationBroken(
+            "back_rounds", f"the run ends {len(rounds_left)} rounds after its last fault: too soon"
+        )
+    for peer in chaos.members():
+        if chaos.is_alive(peer) and progress.last_listed(peer) < rounds_left[0]:
+            raise ExpectationBroken(
+                "back_rounds",
+                f"{chaos.name_of(peer)} contributed last to round {progress.last_listed(peer)};"
+                f" all is quiet since round {rounds_left[0]}",
+            )
+
+
+def _check_pace(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+    factor = scenario.expect.pace_max
+    if not factor:
+        return
+    before = progress.paces_s(0.0, chaos.first_struck_s)
+    after = progress.paces_s(chaos.struck_s, math.inf)[SETTLE_ROUNDS:]
+    if len(before) < PACES_LEAST or len(after) < PACES_LEAST:
+        raise ExpectationBroken("pace_max", "too few rounds to tell the pace before and after")
+    if median(after) > factor * median(before):
+        raise ExpectationBroken(
+            "pace_max",
+            f"a round takes {median(after):.2f} s after the fault and took {median(before):.2f} s",
+        )
+
+
+def _check_stands_still(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+    if chaos.missed or not chaos.struck_s:
+        raise ExpectationBroken("finishes", "a fault that should stop the run did not come about")
+    allowed = scenario.expect.seals_after_max
+    after = [index for _, index, _ in progress.finals_since(chaos.struck_s)]
+    if len(after) > allowed:
+        raise ExpectationBroken(
+            "seals_after_max",
+            f"{len(after)} rounds ({after[0]} to {after[-1]}) became final after the last fault,"
+            f" at most {allowed} may",
+        )

@@ -1,0 +1,65 @@
+"""What came of one scenario and one seed: plain values, fit for a line of JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """The first promise that was not kept.
+
+    `name` is that of an invariant (I1 to I8), of an expectation, or "error" where the code itself
+    broke. `event` is the number of the world's event at which it showed.
+    """
+
+    name: str
+    text: str
+    at_s: float
+    event: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`rounds_sealed` rounds listed somebody, `rounds_carried` nobody.
+
+    `loss_last` is None where nothing real is trained. Until there are bans, `banned` and
+    `false_bans` count the nodes that another accused: all are honest. `recoveries` are the virtual
+    seconds from the end of a fault to the next round that is final, by kind of fault; `coverage`
+    counts faults by the phase that their victim was in.
+    """
+
+    scenario: str
+    seed: int
+    peers: int
+    rounds_sealed: int
+    rounds_carried: int
+    honest_digests_equal: bool
+    loss_last: float | None
+    banned: int
+    false_bans: int
+    virtual_s: float
+    wall_s: float
+    trace_hash: str
+    events: int
+    faults: int
+    faults_missed: int
+    violation: Violation | None
+    recoveries: tuple[tuple[str, float], ...] = ()
+    coverage: Mapping[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """Its fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Outcome":
+        """Inverse of `as_json`, of what a worker of our own has written."""
+        values = dict(plain)
+        violation = values.pop("violation")
+        recoveries = tuple((str(kind), float(s)) for kind, s in values.pop("recoveries"))
+        return cls(
+            **values,
+            violation=None if violation is None else Violation(**violation),
+            recoveries=recoveries,
+        )

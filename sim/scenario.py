@@ -1,0 +1,185 @@
+"""Scenarios: what a world is made of, what goes wrong in it, and what must hold all the same.
+
+They are written as TOML (`sim.scenario_file`), by name in `sim/scenarios/` or in a file of one's
+own. A failure that was found and shrunk is such a file too: its timetable is not drawn but listed,
+and `recorded` tells what came of it.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from protocol.errors import ConfigError
+from protocol.manifest import TimingSpec
+from sim.devices import Device
+from sim.disk import DiskSpec
+from sim.faults import ALL_ROUNDS, Fault, Rule, Setting, Span, draw_timetable
+from sim.links import Link
+
+PEERS_MAX = 1024
+ROUNDS_MAX = ALL_ROUNDS
+
+DEFAULT = "mixed"
+"""What `sweep` runs unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """What machines are like; see `sim.devices.Device`. Both clocks are drawn for each."""
+
+    train_s: Span = (0.8, 1.4)
+    compute_s: Span = (0.005, 0.015)
+    ready_s: Span = (0.1, 0.5)
+    clock_rate: Span = (1.0, 1.0)
+    wall_offset_s: Span = (0.0, 0.0)
+    nap: float = 0.0
+    nap_s: Span = (1.0, 6.0)
+
+    def device(self, stream: random.Random) -> Device:
+        """One machine of this kind."""
+        return Device(
+            train_s=self.train_s,
+            compute_s=self.compute_s,
+            ready_s=self.ready_s,
+            clock_rate=stream.uniform(*self.clock_rate),
+            wall_offset_s=stream.uniform(*self.wall_offset_s),
+            nap=self.nap,
+            nap_s=self.nap_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """What must hold; each can fail, and `sim.expectations` checks them all.
+
+    `invariants` empty stands for all. `finishes`: every living node comes to the last round and all
+    faults end; else the run must stand still, with at most `seals_after_max` rounds sealed once the
+    last fault has struck. `sealed_share` of the rounds must list somebody. Once the last fault is
+    over, a round with contributions is final within `recovery_s` (0: not asked), and the run goes
+    on for `back_rounds` at least, in which every living node contributes (0: not asked). The median
+    round after the last fault takes at most `pace_max` times that before the first (0: not asked).
+    With `may_stop` the run may stand still all the same once no quorum of its voters lives.
+    """
+
+    invariants: tuple[str, ...] = ()
+    finishes: bool = True
+    seals_after_max: int = 1
+    sealed_share: float = 1.0
+    recovery_s: float = 0.0
+    back_rounds: int = 0
+    pace_max: float = 0.0
+    may_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a world is given up: a run that is not over by then does not come to its end.
+
+    `stall_s` is how long nothing may become final once no fault is under way.
+    """
+
+    virtual_s: float = 600.0
+    stall_s: float = 120.0
+    events: int = 20_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What came of a scenario and a seed: a replay must come to the same."""
+
+    seed: int
+    trace_hash: str
+    violation: str = ""
+    event: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """See the module. One of `links` is drawn for a world, one of `devices` for each peer.
+
+    `timetable` is None where the seed draws it from `rules`. `rare` is the chance of each branch
+    that the code itself hardly ever takes; `real_signatures` and `encoding` are the shares of seeds
+    that run with Ed25519 and with every frame on its wire encoding. `ends_after_s` is the date of
+    the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
+    (0: never).
+    """
+
+    name: str
+    title: str
+    shows: str
+    peers: tuple[int, int] = (8, 32)
+    rounds: int = 12
+    cells: int = 6
+    links: tuple[Link, ...] = (Link(),)
+    devices: tuple[DeviceProfile, ...] = (DeviceProfile(),)
+    disk: DiskSpec = field(default_factory=DiskSpec)
+    timing: TimingSpec = field(
+        default_factory=lambda: TimingSpec(
+            deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0
+        )
+    )
+    rare: float = 0.0
+    real_signatures: float = 0.0
+    encoding: float = 0.0
+    lasting_share: float = 1.0
+    ends_after_s: float = 0.0
+    restart_s: float = 0.0
+    rules: tuple[Rule, ...] = ()
+    timetable: tuple[Fault, ...] | None = None
+    expect: Expect = Expect()
+    limits: Limits = Limits()
+    recorded: Recorded | None = None
+
+
+def settled(scenario: Scenario, seed: int) -> Scenario:
+    """The scenario with everything drawn that the seed decides: one size, one timetable.
+
+    Running it with the same seed gives the same trace as the scenario that it came from.
+    """
+    least, most = scenario.peers
+    stream = random.Random(f"{seed}/scenario/peers")
+    # Log-uniform: small swarms are as likely as large ones, and far cheaper.
+    drawn = math.exp(stream.uniform(math.log(least), math.log(most + 1)))
+    peers = min(most, max(least, int(drawn)))
+    timetable = scenario.timetable
+    if timetable is None:
+        setting = Setting(
+            seed=seed,
+            peers=peers,
+            rounds=scenario.rounds,
+            lasting_share=scenario.lasting_share,
+        )
+        timetable = draw_timetable(scenario.rules, setting)
+    return replace(scenario, peers=(peers, peers), rules=(), timetable=timetable)
+
+
+def overridden(
+    scenario: Scenario, *, peers: int | None = None, rounds: int | None = None
+) -> Scenario:
+    """The scenario with what a command's options say. Raises ConfigError naming the option."""
+    if peers is not None:
+        if not 1 <= peers <= PEERS_MAX:
+            raise ConfigError(f"--peers must be from 1 to {PEERS_MAX}, not {peers}")
+        scenario = replace(scenario, peers=(peers, peers))
+    if rounds is not None:
+        if not 1 <= rounds <= ROUNDS_MAX:
+            raise ConfigError(f"--rounds must be from 1 to {ROUNDS_MAX}, not {rounds}")
+        scenario = replace(scenario, rounds=rounds)
+    return scenario
+
+
+NOT_YET: Mapping[str, str] = {
+    "relay-dies": "the world has no relays: they come with the issue of paths",
+    "bootstrap-lies": "worlds link peers at once; the look-up of peers is simulated by itself",
+    "slowloris": "streams are whole transfers here; the real ones are tested over sockets",
+    "corrupt-frame": "links that encrypt never hand on a corrupt frame; decoders are fuzzed",
+    "aggregator-bit-flip": "one reducer sums each cell so far: a second one comes with audits",
+    "liars": "bans, evidence and RETRACT come with the issue of liars",
+    "two-copies": "the proof of equivocation and its ban come with the issue of liars",
+    "upgrade-mix": "there is one version of the protocol",
+    "out-of-memory": "no real trainer runs in a world: its failures are tested with real processes",
+    "majority-reduced": "the reduced-roster rule of branches (R4) is not built",
+}
+"""Rows of the table of fault tests that the present code cannot run, and why."""

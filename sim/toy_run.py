@@ -1,0 +1,77 @@
+"""The run that a world plays through: a small vector instead of a model, the shipped rules."""
+
+import math
+
+from protocol.grid import ShardSpec, TensorSpec
+from protocol.identity import PeerId
+from protocol.manifest import (
+    ARITHMETIC_VERSION,
+    WIRE_VERSION,
+    CorpusSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    Setting,
+    StopSpec,
+    TimingSpec,
+)
+
+CELL_ELEMENTS = 1024
+_SHORT_BY = 100
+"""The last cell is not full: what counts on equal cells is to show it."""
+
+
+CREATED_UNIX_S = 1_700_000_000
+
+
+def toy_run(
+    founder: PeerId, *, rounds: int, cells: int, timing: TimingSpec, ends_after_s: float = 0.0
+) -> RunManifest:
+    """The manifest of a run over `cells` cells of one tensor; 0 s stands for no date of its end."""
+    tensor = TensorSpec("w", (cells * CELL_ELEMENTS - _SHORT_BY,))
+    return RunManifest(
+        wire=WIRE_VERSION,
+        arithmetic=ARITHMETIC_VERSION,
+        title="simulated",
+        founder=founder,
+        created_unix_s=CREATED_UNIX_S,
+        trust="friends",
+        survive="any",
+        rounds=rounds,
+        model=ModelSpec(name="gpt", settings=(Setting("width", 3),), seed=0),
+        shards=(ShardSpec("model", (tensor,), ((0,),)),),
+        cell_elements=CELL_ELEMENTS,
+        corpus=CorpusSpec(
+            name="none",
+            digest=bytes(32),
+            num_blocks=1000,
+            block_bytes=4096,
+            held_out_every=10,
+            permutation_seed=3,
+        ),
+        inner=InnerSpec(
+            inner_steps=20,
+            batch=16,
+            learning_rate=1e-3,
+            learning_rate_floor=0.1,
+            warmup_steps=1,
+            beta1=0.9,
+            beta2=0.95,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            drift_max=2,
+        ),
+        outer=OuterSpec(
+            preset="diloco",
+            codec="fp16",
+            feedback=1.0,
+            aggregator="mean",
+            optimizer="nesterov",
+            learning_rate=0.7,
+            momentum=0.5,
+            overlap=1,
+        ),
+        timing=timing,
+        stop=StopSpec(unix_s=CREATED_UNIX_S + math.ceil(ends_after_s) if ends_after_s else 0),
+    )

@@ -1,0 +1,183 @@
+"""Timetables: drawn from a seed alone, and every kind of fault does what it says."""
+
+import pytest
+
+from node.tracing import Record, Signed
+from protocol.messages import Kind
+from sim.blows import BLOWS
+from sim.faults import (
+    KINDS,
+    Rule,
+    Setting,
+    draw_timetable,
+    member_names,
+)
+from sim.phases import PHASES
+from sim.trial import play
+from tests.sim.scenarios import with_faults
+
+RULES = [
+    Rule(kind="bounce", times=(2, 4), phases=tuple(PHASES), count=(1, 2)),
+    Rule(kind="crash", times=(3, 3)),
+    Rule(kind="lose_disk", times=(3, 3)),
+    Rule(kind="join", times=(1, 3), count=(1, 2)),
+    Rule(kind="partition", share=(0.2, 0.5), ways=3),
+    Rule(kind="churn", amount=(3.0, 3.0)),
+]
+
+
+def setting(seed=1, peers=16, rounds=12, **changes):
+    return Setting(seed=seed, peers=peers, rounds=rounds, **changes)
+
+
+def test_every_kind_has_a_blow():
+    assert KINDS.keys() == BLOWS.keys()
+
+
+def test_timetable_is_a_function_of_rules_and_seed():
+    assert draw_timetable(RULES, setting()) == draw_timetable(RULES, setting())
+    assert draw_timetable(RULES, setting()) != draw_timetable(RULES, setting(seed=2))
+
+
+def test_a_further_rule_changes_nothing_that_the_others_draw():
+    fewer = draw_timetable(RULES[:2], setting())
+    more = draw_timetable([*RULES[:2], Rule(kind="nap", times=(5, 5))], setting())
+    assert [fault for fault in more if fault.kind != "nap"] == list(fewer)
+
+
+def test_faults_are_within_their_rounds_and_in_their_order():
+    for seed in range(50):
+        table = draw_timetable(
+            [Rule(kind="freeze", times=(4, 9), rounds=(3, 5)), *RULES], setting(seed)
+        )
+        assert all(3 <= fault.round <= 5 for fault in table if fault.kind == "freeze")
+        assert all(2 <= fault.round <= 12 for fault in table)
+        assert [fault.round for fault in table] == sorted(fault.round for fault in table)
+
+
+def test_no_more_than_their_share_is_lost_for_good_and_nobody_twice():
+    rules = [Rule(kind=kind, times=(9, 9)) for kind in ("crash", "leave", "lose_disk")]
+    for seed in range(50):
+        table = draw_timetable(rules, setting(seed, lasting_share=0.25))
+        victims = [name for fault in table for name in fault.victims]
+        assert len(victims) == len(set(victims)) == 4
+
+
+def test_churn_replaces_whoever_goes_and_keeps_the_size():
+    for seed in range(20):
+        table = draw_timetable([RULES[-1]], setting(seed))
+        going = [f.victims[0] for f in table if f.kind in ("crash", "leave")]
+        coming = [f.victims[0] for f in table if f.kind == "join"]
+        assert len(going) == len(coming) == len(set(coming))
+        assert set(going) <= {*member_names(16), *coming}
+        # A third of the seats changes hands per round of eleven.
+        assert 30 < len(going) < 80
+
+
+def test_newcomers_have_names_of_their_own():
+    table = draw_timetable([Rule(kind="join", times=(4, 4), count=(2, 2))], setting())
+    names = [name for fault in table for name in fault.victims]
+    assert len(set(names)) == 8
+    assert set(names).isdisjoint(member_names(16))
+
+
+# What they do ------------------------------------------------------------------------------------
+
+LISTED = 'round = 7, victims = ["n01"], duration_s = 3.0'
+
+
+def told(fault, **changes):
+    played = play(with_faults(fault, **changes), 3)
+    return played.outcome, [(note.at_s, note.text) for note in played.notes if note.is_fault]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("bounce", "power_off", "lose_disk", "spoil_slots", "spoil_chain", "spoil_result"),
+        *("spoil_checkpoint", "roll_back", "freeze", "nap", "partition", "mute", "hold", "clog"),
+        *("cut", "slow", "disk_full"),
+    ],
+)
+def test_fault_that_ends_strikes_once_and_the_run_goes_on(kind):
+    amount = ", amount = 10.0" if kind == "slow" else ""
+    outcome, notes = told(f'kind = "{kind}", {LISTED}{amount}')
+    assert outcome.violation is None
+    assert outcome.faults_missed == 0
+    assert sum(outcome.coverage.values()) == 1
+    (struck_s, what), (over_s, end) = notes[0], notes[-1]
+    assert what.startswith("n01 ")
+    assert end == f"n01: {kind} is over"
+    assert over_s == pytest.approx(struck_s + 3.0)
+    assert [name for name, _ in outcome.recoveries] == [kind]
+
+
+@pytest.mark.parametrize("kind", ["crash", "leave"])
+def test_member_that_is_gone_for_good_is_missed_in_the_next_rosters(kind):
+    played = play(with_faults(f'kind = "{kind}", round = 7, victims = ["n01"]'), 3)
+    assert played.outcome.violation is None
+    assert "5 listed" in "".join(note.text for note in played.notes if "round 5 " in note.text)
+    assert "4 listed, 4 in the next" in played.notes[-1].text
+
+
+def test_newcomer_joins_and_contributes():
+    played = play(with_faults('kind = "join", round = 3, victims = ["j00"]', rounds=9), 3)
+    assert played.outcome.violation is None
+    assert "6 listed, 6 in the next" in played.notes[-1].text
+
+
+@pytest.mark.parametrize("phase", [name for name in PHASES if name != "NEWATTEMPT sent"])
+def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
+    fault = f'kind = "bounce", round = 7, phase = "{phase}", victims = ["any"], duration_s = 2.0'
+    outcome, notes = told(fault)
+    assert outcome.violation is None
+    assert outcome.coverage == {f"bounce @ {phase}": 1}
+    assert notes[0][1].endswith(f"at {phase}")
+
+
+def test_phase_that_comes_to_nobody_is_told_as_missed():
+    fault = 'kind = "bounce", round = 3, phase = "NEWATTEMPT sent", victims = ["any"]'
+    outcome, notes = told(fault)
+    assert (outcome.faults_missed, notes) == (1, [])
+
+
+def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
+    fault = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = '
+    attempts = {}
+    for role in ("closer", "next closer"):
+        records: list[Record] = []
+        play(with_faults(f'{fault}["{role}"]'), 3, tracer=records.append)
+        slots = [record.message.slot for record in records if isinstance(record, Signed)]
+        lists = [s.attempt for s in slots if s.kind is Kind.LIST and s.round == 7]
+        attempts[role] = min(lists)
+    assert attempts == {"closer": 1, "next closer": 0}
+
+
+def test_phase_of_a_failed_attempt_comes_where_its_closer_is_gone():
+    crash = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = ["closer"]'
+    bounce = 'kind = "bounce", round = 7, phase = "NEWATTEMPT sent", victims = ["any"]'
+    outcome, _ = told(f"{crash}}}, {{{bounce}, duration_s = 1.0", peers=6)
+    assert outcome.violation is None
+    assert outcome.coverage == {"bounce @ NEWATTEMPT sent": 1, "crash @ COMMIT sent": 1}
+
+
+def test_partition_that_flaps_comes_and_goes_and_is_gone_at_its_end():
+    fault = 'kind = "partition", round = 5, victims = ["n01", "n02"], duration_s = 9.0'
+    outcome, notes = told(fault + ", period_s = 2.0")
+    assert outcome.violation is None
+    assert notes[-1][1] == "n01, n02: partition is over"
+
+
+def test_overlapping_faults_of_one_link_end_with_the_later():
+    cut = 'kind = "cut", round = 5, victims = ["n01"], against = ["n02"], duration_s = '
+    outcome, notes = told(cut + "2.0}, {" + cut + "6.0")
+    assert outcome.violation is None
+    assert len(notes) == 4
+
+
+def test_dead_node_cannot_be_frozen():
+    crash = 'kind = "crash", round = 6, victims = ["n01"]'
+    freeze = 'kind = "freeze", round = 8, victims = ["n01"], duration_s = 1.0'
+    outcome, notes = told(crash + "}, {" + freeze)
+    assert outcome.faults_missed == 1
+    assert notes[-1][1] == "n01: no freeze, there is nobody to hurt"
