@@ -176,6 +176,7 @@ def sweep_json(swept: Swept, commands: Sequence[str]) -> dict[str, object]:
     return {
         "is_whole": swept.is_whole,
         "wall_s": round(swept.wall_s, 3),
+        "trace_hash": swept.trace_hash,
         "scenarios": scenarios,
         "coverage": dict(sorted(coverage.items())),
         "failures": failures,

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from blake3 import blake3
+
 from node.children import child_environment
 from protocol.errors import ConfigError
 from sim.outcome import Outcome, Violation
@@ -42,6 +44,15 @@ class Swept:
     def failures(self) -> list[Outcome]:
         """All outcomes with a violation."""
         return [one for found in self.outcomes.values() for one in found if one.violation]
+
+    @property
+    def trace_hash(self) -> str:
+        """A digest over the traces of all worlds: one text to compare two interpreters by."""
+        hasher = blake3()
+        for name, found in sorted(self.outcomes.items()):
+            for one in found:
+                hasher.update(f"{name} {one.seed} {one.trace_hash}\n".encode())
+        return hasher.hexdigest()
 
 
 def seeds_of(text: str) -> range:

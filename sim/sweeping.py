@@ -78,6 +78,7 @@ def run_sweep(request: Request, *, to_stderr: bool) -> End:
     if not swept.is_whole:
         console.print("interrupted: this is what had come until then", style="yellow")
     console.print(f"{shown.num_done} worlds in {swept.wall_s:.1f} s")
+    console.print(f"traces {swept.trace_hash}")
     if request.out is not None:
         _write(request.out, scenarios, swept, console)
     commands = [shown.command(outcome) for outcome in swept.failures()]
