@@ -61,7 +61,7 @@ class Director:
         self._ports = random.Random(f"{options.seed}/ports")
         self._nursery: trio.Nursery | None = None
         self._shaper: Shaper | None = None
-        self._num_undone = 0
+        self._has_started = False
 
     @property
     def manifest(self) -> Path:
@@ -113,6 +113,7 @@ class Director:
             )
             (self._options.folder / ALL_HERE_FILE).touch()
             await self._until(lambda: all(node.sealed for node in nodes.values()))
+            self._has_started = True
         if scope.cancelled_caught:
             late = [node.name for node in nodes.values() if not node.sealed]
             raise StateError(
@@ -150,6 +151,9 @@ class Director:
                 why = node.error or f"it ended with status {status}"
                 why = f"{why}; the end of {process.log}:\n{log_tail(process.log)}"
                 self.story.died(node, why, self._now_s())
+                if not self._has_started:
+                    # Nobody has been harmed yet: it is not worth waiting for the others.
+                    raise StateError(f"{node.name} died at the start: {why}")
         self._tell_change()
 
     # Faults -------------------------------------------------------------------------------------
