@@ -11,8 +11,8 @@ from node import events as ev
 from node.exchange import Driver
 from node.hooks import NodeHooks, OwnUpdate
 from node.restart import Restart
-from node.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Used
 from node.trace_file import NodeTrace, TraceFile, read_trace, tracing, untraced
+from node.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Used
 from protocol.errors import DecodeError
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Vote, sign_message
