@@ -19,13 +19,15 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu soak lint clean
+.PHONY: help install demo test test-slow test-gpu sweep explore soak lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
 	@echo "make test       the quick tests"
 	@echo "make test-slow  the tests that start real processes, build or install"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
+	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
+	@echo "make explore    every order of events in small rounds of the real machines; minutes"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
 	@echo "make lint       formatting, lint, types"
 	@echo "make install    only make the environment in .venv"
@@ -44,6 +46,12 @@ test-slow: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+sweep: $(STAMP)
+	$(BIN)/barnraise sim sweep mixed --seeds 0..199 $(ARGS)
+
+explore: $(STAMP)
+	$(BIN)/python -m sim.explorer $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak $(ARGS)
