@@ -14,7 +14,7 @@ def concerns(view: RoundView, entry: Entry) -> bool:
     Joiners ask for seats; everything else is for members.
     """
     slot = entry.message.slot
-    is_member = entry.message.sender in view.members
+    is_member = entry.message.sender in view.member_set
     return (
         (slot.round, slot.basis) == (view.index, view.basis)
         and slot.attempt <= view.attempt + ATTEMPTS_AHEAD_MAX
@@ -40,3 +40,22 @@ def _commit_breach(view: RoundView, body: Commit) -> str:
         return f"COMMIT of {len(body.cell_norms)} cells instead of {view.num_cells}"
     # No weight at all has no mean: a list of nothing but such COMMITs could not be summed.
     return "" if body.tokens else "COMMIT of no tokens"
+
+
+def is_for_us(view: RoundView, entry: Entry) -> bool:
+    """Whether a COMMIT, HAVE or NEWATTEMPT that was filed may give this node anything to do.
+
+    They are for whoever sums, and for the closer; a COMMIT also where a LIST waits for it, but for
+    nobody until a quorum opens the round. Asked in the attempt that the message leads to.
+    """
+    kind = entry.message.slot.kind
+    if kind is Kind.COMMIT:
+        if view.ballots.is_proposed(entry.message.digest):
+            return True
+        if view.opened_s is None:
+            return view.has_quorum(set(view.ballots.of(kind)))
+    elif kind is not Kind.HAVE and kind is not Kind.NEWATTEMPT:
+        return False
+    if view.closer(view.attempt) == view.me:
+        return True
+    return kind is not Kind.NEWATTEMPT and bool(view.own_slices())

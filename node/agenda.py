@@ -8,14 +8,38 @@ import math
 
 from node.agreement import due_times
 from node.deadlines import LearnedDeadline
+from node.events import CellsArrived, LocalRoundEvent, SeatChecked, Tick
+from node.proposal import holds_all_expected
 from node.round_view import RoundView
 from node.supply import retry_times
+from protocol.frames import Bulk
+from protocol.messages import Kind
 
 POLLS_PER_DEADLINE = 4
 """While a round is open, the rules are asked so often though nothing happens."""
 
 IDLE_S = 60.0
 ROUNDING_S = 1e-6
+
+
+def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
+    """Whether an event that was taken in gives no rule anything to do; `is_early` is of a Tick."""
+    match event:
+        case Tick():
+            return is_early
+        case CellsArrived() if view.asked or view.attempt:
+            return False  # Whoever has to ask for cells goes on asking as they come.
+        case CellsArrived(bulk=Bulk.RESULT, subject=subject):
+            return bool(view.missing_results(subject))
+        case CellsArrived():
+            # For a HAVE that waits for nobody else, or for a sum.
+            has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
+            is_summing = bool(view.ballots.certified_lists())
+            return not is_summing and (has_said or not holds_all_expected(view))
+        case SeatChecked():
+            return view.contribution is None or bool(view.own_commit)
+        case _:
+            return False
 
 
 class Agenda:

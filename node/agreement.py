@@ -18,6 +18,7 @@ from node.proposal import (
     propose,
 )
 from node.round_view import RoundView
+from node.supply import has_lost_parts
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Body, Commit, Have, Kind, List, Vote
@@ -49,17 +50,57 @@ def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> I
 
 
 def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
-    """At its deadline, or when nobody is missing, a reducer says what it holds."""
+    """At its deadline, or when nobody is missing, a reducer says what it holds.
+
+    While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
+    """
     assert view.opened_s is not None
     if not view.own_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
-    is_late = now_s >= view.attempt_start_s + deadline.seconds(view.time_outs)
+    wait_s = deadline.seconds(view.time_outs)
+    if _is_filling(view, now_s=now_s, within_s=wait_s / 2):
+        wait_s = max(wait_s, deadline.cap_s)
+    is_late = now_s >= view.attempt_start_s + wait_s
     if not (is_complete or is_late or view.rare("have-early")):
         return
-    if is_complete and view.attempt == 0:
+    if is_complete and view.attempt == 0 and not view.is_timed:
+        view.is_timed = True
         deadline.observe(now_s - view.opened_s)
+    elif view.attempt == 0:
+        view.awaited = frozenset(digest for _, digest, _ in view.commits())
     yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+
+
+def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
+    """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
+    return any(
+        now_s - moved_s < within_s
+        and source in view.expected
+        and view.ballots.commit_of(subject) is not None
+        and any(view.missing_parts(subject, piece) for piece in view.own_slices())
+        for (subject, source), moved_s in view.moved_s.items()
+    )
+
+
+def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
+    """Once, how long the parts took that this node is the first to sum: of all who are expected, or
+    of those who had committed by the first HAVE, though they were too late for it.
+
+    Else a swarm whose lines are slower than its deadline would never know. Returns whether it did.
+    """
+    if view.is_timed or view.opened_s is None:
+        return False
+    wanted = view.awaited
+    if not wanted and view.ballots.commits.keys() >= view.expected:
+        wanted = frozenset(digest for _, digest, _ in view.commits())
+    first = [piece for piece in view.slices if piece.reducers[0] == view.me]
+    if not (wanted and first):
+        return False
+    if not any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
+        view.is_timed = True
+        deadline.observe(now_s - view.opened_s)
+    return view.is_timed
 
 
 def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
@@ -153,7 +194,9 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
     has_list = bool(view.ballots.of(Kind.LIST, view.attempt))
     closer_is_gone = not has_list and view.closer(view.attempt) in view.suspects
     is_due = closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
-    return is_due or (has_list and _leaves_early(view))
+    if is_due or (has_list and _leaves_early(view)):
+        return True
+    return has_list and bool(view.suspects) and has_lost_parts(view)
 
 
 def _leaves_early(view: RoundView) -> bool:
@@ -176,5 +219,6 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
         start_s + deadline_s / 2,
         start_s + deadline_s,
         start_s + LIST_AFTER * deadline_s,
+        start_s + deadline.cap_s,
         time_out_s(view, deadline),
     ]

@@ -21,13 +21,20 @@ from node.model_file import kept_model_file
 from node.recovery import recover
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
-from node.state.folder import CHECKPOINTS_FOLDER, has_history, run_folder
+from node.state.folder import (
+    CHECKPOINTS_FOLDER,
+    has_begun,
+    is_unsigned,
+    run_folder,
+    unmark_unsigned,
+)
 from node.status.board import EventLog
 from node.trace_file import NodeTrace
 from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
+from training.durable import make_folder_durably
 from training.genesis import genesis_weights
 
 SHARD = 0
@@ -70,7 +77,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     """The machines and edges of one node, connected."""
     config, manifest = node.config, node.signed.manifest
     folder = run_folder(config.state, manifest.digest)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder_durably(folder)
     model_file = None
     if node.attached is None:
         model_file = kept_model_file(manifest, config.model_file, folder)
@@ -147,6 +154,7 @@ def _opens_trainer(node: Node) -> OpenTrainer:
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:
-    # A founder's first round is signed by nobody else, so there would be nobody to ask.
-    is_known = not node.is_new_peer and node.signer.peer_id != node.signed.manifest.founder
-    return FileJournal(folder, is_wiped=is_known and not has_history(folder))
+    is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
+    journal = FileJournal(folder, is_wiped=not is_new)
+    unmark_unsigned(folder)
+    return journal

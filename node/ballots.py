@@ -13,10 +13,8 @@ from protocol.identity import PeerId
 from protocol.messages import (
     Body,
     Commit,
-    Have,
     Kind,
     List,
-    NewAttempt,
     Roster,
     Seal,
     SignedMessage,
@@ -46,8 +44,9 @@ class Entry:
 class Ballots:
     """Messages of the round that `basis` opened; `roster` and `trust` say what a quorum is.
 
-    `news` grows with every message after which a rule of the round may have more to do than before:
-    a VOTE or a SEAL that makes no quorum is counted, and no more.
+    `news` grows with what may give anybody more to do than before: a LIST, a quorum of VOTEs or of
+    SEALs. A VOTE or a SEAL that makes no quorum is counted, and no more; what a COMMIT, a HAVE or a
+    NEWATTEMPT is to this node its RoundView knows (`is_for_us`).
     """
 
     basis: bytes
@@ -58,12 +57,15 @@ class Ballots:
     news: int = 0
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
+    _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
     _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
     _lists: dict[bytes, List] = field(default_factory=dict)
     _votes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
     _certified: set[tuple[int, bytes]] = field(default_factory=set)
+    _agreed: set[tuple[bytes, int, Seal]] = field(default_factory=set)
     _seals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
     # Answers to what is asked after every event; None until they are asked for again.
+    _commits_sorted: dict[PeerId, tuple[bytes, Commit]] | None = None
     _ids: tuple[bytes, ...] | None = None
     _id_set: frozenset[bytes] | None = None
     _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
@@ -85,6 +87,7 @@ class Ballots:
             return "full"
         self._slots.setdefault(place, {})[message.sender] = entry
         self._by_digest[message.digest] = entry
+        self._by_id[message.digest[:MESSAGE_ID_BYTES]] = message
         self._ids = self._id_set = None
         self._index(message, entry.body)
         return "new"
@@ -95,8 +98,7 @@ class Ballots:
         match body:
             case Commit():
                 self._commits[sender] = (message.digest, body)
-                self._commits = dict(sorted(self._commits.items()))
-                self.news += 1
+                self._commits_sorted = None
             case List():
                 self._lists.setdefault(self.list_digest(body), body)
                 self._certified_lists = None
@@ -113,10 +115,10 @@ class Ballots:
                 agreeing = self._seals.setdefault((slot.subject, slot.attempt, body), {})
                 agreeing[sender] = message
                 if self._is_quorum(agreeing):
-                    self._sealed.pop(slot.subject, None)
-                    self.news += 1
-            case Have() | NewAttempt():
-                self.news += 1
+                    self._sealed.pop(slot.subject, None)  # One SEAL more is in its certificate.
+                    place = (slot.subject, slot.attempt, body)
+                    self.news += place not in self._agreed
+                    self._agreed.add(place)
             case _:
                 pass
 
@@ -126,7 +128,9 @@ class Ballots:
     @property
     def commits(self) -> Mapping[PeerId, tuple[bytes, Commit]]:
         """Digest and body of every COMMIT, ascending by sender."""
-        return self._commits
+        if self._commits_sorted is None:
+            self._commits_sorted = dict(sorted(self._commits.items()))
+        return self._commits_sorted
 
     def messages(self) -> Iterator[SignedMessage]:
         """All messages, in the order in which they were filed."""
@@ -136,7 +140,7 @@ class Ballots:
     def ids(self) -> tuple[bytes, ...]:
         """The first bytes of every message's digest, in the order in which they were filed."""
         if self._ids is None:
-            self._ids = tuple([digest[:MESSAGE_ID_BYTES] for digest in self._by_digest])
+            self._ids = tuple(self._by_id)
         return self._ids
 
     @property
@@ -145,6 +149,10 @@ class Ballots:
         if self._id_set is None:
             self._id_set = frozenset(self.ids)
         return self._id_set
+
+    def named(self, message_id: bytes) -> SignedMessage:
+        """The message of one of `ids`."""
+        return self._by_id[message_id]
 
     def find(self, digest: bytes) -> Entry | None:
         """The message of that digest."""
@@ -214,6 +222,10 @@ class Ballots:
             return None
         _, body, agreeing = max(quorums, key=lambda quorum: quorum[0])
         return body, tuple(message for _, message in sorted(agreeing.items()))
+
+    def is_proposed(self, commit: bytes) -> bool:
+        """Whether a known LIST names that COMMIT."""
+        return any(commit in body.commits for body in self._lists.values())
 
     def list_of(self, digest: bytes) -> List | None:
         """The LIST of that digest, from whichever attempt it was proposed in."""

@@ -31,6 +31,14 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
             return []
 
 
+def is_of_use(core: NodeCore, push: Push) -> bool:
+    """Whether the taker can still need it: not if it said meanwhile that it is past that round."""
+    at_round = core.rounds.get(push.to, 0)
+    if push.bulk is Bulk.STATE or not at_round:
+        return True
+    return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
+
+
 def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int]) -> list[Item]:
     items: list[Item] = []
     for view in core.views():

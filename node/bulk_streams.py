@@ -1,8 +1,12 @@
-"""Bulk streams: cells out, cells in, each checked on arrival. One stream per transfer."""
+"""Bulk streams: cells out, cells in, each checked on arrival. One stream per transfer.
+
+What is sent when is decided in `node.bulk_queue`.
+"""
 
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -10,6 +14,7 @@ import trio
 
 from node import bulk
 from node import events as ev
+from node.bulk_queue import PIECE_BYTES, Meter, Pace, PushQueue
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.shard_store import Item, ShardStore
@@ -27,18 +32,20 @@ logger = logging.getLogger(__name__)
 BULK_PROTOCOL = "/barnraise/bulk/1"
 
 STALL_S = 10.0
-"""A transfer that moves no cell for so long is given up; the round does without it."""
+"""A transfer of which no piece moves for so long is given up; the round does without it."""
 
 OVERTAKEN_S = 4.0
 """Cells can overtake the message that commits to them; under the 5 s after which the library
 resets a stream whose reader does not read."""
 
+TOLD_EVERY_S = 0.25
+"""The core hears of what arrives at most so often: its rules are asked each time."""
+
 SMALL_BYTES = 64 * limits.KIB
 """Below it, hashing costs less than the way to a worker thread and back."""
 
-PUSHES_MAX = {Bulk.PART: 16, Bulk.RESULT: 16, Bulk.STATE: 2}
-"""Transfers to one peer at a time, by kind. A whole state is one, or two where it has many slots;
-what is asked for beyond is not sent, and an honest peer asks again."""
+THROUGH = b"\x01"
+"""The taker's answer to a piece."""
 
 T = TypeVar("T")
 
@@ -70,6 +77,51 @@ class Owner(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Inbound:
+    """One inbound stream. `cells` are in the store, and the core has not heard of them yet."""
+
+    stream: Stream
+    owner: Owner
+    scope: trio.CancelScope
+    header: BulkHeader
+    cells: list[int] = field(default_factory=list)
+    told_s: float = field(default_factory=trio.current_time)
+
+    async def item(self) -> Item:
+        """The next cell. Raises ProofError for one of another size, DecodeError, LimitError."""
+        data = await self.stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
+        head = decode(BulkItem, data)
+        expected = bulk.expected_bytes(self.owner.store, self.header, head.index)
+        if head.length != expected:
+            raise ProofError(f"cell {head.index} has {head.length} bytes instead of {expected}")
+        pieces: list[bytes] = []
+        for size in _pieces(head.length):
+            if pieces:
+                await self.tell_if_due()  # The last piece is told with the cell.
+            pieces.append(await self.stream.receive_exactly(size))
+            self.scope.deadline = trio.current_time() + STALL_S
+            # The sender may have gone after its last byte: what came before is whole.
+            with suppress(StreamClosedError):
+                await self.stream.send_all(THROUGH)
+        return Item(head.index, b"".join(pieces), head.proof)
+
+    async def tell_if_due(self) -> None:
+        """Tell, but not all the time."""
+        if trio.current_time() >= self.told_s + TOLD_EVERY_S:
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Bytes are a sign of life; and what came before a transfer breaks is not asked again."""
+        self.told_s = trio.current_time()
+        header, cells = self.header, tuple(self.cells)
+        is_state = header.bulk is Bulk.STATE
+        await self.owner.tell(ev.BytesArrived(self.stream.peer, is_state, header.subject))
+        if cells:
+            await self.owner.tell(ev.CellsArrived(header.bulk, header.subject, cells))
+            del self.cells[: len(cells)]
+
+
 class BulkStreams:
     """Sends and receives cells for one driver."""
 
@@ -80,38 +132,58 @@ class BulkStreams:
         self._log = log
         self._expected: tuple[SealCertificate, PeerId] | None = None
         self._cells: dict[int, bytes] = {}
-        self._pushing: Counter[tuple[PeerId, Bulk]] = Counter()
+        self._queue = PushQueue()
+        self._paces: dict[PeerId, Pace] = {}
         self.parts_in_flight = 0
 
     # Out ----------------------------------------------------------------------------------------
 
     async def push(self, push: ev.Push) -> None:
-        """Send the cells that are here. A peer out of reach asks elsewhere, or is absent."""
-        lane = (push.to, push.bulk)
-        if not self._owner.is_linked(push.to) or self._pushing[lane] >= PUSHES_MAX[push.bulk]:
+        """Send the cells that are here once it is their turn, and then whatever else waits.
+
+        A peer out of reach asks elsewhere, or is absent.
+        """
+        self._queue.offer(push, round_index=self._owner.core.machine.view.index)
+        while (due := self._queue.begin(push.to)) is not None:
+            try:
+                await self._send(due)
+            finally:
+                self._queue.done(due)
+
+    async def _send(self, push: ev.Push) -> None:
+        if not self._owner.is_linked(push.to):
+            self._queue.forget(push.to)
             return
         items = bulk.outgoing(self._owner.core, self._owner.store, push)
-        if not items:
+        if not items or not bulk.is_of_use(self._owner.core, push):
             return
         is_part = push.bulk is Bulk.PART
         round_index = self._owner.core.machine.view.index
-        self._pushing[lane] += 1
         if is_part:
             self.parts_in_flight += 1
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
         try:
             await self._send_items(push, items)
         except (NetworkError, trio.TooSlowError) as error:
-            logger.info("not sent peer=%s what=%s reason=%s", short_id(push.to), push.bulk, error)
+            reason = str(error) or f"nothing moved for {STALL_S:g} s"
+            logger.info(
+                "not sent peer=%s what=%s reason=%s", short_id(push.to), push.bulk.name, reason
+            )
         else:
             if is_part:
                 self._tell_parts(push.to, round_index, len(items), "out")
         finally:
             self.parts_in_flight -= is_part
-            self._pushing[lane] -= 1
-            self._pushing += Counter()  # Forgets the zeros: a peer may come under many names.
+
+    def _pace(self, peer: PeerId) -> Pace:
+        if peer not in self._paces:
+            # A peer may come under many names, but not be linked under all of them.
+            kept = {p: pace for p, pace in self._paces.items() if self._owner.is_linked(p)}
+            self._paces = {**kept, peer: Pace()}
+        return self._paces[peer]
 
     async def _send_items(self, push: ev.Push, items: list[Item]) -> None:
+        meter = Meter(self._pace(push.to))
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
@@ -121,8 +193,10 @@ class BulkStreams:
                     sent = self._hooks.sent_item(push.bulk, item)
                     head = BulkItem(index=sent.index, length=len(sent.payload), proof=sent.proof)
                     await stream.send_frame(encode(head))
-                    await stream.send_all(sent.payload)
-                    scope.deadline = trio.current_time() + STALL_S
+                    await _send_payload(stream, sent.payload, meter, scope)
+                # It is under way until the taker has it: the system's buffers hold a round's bytes.
+                while meter.under_way:
+                    await _await_through(stream, meter, scope)
             finally:
                 await stream.aclose()
 
@@ -140,52 +214,43 @@ class BulkStreams:
         if not self._owner.is_linked(stream.peer):
             logger.debug("bulk stream of a peer without a link peer=%s", short_id(stream.peer))
             return
+        inbound: _Inbound | None = None
         try:
             with trio.fail_after(STALL_S) as scope:
                 data = await stream.receive_frame(limits.BULK_HEADER_BYTES_MAX)
-                header = decode(BulkHeader, data)
+                inbound = _Inbound(stream, self._owner, scope, decode(BulkHeader, data))
                 scope.deadline = trio.current_time() + STALL_S
-                if header.bulk is Bulk.STATE:
-                    await self._receive_state(stream, header, scope)
+                if inbound.header.bulk is Bulk.STATE:
+                    await self._receive_state(inbound)
                 else:
-                    await self._receive_cells(stream, header, scope)
+                    await self._receive_cells(inbound)
         except trio.TooSlowError as error:
             raise StreamClosedError(f"a transfer of {short_id(stream.peer)} stalled") from error
         except PeerError as error:
             await self._owner.tell(ev.Fault(stream.peer, f"bulk: {error}"))
             raise
+        finally:
+            if inbound is not None and inbound.cells:
+                await inbound.tell()
 
-    async def _receive_item(self, stream: Stream, header: BulkHeader) -> Item:
-        data = await stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
-        head = decode(BulkItem, data)
-        expected = bulk.expected_bytes(self._owner.store, header, head.index)
-        if head.length != expected:
-            raise ProofError(f"cell {head.index} has {head.length} bytes instead of {expected}")
-        payload = await stream.receive_exactly(head.length)
-        return Item(head.index, payload, head.proof)
-
-    async def _receive_cells(
-        self, stream: Stream, header: BulkHeader, scope: trio.CancelScope
-    ) -> None:
-        owner, cells = self._owner, []
+    async def _receive_cells(self, inbound: _Inbound) -> None:
+        owner, header, peer = self._owner, inbound.header, inbound.stream.peer
         round_index = owner.core.machine.view.index
         for _ in range(header.items):
-            item = await self._receive_item(stream, header)
-            scope.deadline = trio.current_time() + STALL_S
+            item = await inbound.item()
             if not await self._is_checkable(header, item.index):
-                logger.info("cells of nothing known peer=%s", short_id(stream.peer))
+                logger.info("cells of nothing known peer=%s", short_id(peer))
                 return
             accept = bulk.admission(owner.core, owner.store, header, item)
             if len(item.payload) <= SMALL_BYTES:
                 accept()
             else:
                 await owner.compute(accept)
-                await owner.tell(ev.BytesArrived(stream.peer))
-            cells.append(item.index)
-        await owner.tell(ev.BytesArrived(stream.peer))
-        await owner.tell(ev.CellsArrived(header.bulk, header.subject, tuple(cells)))
+            inbound.cells.append(item.index)
+            await inbound.tell_if_due()
+        await inbound.tell()
         if header.bulk is Bulk.PART:
-            self._tell_parts(stream.peer, round_index, len(cells), "in")
+            self._tell_parts(peer, round_index, header.items, "in")
 
     async def _is_checkable(self, header: BulkHeader, index: int) -> bool:
         with trio.move_on_after(OVERTAKEN_S):
@@ -193,23 +258,22 @@ class BulkStreams:
                 await self._owner.changed()
         return bulk.can_check(self._owner.core, header, index)
 
-    async def _receive_state(
-        self, stream: Stream, header: BulkHeader, scope: trio.CancelScope
-    ) -> None:
+    async def _receive_state(self, inbound: _Inbound) -> None:
         owner, expected = self._owner, self._expected
-        if expected is None or expected[1] != stream.peer:
+        peer, header = inbound.stream.peer, inbound.header
+        if expected is None or expected[1] != peer:
             return  # A source that was given up delivers after all: nobody's fault.
         certificate = expected[0]
         if certificate.value.digest != header.subject:
             return
         for _ in range(header.items):
-            item = await self._receive_item(stream, header)
-            scope.deadline = trio.current_time() + STALL_S
+            item = await inbound.item()
             await owner.compute(partial(owner.store.check_state_cell, certificate.value.root, item))
             if self._expected is not expected:
                 return  # Given up for another seal or source: cells of two states do not mix.
             self._cells[item.index] = item.payload
-            await owner.tell(ev.BytesArrived(stream.peer, is_state=True))
+            await inbound.tell_if_due()
+        await inbound.tell()
         if self._expected is expected and len(self._cells) == owner.store.num_state_cells:
             self._expected = None
             await owner.state_arrived(certificate, self._cells)
@@ -222,3 +286,29 @@ class BulkStreams:
             cells=cells,
             direction=direction,
         )
+
+
+def _pieces(num_bytes: int) -> Iterator[int]:
+    """The sizes of the pieces in which both ends count a cell."""
+    for start in range(0, num_bytes, PIECE_BYTES):
+        yield min(PIECE_BYTES, num_bytes - start)
+
+
+async def _send_payload(
+    stream: Stream, payload: bytes, meter: Meter, scope: trio.CancelScope
+) -> None:
+    view = memoryview(payload)
+    for size in _pieces(len(payload)):
+        while not meter.has_room(size):
+            await _await_through(stream, meter, scope)
+        meter.sent(size, trio.current_time())
+        await stream.send_all(view[:size])
+        view = view[size:]
+        scope.deadline = trio.current_time() + STALL_S
+
+
+async def _await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -> None:
+    await stream.receive_exactly(len(THROUGH))
+    now_s = trio.current_time()
+    meter.through(now_s)
+    scope.deadline = now_s + STALL_S

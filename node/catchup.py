@@ -52,6 +52,11 @@ class CatchUp:
         """The peer that is being asked, if any."""
         return self._source
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is nothing to consider while nobody is ahead of us."""
+        return self._source is None and self._behind[0] < 0
+
     def consider(
         self, head: SealValue, rounds: dict[PeerId, int], *, moved_s: float, now_s: float
     ) -> list[CoreAction]:

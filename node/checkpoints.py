@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,10 @@ class Checkpoints:
         self.folder = folder
         self._manifest = manifest
         self._shard = shard
-        self._offered: Offer | None = None
+        self._offered: tuple[int, Offer] | None = None
+        self._num_states = 0
+        self._num_written = 0
+        """States are numbered as they come: what was overtaken while it waited is not written."""
         self._wanted = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -65,7 +67,8 @@ class Checkpoints:
         slots: Mapping[str, NDArray[np.float32]],
     ) -> None:
         """A newly sealed state; replaces one that is still waiting. Nobody may write to it."""
-        self._offered = (certificate, anchor_N, slots)
+        self._num_states += 1
+        self._offered = (self._num_states, (certificate, anchor_N, slots))
         self._idle = trio.Event()
         self._wanted.set()
 
@@ -76,9 +79,8 @@ class Checkpoints:
         slots: Mapping[str, NDArray[np.float32]],
     ) -> None:
         """Write a state now; on the disk when this returns. Raises OSError where it is full."""
-        async with self._writing:
-            write = partial(self._write, (certificate, anchor_N, slots))
-            self.latest = await trio.to_thread.run_sync(write)
+        self._num_states += 1
+        await self._save(self._num_states, (certificate, anchor_N, slots))
 
     async def flushed(self) -> None:
         """Until the newest offer is on the disk."""
@@ -91,9 +93,15 @@ class Checkpoints:
             self._wanted = trio.Event()
             offer, self._offered = self._offered, None
             if offer is not None:
-                await self.save(*offer)
+                await self._save(*offer)
             if self._offered is None:
                 self._idle.set()
+
+    async def _save(self, number: int, offer: Offer) -> None:
+        async with self._writing:
+            if number > self._num_written:
+                self._num_written = number
+                self.latest = await trio.to_thread.run_sync(self._write, offer)
 
     def _write(self, offer: Offer) -> Path:
         certificate, anchor_N, slots = offer

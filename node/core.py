@@ -5,7 +5,6 @@ simulator's world) feeds it events with the monotonic time and carries out its a
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from node import events as ev
 from node import roster as rosters
@@ -14,10 +13,11 @@ from node.liveness import Liveness
 from node.relay import Relay, message_ids, pack
 from node.restart import Restart, was_listed
 from node.round import RoundMachine
-from node.round_view import RoundConfig, RoundView
+from node.round_view import ResultPlace, RoundConfig, RoundView
 from protocol import limits
 from protocol.errors import DecodeError, ProofError
 from protocol.frames import (
+    Bulk,
     Chain,
     Frame,
     Heartbeat,
@@ -43,15 +43,6 @@ from protocol.messages import (
 
 CHAIN_KEPT = 64
 """Seals in memory, at most 34 KiB each; older ones are read from the journal when a peer asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResultPlace:
-    """Where a result cell belongs: the AGG's root over cells [first, stop)."""
-
-    root: bytes
-    first: int
-    stop: int
 
 
 class NodeCore:
@@ -82,6 +73,8 @@ class NodeCore:
         self._catchup = CatchUp(signer, config.trust, config.rare)
         self._rare = config.rare
         self._rounds: dict[PeerId, int] = {}
+        self._newest = 0
+        """The newest of them."""
         self._suspects: frozenset[PeerId] = frozenset()
         self._nonce = 0
         self.wants_seat = True
@@ -114,12 +107,8 @@ class NodeCore:
 
     def result_place(self, digest: bytes, cell: int) -> ResultPlace | None:
         """Where a result cell of a LIST belongs, once an AGG of its slice is known."""
-        for view in self.views():
-            for piece in view.slices:
-                if piece.first <= cell < piece.stop:
-                    for agg in view.agg_of(digest, piece).values():
-                        return ResultPlace(agg.root, piece.first, piece.stop)
-        return None
+        places = (view.result_place(digest, cell) for view in self.views())
+        return next((place for place in places if place is not None), None)
 
     def awaits_state(self, certificate: SealCertificate) -> bool:
         """Whether that state is still wanted; asked before the own state is replaced by it."""
@@ -143,7 +132,10 @@ class NodeCore:
             self.chain = list(restart.chain)
             self.machine.resume(restart, now_s=now_s)
             is_listed = was_listed(restart, self._me)
-        train = self._train(was_listed=is_listed, is_resync=not has_run)
+        # Who lost signatures, or seals that it had signed behind, cannot know what became of its
+        # contributions: e = 0 (R6).
+        is_known = has_run and restart is not None and restart.is_whole
+        train = self._train(was_listed=is_listed, is_resync=not is_known)
         return [*train, *self._after(now_s)]
 
     # Events -------------------------------------------------------------------------------------
@@ -181,10 +173,13 @@ class NodeCore:
                 self.liveness.link_down(peer, now_s)
                 self._relay.drop_link(peer)
                 self._rounds.pop(peer, None)
-            case ev.BytesArrived(peer=peer, is_state=is_state):
+                self._newest = max(self._rounds.values(), default=0)
+            case ev.BytesArrived(peer=peer, is_state=is_state, subject=subject):
                 self.liveness.heard(peer, now_s)
                 if is_state:
                     self._catchup.moved(peer, now_s=now_s)
+                else:
+                    self.machine.view.moved(subject, peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof):
                 yield from self._expand(self.machine.take_seat(basis, proof), now_s)
             case ev.StateReady(certificate=certificate):
@@ -217,10 +212,12 @@ class NodeCore:
         if now_s >= machine.wakeup_s():
             # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
             actions += self._round(ev.Tick(), now_s)
-        moved_s = machine.view.progress_s
-        actions += self._catchup.consider(machine.head, self._rounds, moved_s=moved_s, now_s=now_s)
-        machine.is_held = self._catchup.wanted is not None
-        if not machine.view.is_member:
+        view, catchup = machine.view, self._catchup
+        if self._newest > view.index or not catchup.is_at_rest:
+            moved_s = view.progress_s
+            actions += catchup.consider(view.head, self._rounds, moved_s=moved_s, now_s=now_s)
+        machine.is_held = catchup.wanted is not None
+        if not view.is_member:
             actions += self._seat()
         return actions
 
@@ -241,7 +238,9 @@ class NodeCore:
     def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterable[ev.CoreAction]:
         match frame:
             case Heartbeat():
-                self._rounds[peer] = frame.round
+                if self._rounds.get(peer) != frame.round:
+                    self._rounds[peer] = frame.round
+                    self._newest = max(self._rounds.values())
                 return self._relay.fill(peer, frame, self.views(), now_s)
             case Messages(messages=messages):
                 return self._messages(peer, messages, now_s)
@@ -271,9 +270,12 @@ class NodeCore:
             case StatusAsk() if self.machine.has_forgotten:
                 pass  # It would be taken for a memory.
             case StatusAsk(nonce=nonce):
-                yield from pack(peer, [m for v in self.views() for m in v.ballots.messages()])
+                # What either has signed (R3); the rest its heartbeats ask for, once and not of all.
+                signed = [m for view in self.views() for m in view.ballots.messages()]
+                yield from pack(peer, [m for m in signed if m.sender in (peer, self._me)])
                 view = self.machine.view
-                yield ev.Send(peer, StatusAnswer(nonce=nonce, round=view.index, head=view.basis))
+                answer = StatusAnswer(nonce=nonce, round=view.may_be_open, head=view.basis)
+                yield ev.Send(peer, answer)
             case StatusAnswer(nonce=nonce, round=round_index):
                 if nonce == self._nonce:
                     yield from self._round(ev.StatusHeard(peer, round_index), now_s)
@@ -297,13 +299,14 @@ class NodeCore:
         if not is_signed(message, self._signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory.
-        if message.sender in view.members:
+        if message.sender in view.member_set:
             self.liveness.heard(message.sender, now_s)
         actions: list[ev.CoreAction] = []
         if isinstance(body, List | NewAttempt):
             actions += self._quoted(source, body.certificate, now_s)
         actions += self._round(ev.Heard(message, body), now_s)
         if view.ballots.find(message.digest):
+            view.moved(message.digest, message.sender, now_s)  # A COMMIT announces its parts.
             self._relay.note(message, now_s)
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions
@@ -371,6 +374,8 @@ class NodeCore:
                     for peer in self.liveness.linked:
                         yield ev.Send(peer, frame)
                 case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
+                    if source not in self.liveness.linked and bulk is Bulk.RESULT:
+                        source = self._relay.detour(self._rounds, self.machine.view) or source
                     if source in self.liveness.linked:
                         yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))
                 case ev.Resync():

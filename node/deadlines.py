@@ -23,7 +23,8 @@ class LearnedDeadline:
 
     def __init__(self, *, floor_s: float, cap_s: float, rare: Rare = never) -> None:
         self._floor_s = floor_s
-        self._cap_s = cap_s
+        self.cap_s = cap_s
+        """No phase is waited for any longer, whatever was learned."""
         self._rare = rare
         self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._base_s = min(floor_s, cap_s)
@@ -38,7 +39,7 @@ class LearnedDeadline:
         if self._seen_s:
             ordered = sorted(self._seen_s)
             learned_s = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
-        self._base_s = min(max(learned_s, self._floor_s), self._cap_s)
+        self._base_s = min(max(learned_s, self._floor_s), self.cap_s)
 
     def seconds(self, time_outs: int = 0) -> float:
         """The deadline after so many time-outs in this round; growth goes beyond the cap."""

@@ -102,9 +102,8 @@ class Tick:
     """Time has passed."""
 
 
-RoundEvent = (
+LocalRoundEvent = (
     Contributed
-    | Heard
     | CellsArrived
     | Reduced
     | Applied
@@ -115,6 +114,7 @@ RoundEvent = (
     | EndTimePassed
     | Tick
 )
+RoundEvent = Heard | LocalRoundEvent
 
 # Actions ---------------------------------------------------------------------------------------
 
@@ -269,10 +269,12 @@ class FrameArrived:
 
 @dataclass(frozen=True, slots=True)
 class BytesArrived:
-    """Bulk bytes of a peer are arriving: it lives. `is_state` if they are of the wanted state."""
+    """Bulk bytes of a peer are arriving: it lives. `is_state` if they are of the wanted state;
+    `subject` is what they belong to."""
 
     peer: PeerId
     is_state: bool = False
+    subject: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class Driver:
                 self._changed.set()
                 self._changed = trio.Event()
                 self._narrator.phase(self.core.machine.view, self.bulk.parts_in_flight)
+                self._narrator.silence(self.core.machine)
                 if isinstance(event, ev.StateReady):
                     self._go_on_from(event.certificate)
 

@@ -137,6 +137,7 @@ class Liveness:
         if peer in self._linked:
             return silence_s > allowed_s
         if peer in self._unlinked_s:
+            # Whose silence broke the link in the end has had its grace.
             grace_s = UNLINKED_GRACE_HEARTBEATS * self._heartbeat_s + self.lag_s
-            return now_s - self._unlinked_s[peer] > grace_s
+            return silence_s > allowed_s or now_s - self._unlinked_s[peer] > grace_s
         return silence_s > UNLINKED_SILENCE_FACTOR * allowed_s

@@ -1,10 +1,12 @@
 """What a node tells of itself while it runs: events for programs, log lines for people."""
 
 import logging
+from math import inf
 
 import trio
 
 from node import events as ev
+from node.round import RoundMachine
 from node.round_view import RoundView
 from node.status.board import EventLog, peer_texts
 from protocol.identity import PeerId, peer_id_text, short_id
@@ -13,6 +15,16 @@ logger = logging.getLogger(__name__)
 
 FAULTS_SHOWN_MAX, FAULTS_SHOWN_S = 20, 10.0
 """So many per so long are told: a hostile peer makes thousands a second."""
+
+FORGOTTEN_S = 30.0
+"""By then whoever lost its memory has heard from the peers that are there, and caught up."""
+
+_FORGOTTEN = (
+    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
+    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
+    "run cannot go on: take its weights with barnraise export, and found another with "
+    "barnraise run --new"
+)
 
 
 class Narrator:
@@ -23,6 +35,7 @@ class Narrator:
         self._phase = ("", 0, 0)
         self._round_began_s = trio.current_time()
         self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
+        self._forgot_s: float | None = None
 
     def sealed(
         self,
@@ -78,6 +91,20 @@ class Narrator:
         name = "linked" if isinstance(event, ev.Linked) else "unlinked"
         logger.info("%s peer=%s", name, short_id(event.peer))
         self._log.emit(name, peer=peer_id_text(event.peer), linked=peer_texts(linked))
+
+    def silence(self, machine: RoundMachine) -> None:
+        """Tell once if the node waits for a memory that it cannot get (R12)."""
+        if not (machine.has_forgotten and machine.view.is_quorum_alone):
+            self._forgot_s = None
+            return
+        now_s = trio.current_time()
+        if self._forgot_s is None:
+            self._forgot_s = now_s
+        elif now_s - self._forgot_s >= FORGOTTEN_S:
+            self._forgot_s = inf
+            text = _FORGOTTEN.format(where=f"round {machine.view.index}")
+            logger.warning(text)
+            self._log.emit("warning", key="memory", text=text)
 
     def phase(self, view: RoundView, parts_in_flight: int) -> None:
         """Tell the phase of the round when it changes: this is how one watches a round."""

@@ -1,6 +1,7 @@
 """What members say about the bytes they hold, and what the closer proposes from it (R2)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import lru_cache
 from itertools import islice
 
 from node import roster as rosters
@@ -162,7 +163,7 @@ def _list_of(view: RoundView, senders: set[PeerId]) -> List:
     return List(commits=digests, drifts=(), certificate=())
 
 
-def pack_senders(senders: set[PeerId], members: tuple[PeerId, ...]) -> bytes:
+def pack_senders(senders: Collection[PeerId], members: tuple[PeerId, ...]) -> bytes:
     """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
     bits = bytearray(-(-len(members) // 8))
     for index, member in enumerate(members):
@@ -171,10 +172,11 @@ def pack_senders(senders: set[PeerId], members: tuple[PeerId, ...]) -> bytes:
     return bytes(bits)
 
 
-def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> set[PeerId]:
+@lru_cache(maxsize=256)
+def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> frozenset[PeerId]:
     """Inverse of `pack_senders`; bits beyond the roster say nothing."""
-    return {
+    return frozenset(
         member
         for index, member in enumerate(members)
         if index // 8 < len(bits) and bits[index // 8] >> (index % 8) & 1
-    }
+    )

@@ -5,7 +5,7 @@ its own links that the origin is not linked to, so that two peers that cannot re
 still agree. A heartbeat names what is held; who holds more sends the rest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from node.ballots import MESSAGE_ID_BYTES as MESSAGE_ID_BYTES
 from node.events import Send
@@ -15,6 +15,9 @@ from protocol import limits
 from protocol.frames import Heartbeat, Messages
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage
+
+FIRST_SENDERS = 2
+"""So many links of a peer send it a message that it lacks, before all who have it do."""
 
 FRAME_BYTES = 48 * 1024
 """Messages are packed into frames up to here, well under the limit of a control frame."""
@@ -28,7 +31,15 @@ class Relay:
         self._rare = rare
         self._settle_s = settle_s
         self._links: dict[PeerId, tuple[PeerId, ...]] = {}
+        self._level: dict[PeerId, tuple[tuple[bytes, ...], tuple[bytes, ...]]] = {}
+        """What each peer held, and what we did, when it last lacked nothing."""
+        self._lacked: dict[PeerId, frozenset[bytes]] = {}
+        """What each peer lacked by its last heartbeat."""
+        self._beyond: dict[PeerId, tuple[PeerId, ...]] = {}
+        """Our links whom that peer is not linked to; of those `_linked` only."""
+        self._linked: tuple[PeerId, ...] = ()
         self._heard_s: dict[bytes, float] = {}
+        self._detours = 0
 
     def note(self, message: SignedMessage, now_s: float) -> None:
         """A new message was filed."""
@@ -42,41 +53,78 @@ class Relay:
     def drop_link(self, peer: PeerId) -> None:
         """A peer is no longer linked to us; what it is linked to is unknown."""
         self._links.pop(peer, None)
+        self._level.pop(peer, None)
+        self._beyond.pop(peer, None)
+        self._lacked.pop(peer, None)
 
     def forward(
-        self, message: SignedMessage, source: PeerId, linked: Iterable[PeerId]
-    ) -> Iterator[Send]:
+        self, message: SignedMessage, source: PeerId, linked: tuple[PeerId, ...]
+    ) -> list[Send]:
         """Pass on a new message to those whom its origin has not sent it to itself."""
         if self._rare("forward-to-none"):
-            return
-        reached = self._links.get(message.sender, ())
-        if self._rare("forward-to-all"):
-            reached = ()
-        beyond = set(linked).difference(reached, (source, message.sender))
+            return []
+        beyond = (
+            linked if self._rare("forward-to-all") else self._not_linked_to(message.sender, linked)
+        )
+        if not beyond:
+            return []  # As nearly always.
         frame = Messages(messages=(message,))
-        for peer in sorted(beyond):
-            yield Send(peer, frame)
+        return [Send(peer, frame) for peer in beyond if peer not in (source, message.sender)]
+
+    def _not_linked_to(self, origin: PeerId, linked: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        if linked is not self._linked:
+            self._linked = linked
+            self._beyond.clear()
+        beyond = self._beyond.get(origin)
+        if beyond is None:
+            reached = {origin, *self._links.get(origin, ())}
+            beyond = self._beyond[origin] = tuple(p for p in linked if p not in reached)
+        return beyond
+
+    def detour(self, rounds: Mapping[PeerId, int], view: RoundView) -> PeerId | None:
+        """Who has the results of a round and is linked to us, where those who summed are not.
+
+        That is whoever has gone on from it and still serves it; another one each time.
+        """
+        beyond = sorted(peer for peer, index in rounds.items() if index == view.index + 1)
+        self._detours += 1
+        return beyond[self._detours % len(beyond)] if beyond else None
 
     def fill(
         self, peer: PeerId, beat: Heartbeat, views: Iterable[RoundView], now_s: float
     ) -> Iterable[Send]:
         """What `peer` lacks of the round that its heartbeat says it works on.
 
-        Messages that came a moment ago are left out: they are on their way to it as well.
+        Messages that came a moment ago are left out: they are on their way to it as well. So are
+        those that are for another of its links to send, until its next heartbeat lacks them still:
+        else who was away for a moment would get everything from everybody.
         """
-        self._links[peer] = beat.links
+        if self._links.get(peer) != beat.links:
+            self._links[peer] = beat.links
+            self._beyond.pop(peer, None)
         view = next((view for view in views if view.index == beat.round), None)
         if view is None or view.basis != beat.head:
             return ()
+        level = (beat.held, view.ballots.ids)
+        if self._level.get(peer) == level:
+            return ()  # As nearly always.
         unknown = view.ballots.id_set.difference(beat.held)
         if not unknown:
-            return ()  # As nearly always.
-        missing = [
-            message
-            for message in view.ballots.messages()
-            if message.digest[:MESSAGE_ID_BYTES] in unknown
-            and now_s - self._heard_s.get(message.digest, 0.0) >= self._settle_s
-        ]
+            self._level[peer] = level
+            self._lacked.pop(peer, None)
+            return ()
+        before, self._lacked[peer] = self._lacked.get(peer, frozenset()), unknown
+        links = beat.links if self._me in beat.links else (self._me,)
+        place = links.index(self._me)
+        missing = []
+        for key in view.ballots.ids:
+            if key not in unknown:
+                continue
+            is_first = (place - int.from_bytes(key[:4], "big")) % len(links) < FIRST_SENDERS
+            if is_first or key in before:
+                message = view.ballots.named(key)
+                if now_s - self._heard_s.get(message.digest, 0.0) >= self._settle_s:
+                    missing.append(message)
         return pack(peer, missing)
 
 

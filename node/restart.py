@@ -28,6 +28,11 @@ class Restart:
     is_lost: bool = False
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing of what this node signed, or of the seals before it."""
+        return not self.is_lost and not self.silent_through
+
+    @property
     def has_run(self) -> bool:
         """Whether this node did anything before."""
         return self.is_lost or bool(self.messages) or len(self.chain) > 1

@@ -14,9 +14,9 @@ from typing import assert_never
 
 from node import events as ev
 from node import supply
-from node.admission import breach, concerns
-from node.agenda import Agenda
-from node.agreement import Seen, commit_body, is_given_up, statements, time_out_s
+from node.admission import breach, concerns, is_for_us
+from node.agenda import Agenda, is_idle
+from node.agreement import Seen, commit_body, is_given_up, learn, statements, time_out_s
 from node.ballots import Entry
 from node.chain import certify, seal_value
 from node.deadlines import LearnedDeadline
@@ -138,9 +138,13 @@ class RoundMachine:
     def handle(self, event: ev.RoundEvent, now_s: float) -> list[ev.RoundAction]:
         """Take one event in; the actions that are due, in order."""
         was_asking = self.is_asking
-        actions = list(self._take(event, now_s))
-        is_early = isinstance(event, ev.Tick) and now_s < self.wakeup_s()
-        can_be_quiet = (is_early or isinstance(event, ev.Heard)) and not was_asking
+        if isinstance(event, ev.Heard):
+            can_be_quiet = not was_asking
+            actions = self._hear(Entry(event.message, event.body), now_s)
+            self._silence.settle(self.view)
+        else:
+            actions = list(self._take(event, now_s))
+            can_be_quiet = not was_asking and is_idle(event, self.view, now_s < self.wakeup_s())
         if not (can_be_quiet and self._agenda.is_quiet(self.view, now_s)):
             actions += self._settle(now_s)
         self._agenda.plan(now_s)
@@ -164,18 +168,17 @@ class RoundMachine:
         agreed = (self._open_collection, self._supply, self._agree, self._seal)
         return (self._final, self._commit, *agreed)
 
-    def _take(self, event: ev.RoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
+    def _take(self, event: ev.LocalRoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
         match event:
-            case ev.Heard(message=message, body=body):
-                yield from self._hear(Entry(message, body), now_s)
             case ev.Contributed():
                 self.view.contributed(event)
             case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
                 # Cells of the round before may come late, and are no progress of this one.
                 is_late = self.previous is not None and self.previous.is_about(subject)
                 view = self.previous if self.previous and is_late else self.view
-                if view.arrived(bulk, subject, cells):
-                    view.progress_s = now_s
+                is_new = view.arrived(bulk, subject, cells, now_s=now_s)
+                if is_new and learn(view, self._deadline, now_s):
+                    self._agenda.disturb()
             case ev.Reduced():
                 yield from self._reduced(event)
             case ev.Applied(list_digest=digest, root=root):
@@ -196,7 +199,7 @@ class RoundMachine:
                 assert_never(event)
         self._silence.settle(self.view)
 
-    def _hear(self, entry: Entry, now_s: float) -> Iterator[ev.RoundAction]:
+    def _hear(self, entry: Entry, now_s: float) -> list[ev.RoundAction]:
         message, slot = entry.message, entry.message.slot
         view = self.view
         if message.sender == view.me and view.ballots.find(message.digest) is None:
@@ -206,22 +209,24 @@ class RoundMachine:
         if slot.round == view.index + 1 and has_room and not self.config.rare("early-dropped"):
             view.early.setdefault(message.digest, entry)
         if not concerns(view, entry):
-            return
-        wrong = breach(view, entry)
-        if wrong:
-            yield ev.Fault(message.sender, wrong)
-            return
+            return []
+        if wrong := breach(view, entry):
+            return [ev.Fault(message.sender, wrong)]
         filed = view.ballots.add(entry)
         if filed == "conflict":
-            yield ev.Fault(message.sender, f"two different {slot.kind.name} in one slot")
+            return [ev.Fault(message.sender, f"two different {slot.kind.name} in one slot")]
         if filed != "new":
-            return
-        if isinstance(entry.body, Seat):
-            yield ev.CheckSeat(message.sender, slot.basis, entry.body.proof)
+            return []
         if slot.kind is Kind.LEAVE:
             self._left.add(message.sender)
         if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) and slot.attempt > view.attempt:
             self._enter(slot.attempt, now_s)
+            self._agenda.disturb()
+        elif is_for_us(view, entry):
+            self._agenda.disturb()
+        if isinstance(entry.body, Seat):
+            return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
+        return []
 
     def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
         view = self.view
@@ -262,12 +267,7 @@ class RoundMachine:
         return is_waiting and now_s < view.started_s + config.wait_seats_s
 
     def _open_collection(self, now_s: float) -> Iterator[ev.RoundAction]:
-        """The clock of attempt 0 starts when a quorum has committed: until then all train."""
-        view = self.view
-        if view.opened_s is None:
-            committed = set(view.ballots.of(Kind.COMMIT))
-            if view.has_quorum(committed):
-                view.opened_s = view.progress_s = now_s
+        self.view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         yield from ()
 
     def _supply(self, now_s: float) -> Iterator[ev.RoundAction]:
@@ -357,7 +357,7 @@ class RoundMachine:
             if is_new and not self.config.rare("late-seal-unsigned"):
                 yield from self._sign_seal(value, attempt)
                 own_seal = view.own_seal_of(value)
-        was_listed = view.own_commit in value.commits
+        was_listed = view.is_listed_in(value)
         self.certificate, self.previous = certificate, view
         self.view = self._new_view(certificate, now_s)
         self.view.own_seal = own_seal

@@ -1,5 +1,6 @@
 """What one round knows: the messages, who holds which cells, and the questions asked of them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -26,6 +27,28 @@ Lock = tuple[int, bytes]
 
 Request = tuple[str, bytes, int, PeerId]
 """What was asked for once: what to do with which cells of which subject, and by or to whom."""
+
+
+RETRY_GROWTH = 1.5
+RETRY_GROWTH_STEPS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whom some cells were asked of last, when, and how often they were asked for."""
+
+    source: PeerId
+    at_s: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPlace:
+    """Where a result cell belongs: the AGG's root over cells [first, stop)."""
+
+    root: bytes
+    first: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +89,10 @@ class RoundView:
     `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
     who were expected when the own parts were pushed last.
 
+    `asked` says of whom the cells of a subject from some cell on were asked last, `moved_s` when
+    bytes of a subject came from a peer. `awaited` are the COMMITs known when the first HAVE was
+    signed without some of their parts; `is_timed` says that a deadline was learned from this round.
+
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
@@ -96,13 +123,17 @@ class RoundView:
     values: dict[bytes, SealValue] = field(default_factory=dict)
     pushed_among: frozenset[PeerId] | None = None
     requested: set[Request] = field(default_factory=set)
-    asked: dict[tuple[bytes, int], tuple[float, int]] = field(default_factory=dict)
+    asked: dict[tuple[bytes, int], "Asked"] = field(default_factory=dict)
+    moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
+    awaited: frozenset[bytes] = frozenset()
+    is_timed: bool = False
     contribution: Contributed | None = None
     own_seal: bytes = b""
     proven_seats: set[PeerId] = field(default_factory=set)
     early: dict[bytes, Entry] = field(default_factory=dict)
     is_diverged: bool = False
     members: tuple[PeerId, ...] = field(init=False)
+    member_set: frozenset[PeerId] = field(init=False)
     electorate: tuple[PeerId, ...] = field(init=False)
     expected: frozenset[PeerId] = field(init=False)
     basis: bytes = field(init=False)
@@ -118,9 +149,9 @@ class RoundView:
 
     def __post_init__(self) -> None:
         self.basis, self.index = self.head.digest, self.head.round + 1
-        self.members = self.head.roster.members
+        self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
         self.electorate = rosters.voters(self.head.roster)
-        self.is_member, self.is_voter = self.me in self.members, self.me in self.electorate
+        self.is_member, self.is_voter = self.me in self.member_set, self.me in self.electorate
         self.suspect(self.suspects)
         self.ballots = Ballots(
             self.basis, self.head.shard, self.index, self.head.roster, self.trust
@@ -139,7 +170,7 @@ class RoundView:
     def suspect(self, suspects: frozenset[PeerId]) -> None:
         """Take over whom this node suspects; it never suspects itself."""
         self.suspects = suspects
-        self.expected = frozenset(self.members) - (suspects - {self.me})
+        self.expected = self.member_set - (suspects - {self.me})
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
@@ -151,17 +182,34 @@ class RoundView:
         if commit is not None and commit[1].root == event.root:
             self.parts[self.own_commit] = set(range(self.num_cells))
 
+    def start_clock(self, now_s: float) -> None:
+        """The clock of attempt 0 starts when a quorum has committed: until then all train."""
+        if self.opened_s is None and self.has_quorum(set(self.ballots.of(Kind.COMMIT))):
+            self.opened_s = self.progress_s = now_s
+
+    def is_listed_in(self, value: SealValue) -> bool:
+        """Whether the contribution in the trainer's hands is in that seal (R6).
+
+        After a damaged log the own COMMIT may only be known from others, and be of other bytes.
+        """
+        own = self.ballots.commits.get(self.me)
+        if own is None or own[0] not in value.commits:
+            return False
+        return self.contribution is None or self.contribution.root == own[1].root
+
     def is_about(self, subject: bytes) -> bool:
         """Whether that is a COMMIT or a LIST of this round."""
         ballots = self.ballots
         return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
 
-    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...]) -> bool:
-        """Cells are in the own store; whether any of them is new."""
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
+        """Cells are in the own store; whether any of them is new, which is progress."""
         store = self.parts if bulk is Bulk.PART else self.results
         held = store.setdefault(subject, set())
         is_new = not held.issuperset(cells)
         held.update(cells)
+        if is_new:
+            self.progress_s = now_s
         return is_new
 
     @property
@@ -187,8 +235,28 @@ class RoundView:
 
     @property
     def num_to_ask(self) -> int:
-        """R12: so many others that every quorum has one of them in it, as far as there are any."""
-        return min(rosters.blocking(len(self.electorate), self.trust), len(self.other_voters))
+        """R12: so many other voters that every quorum has one of them in it.
+
+        There are not so many others where this node alone is a quorum, the only voter or of two
+        the eldest: nobody knows what it made final and told nobody.
+        """
+        most = len(self.other_voters)
+        if self.is_quorum_alone:
+            return most + 1
+        return min(rosters.blocking(len(self.electorate), self.trust), most)
+
+    @property
+    def is_quorum_alone(self) -> bool:
+        """Whether this node needs no other voter to make a round final."""
+        return self.has_quorum({self.me})
+
+    @property
+    def may_be_open(self) -> int:
+        """R12: the last round in which, for all that this node knows, others may have signed.
+
+        Once it has SEALed, somebody may have the quorum and have begun the next.
+        """
+        return self.index + (self.lock is not None)
 
     def closer(self, attempt: int) -> PeerId:
         """Who proposes in `attempt`."""
@@ -271,10 +339,49 @@ class RoundView:
         subject = slice_subject(digest, piece.first, piece.stop)
         return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
 
-    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> int | None:
-        """How often these cells were asked for already, if it is time to ask again."""
-        last_s, count = self.asked.get((subject, first), (-retry_s, 0))
-        if now_s - last_s < retry_s:
+    def result_place(self, digest: bytes, cell: int) -> ResultPlace | None:
+        """Where a result cell of a LIST belongs, once an AGG of its slice is known."""
+        for piece in self.slices:
+            if piece.first <= cell < piece.stop:
+                for agg in self.agg_of(digest, piece).values():
+                    return ResultPlace(agg.root, piece.first, piece.stop)
+        return None
+
+    def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
+        """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""
+        if self.is_about(subject) and source in self.members:
+            self.moved_s[subject, source] = now_s
+
+    def is_moving(self, subject: bytes, source: PeerId, *, now_s: float, within_s: float) -> bool:
+        """Whether bytes of a subject came from a peer so lately."""
+        return now_s - self.moved_s.get((subject, source), -math.inf) < within_s
+
+    def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
+        """When cells may be asked for that were asked for before.
+
+        At once if their source is suspected; else when nothing has come from it for a while, which
+        is longer each time: on a slow line a second answer is what delays the first.
+        """
+        asked = self.asked[subject, first]
+        if asked.source in self.suspects:
+            return asked.at_s
+        moved_s = self.moved_s.get((subject, asked.source), asked.at_s)
+        growth = RETRY_GROWTH ** min(asked.count - 1, RETRY_GROWTH_STEPS_MAX)
+        return max(asked.at_s, moved_s) + retry_s * growth
+
+    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> bool:
+        """Whether there is no reason to wait before these cells are asked for."""
+        is_new = (subject, first) not in self.asked
+        return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
+
+    def ask(
+        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
+    ) -> PeerId | None:
+        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
+        asked = self.asked.get((subject, first))
+        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
             return None
-        self.asked[subject, first] = (now_s, count + 1)
-        return count
+        count = 0 if asked is None else asked.count
+        source = sources[(count + self.rare("other-source")) % len(sources)]
+        self.asked[subject, first] = Asked(source, now_s, count + 1)
+        return source

@@ -24,6 +24,7 @@ from node.departure import Departure
 from node.entry import Entry, full_addresses
 from node.exchange import Driver
 from node.invite import invite_link, invite_to
+from node.lingering import Lingering
 from node.links import CONTROL_PROTOCOL, Links
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.state.folder import (
@@ -139,27 +140,32 @@ def _trace_end(node: Node, reason: str) -> None:
 async def _to_the_end(node: Node, made: Machinery) -> None:
     """Until the run is finished, its last anchor on the disk, and nobody needs us any more."""
     await made.driver.finished.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell_finished, node, made)
+        await _linger(made.driver, node.config.linger_s)
+    with trio.move_on_after(TRAINER_END_S):
+        await made.work.done.wait()
+
+
+async def _tell_finished(node: Node, made: Machinery) -> None:
+    """The end is told once the last anchor is on the disk."""
     await made.checkpoints.flushed()
     node.log.emit(
         "finished",
         round=made.driver.core.machine.head.round,
         checkpoint=str(made.checkpoints.latest),
     )
-    is_resumed = made.driver.was_finished
-    await _linger(made.driver, node.config.linger_s, is_resumed=is_resumed)
-    with trio.move_on_after(TRAINER_END_S):
-        await made.work.done.wait()
 
 
-async def _linger(driver: Driver, linger_s: float, *, is_resumed: bool) -> None:
-    """Serve those who still work on the last round.
+async def _linger(driver: Driver, linger_s: float) -> None:
+    """Serve those who are not through with the last round, as far as one knows.
 
-    A node that was started again after the end is here for nothing else: those who were killed
-    with it may need some time to come and ask.
+    Watched from the end on, also while the last anchor is written: peers come and go meanwhile.
     """
-    last = driver.core.machine.head.round
+    is_resumed = driver.was_finished
+    lingering = Lingering(driver.core, now_s=trio.current_time(), is_resumed=is_resumed)
     with trio.move_on_after(linger_s):
-        while is_resumed or any(r <= last for r in driver.core.rounds.values()):
+        while lingering.is_needed(trio.current_time()):
             await driver.changed()
 
 

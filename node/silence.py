@@ -58,16 +58,15 @@ class Silence:
         """Stop asking once enough is known; called after every event.
 
         A quorum's STATUS, oneself included, is enough to go on with what one remembers. Without
-        memory it takes so many others that no quorum is without one of them; and one at least, for
-        who knows itself as the only voter may know no more than the first roster.
+        memory it takes so many others that no quorum is without one of them: whoever was a quorum
+        alone hears of its own signatures from nobody, and says nothing for good.
         """
         if self._heard is None:
             return
         if self._has_forgotten:
             # Of the round that they know open: the voters of an older one may all lag behind.
             is_there = view.index >= self._through
-            num_heard = len(self._heard & view.other_voters)
-            is_enough = is_there and bool(self._heard) and num_heard >= view.num_to_ask
+            is_enough = is_there and len(self._heard & view.other_voters) >= view.num_to_ask
         else:
             is_enough = view.has_quorum(self._heard | {view.me})
         if is_enough:

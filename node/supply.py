@@ -11,7 +11,10 @@ from node.proposal import unpack_senders
 from node.round_view import Request, RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind
+from protocol.messages import Have, Kind, Seal
+
+PART_RETRIES, RESULT_RETRIES = 2, 4
+"""How often in a deadline cells may be asked for of which nothing comes, at first."""
 
 
 def push_parts(view: RoundView) -> Iterator[RoundAction]:
@@ -35,8 +38,9 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
 def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
     """Parts that a reducer should have and has not.
 
-    The first reducer trusts the senders to push for half a deadline; a substitute was not pushed
-    to, and asks at once. Parts of a certified LIST are asked for from everybody who said HAVE.
+    The first reducer trusts the senders to push for half a deadline, and longer while bytes come; a
+    substitute was not pushed to, and asks at once. Parts of a certified LIST are asked for from
+    everybody who said HAVE.
     """
     if view.opened_s is None:
         return
@@ -55,12 +59,17 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             missing = view.missing_parts(digest, piece)
             if not missing or (certified and digest not in wanted):
                 continue
-            sources = _part_sources(view, sender, missing[0])
+            retry_s = deadline_s / PART_RETRIES
+            if is_first and view.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
+                continue  # It comes unasked.
+            # Before the sources, which take longer to find.
+            may_ask = view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)
+            sources = _part_sources(view, sender, missing[0]) if may_ask else []
             if not sources:
                 continue
-            count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 2)
-            if count is not None:
-                yield Pull(_source(view, sources, count), Bulk.PART, digest, missing)
+            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
+            if source is not None:
+                yield Pull(source, Bulk.PART, digest, missing)
 
 
 def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
@@ -77,14 +86,56 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
     return [peer for peer in sources if peer != view.me]
 
 
+def has_lost_parts(view: RoundView) -> bool:
+    """R3: whether the LIST certified in this attempt needs a part that died with its only holders.
+
+    Not asked of a LIST that was certified before: somebody may hold its whole result.
+    """
+    certified = view.ballots.certified()
+    for attempt, digest in certified:
+        is_first = [other for _, other in certified].count(digest) == 1
+        if attempt != view.attempt or not is_first or _has_whole_result(view, digest):
+            continue
+        body = view.ballots.list_of(digest)
+        listed = view.listed(body) if body is not None else None
+        gone = [entry for entry in listed or () if entry[0] in view.suspects]
+        for piece in view.slices if gone else ():
+            is_summed = not view.agg_of(digest, piece).keys() <= view.suspects
+            if not is_summed and any(_is_lost(view, *entry[:2], piece) for entry in gone):
+                return True
+    return False
+
+
+def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: rosters.Slice) -> bool:
+    """Whether nobody in reach says that it holds a sender's part of a slice, nor does this node."""
+    missing = view.missing_parts(commit, piece)
+    return bool(missing) and not _part_sources(view, sender, missing[0])
+
+
+def _has_whole_result(view: RoundView, digest: bytes) -> bool:
+    """Whether a peer in reach has sealed a LIST, and so holds its result."""
+    return any(
+        body.list_digest == digest and sealer not in view.suspects
+        for attempt in view.ballots.attempts(Kind.SEAL)
+        for sealer, body in view.ballots.bodies(Kind.SEAL, Seal, attempt, view.basis)
+    )
+
+
 def _reduce_of(view: RoundView, digest: bytes, piece: rosters.Slice) -> Request:
     """The place in `requested` of the sum of a slice."""
     return ("reduce", digest, piece.first, view.me)
 
 
 def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
-    """Sum a slice once its LIST is certified and every listed part is here; never before."""
+    """Sum a slice once its LIST is certified and every listed part is here; never before.
+
+    What was summed and kept is pushed once it is wanted.
+    """
     for digest, body in view.ballots.certified_lists():
+        for piece in view.own_slices():
+            is_here = view.results.get(digest, set()).issuperset(_cells(piece))
+            if is_here and view.me in view.agg_of(digest, piece):
+                yield from push_results(view, digest, piece)
         due = [
             piece
             for piece in view.own_slices()
@@ -101,7 +152,15 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
 
 
 def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterator[RoundAction]:
-    """The result of a slice, to every member that is expected to need it."""
+    """The result of a slice, to every member that is expected to need it.
+
+    A substitute keeps it for those who ask, until all who come before it are suspected.
+    """
+    before = piece.reducers[: piece.reducers.index(view.me)]
+    place = ("result", digest, piece.first, view.me)
+    if place in view.requested or not view.suspects.issuperset(before):
+        return
+    view.requested.add(place)
     if view.rare("result-unpushed"):
         return
     for member in sorted(view.expected - {view.me}):
@@ -117,41 +176,38 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
     final = _sealed_list(view)
     digests = [final] if final else []
     if view.is_member:
-        digests += [
-            digest
-            for digest, _ in view.ballots.certified_lists()
-            if digest != final
-            and (
-                now_s >= view.certified_s.get(digest, now_s) + deadline_s / 2
-                or view.rare("result-at-once")
-            )
-        ]
+        digests += [digest for digest, _ in view.ballots.certified_lists() if digest != final]
     for digest in digests:
         missing = set(view.missing_results(digest))
         if not missing:
+            continue
+        certified_s = view.certified_s.get(digest, now_s)
+        is_due = digest == final or now_s >= certified_s + deadline_s / 2
+        if not (is_due or view.rare("result-at-once")):
             continue
         for piece in view.slices:
             cells = tuple(cell for cell in _cells(piece) if cell in missing)
             sources = _result_sources(view, digest, piece)
             if not cells or not sources:
                 continue
-            count = view.may_ask(digest, piece.first, now_s=now_s, retry_s=deadline_s / 4)
-            if count is not None:
-                yield Pull(_source(view, sources, count), Bulk.RESULT, digest, cells)
+            retry_s = deadline_s / RESULT_RETRIES
+            if view.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
+                continue  # It comes unasked, from who summed it.
+            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
+            if source is not None:
+                yield Pull(source, Bulk.RESULT, digest, cells)
 
 
 def retry_times(view: RoundView, deadline_s: float) -> Iterator[float]:
     """When cells may be asked for that were not asked for last time."""
     for certified_s in view.certified_s.values():
         yield certified_s + deadline_s / 2
-    for asked_s, _ in view.asked.values():
-        yield asked_s + deadline_s / 4
-        yield asked_s + deadline_s / 2
-
-
-def _source(view: RoundView, sources: list[PeerId], count: int) -> PeerId:
-    """Whom to ask when so many were asked before: each in turn."""
-    return sources[(count + view.rare("other-source")) % len(sources)]
+    retries_s = (deadline_s / PART_RETRIES, deadline_s / RESULT_RETRIES)
+    for retry_s in retries_s:
+        for moved_s in view.moved_s.values():
+            yield moved_s + retry_s
+        for subject, first in view.asked:
+            yield view.ask_due_s(subject, first, retry_s)
 
 
 def _sealed_list(view: RoundView) -> bytes:

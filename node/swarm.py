@@ -75,7 +75,8 @@ class Swarm:
         self._exchange = ChannelExchange(channel, child.pipe)
         self._clock = RunClock(round=0, step=0, tokens=0)
         self._lease: Lease = ()
-        self._listed = False
+        self._since = 0
+        self._listed: tuple[int, ...] = ()
         self._is_open = False
         self._is_finished = False
         self._tickets: list[SwarmTicket] = []
@@ -169,6 +170,7 @@ class Swarm:
             anchors=self._exchange.anchors,
             clock=self._clock,
             lease=self._lease,
+            since=self._since,
             listed=self._listed,
         )
 
@@ -242,7 +244,10 @@ class Swarm:
         with self._child.explained():
             outcome = ticket.inner.result()
         self._tickets.remove(ticket)
-        self._go_on(outcome.clock, outcome.lease, outcome.listed)
+        contributed = self._clock.round
+        self._since = outcome.clock.round if outcome.is_resync else contributed
+        self._listed = (contributed,) if outcome.listed else ()
+        self._go_on(outcome.clock, outcome.lease)
         return outcome
 
     def _goes_on(self) -> bool:
@@ -266,10 +271,11 @@ class Swarm:
             opening = self._exchange.opening()
         logger.info("training begins round=%d", opening.clock.round)
         self._is_open = True
-        self._go_on(opening.clock, opening.lease, opening.listed)
+        self._since, self._listed = opening.since, opening.listed
+        self._go_on(opening.clock, opening.lease)
 
-    def _go_on(self, clock: RunClock, lease: Lease, listed: bool) -> None:
-        self._clock, self._lease, self._listed = clock, lease, listed
+    def _go_on(self, clock: RunClock, lease: Lease) -> None:
+        self._clock, self._lease = clock, lease
         if not lease:
             self._is_finished = True
             self._child.say_leaving()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
 from training.channel import ChannelFile
-from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.exchange import Contribution, Outcome
 from training.frames import (
     Contributed,
     Deliver,
@@ -102,24 +102,15 @@ class Trainer:
         """Process id."""
         return self._line.pid
 
-    async def start(
-        self,
-        *,
-        clock: RunClock,
-        lease: Lease,
-        anchors: tuple[NDArray[np.float32], ...],
-        listed: bool = False,
-        validate: bool = False,
-    ) -> None:
+    async def start(self, start: Start, *, anchors: tuple[NDArray[np.float32], ...]) -> None:
         """Begin training from these anchors, one flat vector per fragment; called once.
 
-        The anchors are copied. `listed` is about the round before (see Start); `validate` asks for
-        a Validation of the anchors. Raises TrainerError if the trainer is dead.
+        The anchors are copied. Raises TrainerError if the trainer is dead.
         """
         for fragment, anchor_N in enumerate(anchors):
             await trio.to_thread.run_sync(self._channel.write_anchor, fragment, anchor_N)
-        self._finished = not lease
-        await self._send(Start(clock=clock, lease=lease, listed=listed, validate=validate))
+        self._finished = not start.lease
+        await self._send(start)
 
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.
@@ -137,6 +128,7 @@ class Trainer:
             Deliver(
                 sequence=sequence,
                 listed=outcome.listed,
+                is_resync=outcome.is_resync,
                 clock=outcome.clock,
                 lease=outcome.lease,
                 validate=validate,

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from node import events as ev
 from node.checkpoints import run_clock
 from node.core import NodeCore
+from node.fates import Fates
 from node.hooks import NodeHooks
 from node.shard_store import ShardStore
 from node.status.board import EventLog
 from node.trainer import ContributionReady, Trainer
 from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from training.exchange import Contribution, Outcome
-from training.frames import Progress, Ready, Validation
+from training.frames import Progress, Ready, Start, Validation
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class TrainerWork:
         self._wanted: _Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
+        self._fates = Fates()
         self._round = -1
         self._is_open = False
         self.train_loss: float | None = None
@@ -77,6 +79,7 @@ class TrainerWork:
 
     def train(self, action: ev.Train, anchor_N: NDArray[np.float32]) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
+        self._fates.hear(action)
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
         self._wanted, self._bent_N = _Wanted(action, anchor_N), None
         self._changed.set()
@@ -163,24 +166,28 @@ class TrainerWork:
                 await self._deliver(trainer, wanted)
 
     async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
-        self._round = wanted.round
-        await trainer.start(
+        fates, self._round = self._fates, wanted.round
+        start = Start(
             clock=run_clock(wanted.action.certificate),
             lease=wanted.action.lease,
-            anchors=(wanted.anchor_N,),
-            listed=wanted.action.was_listed,
+            since=fates.since,
+            listed=fates.listed,
             validate=self._validates(wanted),
         )
+        fates.taken_over(self._round)
+        await trainer.start(start, anchors=(wanted.anchor_N,))
 
     async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
-        was_listed = wanted.action.was_listed and wanted.round == self._round + 1
+        fates, contributed = self._fates, self._round
         self._round, self._is_open = wanted.round, False
         outcome = Outcome(
-            listed=was_listed,
+            listed=fates.was_listed(contributed),
+            is_resync=fates.is_behind(contributed),
             anchor_N=wanted.anchor_N,
             clock=run_clock(wanted.action.certificate),
             lease=wanted.action.lease,
         )
+        fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
 
     def _validates(self, wanted: _Wanted) -> bool:

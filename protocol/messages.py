@@ -300,6 +300,11 @@ class Roster:
         return tuple(seat.peer for seat in self.seats)
 
     @cached_property
+    def member_set(self) -> frozenset[PeerId]:
+        """All seated peers."""
+        return frozenset(self.members)
+
+    @cached_property
     def voters(self) -> tuple[PeerId, ...]:
         """The voting members, ascending."""
         return tuple(seat.peer for seat in self.seats if seat.voter_since >= 0)

@@ -9,6 +9,7 @@ from math import inf
 
 from node import bulk
 from node import events as ev
+from node.lingering import Lingering
 from node.recovery import StoredState
 from node.restart import Restart
 from node.round_view import RoundView
@@ -44,8 +45,7 @@ class Edge(SimNode):
         self.work = SimWork(world, self)
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
-        self._logged_round = 0
-        self._is_lost = False
+        self._logged_round, self._is_lost = 0, False
         self._chain_readers: set[PeerId] = set()
         self._arrived: tuple[SealCertificate, State] | None = None
         self._synced: SealCertificate | None = None
@@ -55,8 +55,8 @@ class Edge(SimNode):
         self._busy_s = 0.0
         self._lingers_s = 0.0
         """Until when the last round is served; 0 while the run goes on."""
-        self._is_going = False
-        self._was_finished = False
+        self._is_going, self._was_finished = False, False
+        self._lingering: Lingering | None = None
         self._sent: tuple[Frame | None, ev.FrameArrived | None] = (None, None)
         path = short_id(self.peer)
         self._compute_luck = world.luck(f"compute/{path}")
@@ -87,7 +87,9 @@ class Edge(SimNode):
         """See SimNode. A synchronised state is put in place before the core hears of it."""
         if type(event) is ev.StateReady and not self._take_state(event):
             return
-        self.carry_out(self.core.handle(event, self.clock.own_s(self.world.now_s)))
+        actions = self.core.handle(event, self.clock.own_s(self.world.now_s))
+        if actions:
+            self.carry_out(actions)
         if self.is_alive:
             self._after()
         if type(event) is ev.StateReady:
@@ -101,14 +103,15 @@ class Edge(SimNode):
             self.disk.journal.forgive_loss()
         if self.transfers.waiting:
             self.transfers.look_again()
-        self.world.ask(self, None)
+        world, clock = self.world, self.clock
+        world.ask(self, None)
         if self._lingers_s and self.is_alive:
             self._linger()
-        due_s = self.clock.world_s(self.core.wakeup_s(self.own_s)) + LATE_S
+        due_s = clock.world_s(self.core.wakeup_s(clock.own_s(world.now_s))) + LATE_S
         self._due_s = due_s
         if due_s < self._wake_s and self.is_alive:
             self._wake_s = due_s
-            self.world.push(due_s, self, self._wake)
+            world.push(due_s, self, self._wake)
 
     def _wake(self) -> None:
         """The loop's timer; events since it was set may have put it off."""
@@ -184,12 +187,17 @@ class Edge(SimNode):
     def carry_out(self, actions: list[ev.CoreAction]) -> None:
         """In order; but what must survive reaches the disk first, all of a batch together (R12)."""
         self._make_durable(actions)
+        sent: Frame | None = None
         for action in actions:
+            if type(action) is ev.Send and action.frame is sent:
+                self.send(action.peer, action.frame)
+                continue  # A broadcast is one action, whoever asks.
             self.world.ask(self, action)
             if not self.is_alive:
                 return
             if type(action) is ev.Send:
-                self.send(action.peer, action.frame)
+                sent = action.frame
+                self.send(action.peer, sent)
             else:
                 self.act(action)
 
@@ -206,7 +214,7 @@ class Edge(SimNode):
             root = self.store.state.root
             world.emit(Synced(at_s=world.now_s, peer=self.peer, certificate=certificate, root=root))
         signed: list[SignedMessage] = []
-        own = [action.message for action in actions if isinstance(action, ev.RecordSlot)]
+        own = [action.message for action in actions if type(action) is ev.RecordSlot]
         for action in actions if own else ():
             if isinstance(action, ev.RecordSlot):
                 signed.append(action.message)
@@ -368,20 +376,17 @@ class Edge(SimNode):
         """The run may be over: then peers are served for a while."""
         if self.is_alive and not self._lingers_s and self.core.is_finished:
             self._lingers_s = self.world.now_s + self.world.settings.linger_s
+            was_finished = self._was_finished
+            self._lingering = Lingering(self.core, now_s=self.own_s, is_resumed=was_finished)
             if self._lingers_s < inf:
                 self.world.push(self._lingers_s, self, self._linger)
 
     def _linger(self) -> None:
-        """Go once nobody linked works on the last round any more.
-
-        A node that was started again after the end is here for nothing else, and stays its time.
-        """
-        if self._is_going or self._lingers_s == inf:
+        """Go once everybody is through with the last round, as far as one knows."""
+        if self._is_going or self._lingers_s == inf or self._lingering is None:
             return
-        last, rounds = self.core.machine.head.round, self.core.rounds
-        is_needed = self._was_finished or any(index <= last for index in rounds.values())
         now_s = self.world.now_s
-        if not is_needed or now_s >= self._lingers_s:
+        if now_s >= self._lingers_s or not self._lingering.is_needed(self.own_s):
             self._is_going = True
             self._save()
             self._go(now_s + TRAINER_END_S)

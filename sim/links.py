@@ -6,7 +6,7 @@ direction knows nothing of conversations: those are `sim.sessions`.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,10 +63,15 @@ class Direction:
 
     __slots__ = (
         "_bulk_luck",
+        "_delay_s",
         "_frame_luck",
         "_free_s",
         "_last_s",
         "_link",
+        "_median_s",
+        "_most_s",
+        "_sigma",
+        "_span_s",
         "_stuck_s",
         "held",
         "is_blocked",
@@ -90,7 +95,7 @@ class Direction:
         self._stuck_s = 0.0
         self.is_blocked = False
         self.silent_since_s = 0.0
-        self.held: list[Callable[[], None]] | None = None
+        self.held: list[Callable[[], object]] | None = None
         self.link = link
 
     @property
@@ -102,15 +107,20 @@ class Direction:
     def link(self, link: Link) -> None:
         self._link = link
         self.is_plain = not (link.loss or link.duplication or link.reordering or link.clog)
+        low, high = link.latency_s
+        self._delay_s = FRAME_BYTES / link.bytes_per_s
+        self._span_s = high - low
+        self._most_s = LOGNORMAL_MAX * high
+        is_uniform = link.spread == "uniform"
+        self._sigma = 0.0 if is_uniform else math.log(high / low) / LOGNORMAL_SIGMAS
+        self._median_s = math.sqrt(low * high)
 
     def latency_s(self, luck: random.Random) -> float:
         """One draw of the one-way latency."""
-        low, high = self._link.latency_s
         if self._link.spread == "uniform":
-            return low + (high - low) * luck.random()
-        sigma = math.log(high / low) / LOGNORMAL_SIGMAS
-        drawn_s = math.sqrt(low * high) * math.exp(sigma * luck.gauss(0.0, 1.0))
-        return min(drawn_s, LOGNORMAL_MAX * high)
+            return self._link.latency_s[0] + self._span_s * luck.random()
+        drawn_s = self._median_s * math.exp(self._sigma * luck.gauss(0.0, 1.0))
+        return min(drawn_s, self._most_s)
 
     def stick(self, until_s: float) -> None:
         """Nothing that is sent from now on arrives before that time."""
@@ -118,9 +128,13 @@ class Direction:
 
     def ordered_s(self, now_s: float) -> float:
         """When what the stream itself says arrives, such as its end: never lost, never early."""
-        sent_s = now_s + FRAME_BYTES / self._link.bytes_per_s + self.latency_s(self._frame_luck)
-        self._last_s = max(sent_s, self._last_s, self._stuck_s)
-        return self._last_s
+        sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        if sent_s < self._last_s:
+            sent_s = self._last_s
+        if sent_s < self._stuck_s:
+            sent_s = self._stuck_s
+        self._last_s = sent_s
+        return sent_s
 
     def frame_times(self, now_s: float) -> tuple[float, ...]:
         """When a control frame sent now arrives: in order, but for those that may overtake."""
@@ -131,7 +145,7 @@ class Direction:
         times = []
         for _ in range(num_copies):
             if luck.random() < link.reordering:
-                sent_s = now_s + FRAME_BYTES / link.bytes_per_s + self.latency_s(luck)
+                sent_s = now_s + self._delay_s + self.latency_s(luck)
                 times.append(max(sent_s, self._stuck_s))
             else:
                 times.append(self.ordered_s(now_s))
@@ -175,6 +189,23 @@ class Network:
         self._stream = stream
         self._directions: dict[tuple[PeerId, PeerId], Direction] = {}
         self._cut: set[frozenset[PeerId]] = set()
+        self._neighbours: dict[PeerId, frozenset[PeerId]] = {}
+
+    def settle(self, peer: PeerId, neighbours: Collection[PeerId] | None) -> None:
+        """A peer only ever links with these, and with those who name it; None: with everybody."""
+        if neighbours is not None:
+            self._neighbours[peer] = frozenset(neighbours)
+
+    def are_neighbours(self, one: PeerId, other: PeerId) -> bool:
+        """Whether the two ever link: everybody does, but for those who named their neighbours."""
+        if not self._neighbours:
+            return True
+        of_one, of_other = self._neighbours.get(one), self._neighbours.get(other)
+        if of_one is None and of_other is None:
+            return True
+        return (of_one is not None and other in of_one) or (
+            of_other is not None and one in of_other
+        )
 
     def direction(self, source: PeerId, target: PeerId) -> Direction:
         """The one direction from `source` to `target`; always the same object."""
@@ -210,7 +241,7 @@ class Network:
 
     def can_link(self, one: PeerId, other: PeerId) -> bool:
         """Whether a new conversation of the two would get through."""
-        if frozenset((one, other)) in self._cut:
+        if not self.are_neighbours(one, other) or frozenset((one, other)) in self._cut:
             return False
         there, back = self.direction(one, other), self.direction(other, one)
         is_open = there.held is None and back.held is None

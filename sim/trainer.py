@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from node.fates import Fates
 from protocol.manifest import RunManifest
 from training.compression import CODECS, Encoded, ErrorFeedback
 from training.exchange import Lease
@@ -74,9 +75,9 @@ class SimTrainer:
         fresh._under_way = None
         return fresh
 
-    def start(self, round_index: int, anchor_N: Vector, lease: Lease, *, listed: bool) -> bool:
+    def start(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> bool:
         """Begin; whether a contribution of the process before is under way, so that it is sent
-        again and nothing is trained. `listed` is about the round before.
+        again and nothing is trained.
         """
         self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
         newest = max((index for index in self._saved if index <= round_index), default=-1)
@@ -87,8 +88,9 @@ class SimTrainer:
         if is_same and lease:
             self.feedback.reopen(saved.before_N, saved.after_N)
             self._under_way = saved.encoded
-        elif newest == round_index - 1:
-            self.feedback.restore(saved.after_N if listed else saved.before_N)
+        elif newest < round_index and not fates.is_behind(newest):
+            is_listed = fates.was_listed(newest)
+            self.feedback.restore(saved.after_N if is_listed else saved.before_N)
         return self._under_way is not None
 
     def contribute(self, stream: random.Random) -> Encoded:
@@ -107,14 +109,14 @@ class SimTrainer:
             del self._saved[index]
         return encoded
 
-    def finish(self, round_index: int, anchor_N: Vector, lease: Lease, *, listed: bool) -> None:
+    def finish(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> None:
         """What became of the contribution; the next round, and its anchor."""
-        if listed:
-            self.feedback.commit()
-        elif round_index == self._round + 1:
-            self.feedback.abort()
-        else:
+        if fates.is_behind(self._round):
             self.feedback.restore(None)
+        elif fates.was_listed(self._round):
+            self.feedback.commit()
+        else:
+            self.feedback.abort()
         self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
 
 

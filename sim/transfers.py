@@ -1,12 +1,14 @@
 """Cells over streams of their own, checked on arrival: `node.bulk_streams` in virtual time.
 
 A transfer that takes long arrives in pieces, so that bytes are a sign of life here too, and what
-breaks in the middle leaves what came before it.
+breaks in the middle leaves what came before it. What is not modelled is the pace: frames do not
+wait behind cells here.
 """
 
 from node import bulk
 from node import events as ev
-from node.bulk_streams import OVERTAKEN_S, PUSHES_MAX, SMALL_BYTES, STALL_S
+from node.bulk_queue import PushQueue
+from node.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
 from node.shard_store import Item
 from protocol import limits
 from protocol.errors import PeerError, ProofError, StateError
@@ -16,9 +18,6 @@ from protocol.messages import SealCertificate
 from protocol.wire import decode, encode
 from sim.nodes import Around, SimNode, Transfer, Wire
 
-PIECE_S = 1.0
-"""What takes longer arrives in so many seconds' pieces."""
-
 
 class Transfers:
     """Sends and receives cells for one process."""
@@ -26,7 +25,8 @@ class Transfers:
     def __init__(self, world: Around, node: SimNode) -> None:
         self._world = world
         self._node = node
-        self._pushing: dict[tuple[PeerId, Bulk], list[float]] = {}
+        self._queue = PushQueue()
+        self._under_way: list[tuple[ev.Push, Wire]] = []
         self._expected: tuple[SealCertificate, PeerId] | None = None
         self._cells: dict[int, bytes] = {}
         self.waiting: list[Transfer] = []
@@ -35,41 +35,71 @@ class Transfers:
     # Out ----------------------------------------------------------------------------------------
 
     def push(self, push: ev.Push) -> None:
-        """Send the cells that are here. A peer out of reach asks elsewhere, or is absent."""
-        node, now_s = self._node, self._world.now_s
-        wire, lane = node.wires.get(push.to), (push.to, push.bulk)
-        pushing = [end_s for end_s in self._pushing.get(lane, ()) if end_s > now_s]
-        self._pushing[lane] = pushing
-        if wire is None or len(pushing) >= PUSHES_MAX[push.bulk]:
-            return
-        items = bulk.outgoing(node.core, node.store, push)
-        if items:
-            header = BulkHeader(bulk=push.bulk, subject=push.subject, items=len(items))
+        """Send the cells that are here once it is their turn, and then whatever else waits.
+
+        A peer out of reach asks elsewhere, or is absent.
+        """
+        to, wire = push.to, self._node.wires.get(push.to)
+        for due, under in list(self._under_way):
+            if due.to == to and under is not wire:
+                # Streams end with the connection that carries them, and what waited was told so.
+                self._end(due)
+                self._queue.forget(to)
+        self._queue.offer(push, round_index=self._node.core.machine.view.index)
+        self._go_on_sending(to)
+
+    def _go_on_sending(self, to: PeerId) -> None:
+        node = self._node
+        while (due := self._queue.begin(to)) is not None:
+            wire = node.wires.get(to)
+            if wire is None:
+                self._queue.forget(to)
+                self._queue.done(due)
+                return
+            items = bulk.outgoing(node.core, node.store, due)
+            if not items or not bulk.is_of_use(node.core, due):
+                self._queue.done(due)
+                continue
+            header = BulkHeader(bulk=due.bulk, subject=due.subject, items=len(items))
             if self._world.settings.is_encoding:
                 header, items = _as_on_the_wire(header, items)
-            self._send(wire, header, items, pushing)
+            self._under_way.append((due, wire))
+            end_s = self._send(wire, header, items)
+            self._world.push(end_s, node, self._sent, due)
 
-    def _send(
-        self, wire: Wire, header: BulkHeader, items: list[Item], pushing: list[float]
-    ) -> None:
+    def _sent(self, due: ev.Push) -> None:
+        """The taker has all of it, or it is given up."""
+        if any(due is other for other, _ in self._under_way):
+            self._end(due)
+            self._go_on_sending(due.to)
+
+    def _end(self, due: ev.Push) -> None:
+        self._under_way = [(other, wire) for other, wire in self._under_way if other is not due]
+        self._queue.done(due)
+
+    def _send(self, wire: Wire, header: BulkHeader, items: list[Item]) -> float:
+        """Let them arrive; returns when the sender is through with them."""
         world, direction = self._world, wire.direction
+        now_s = world.now_s
         if direction.held is not None:
-            direction.held.append(lambda: self._send(wire, header, items, pushing))
-            return
-        # What is lost on the way is given up by the sender too.
-        end_s = world.now_s + STALL_S
+            direction.held.append(lambda: self._send(wire, header, items))
+            return now_s + STALL_S
+        if direction.is_blocked:
+            return now_s + STALL_S
         size = sum(len(item.payload) for item in items)
-        times = () if direction.is_blocked else direction.bulk_times(size, world.now_s)
+        times = direction.bulk_times(size, now_s)
+        if not times:
+            # A real stream loses nothing: it breaks, and both ends learn of it.
+            return now_s + size / direction.link.bytes_per_s
         for first_s, last_s in times:
-            end_s = last_s
             transfer = Transfer(wire, header, items)
-            num_pieces = min(len(items), 1 + int((last_s - first_s) / PIECE_S))
+            num_pieces = 1 + int((last_s - first_s) / TOLD_EVERY_S)
             for piece in range(1, num_pieces + 1):
                 at_s = last_s - (last_s - first_s) * (num_pieces - piece) / num_pieces
                 count = len(items) * piece // num_pieces
                 to = wire.to
                 world.push(at_s, to, to.cells_came, transfer, count)
-        pushing.append(end_s)
+        return max(last_s for _, last_s in times)
 
     # In -----------------------------------------------------------------------------------------
 
@@ -98,26 +128,24 @@ class Transfers:
 
     def _take_cells(self, transfer: Transfer) -> None:
         node, header = self._node, transfer.header
-        core, store = node.core, node.store
-        source = transfer.wire.direction.source
-        while transfer.next < transfer.num_here:
-            item = transfer.items[transfer.next]
-            _check_size(node, header, item)
-            if not bulk.can_check(core, header, item.index):
-                if transfer.wait_s < 0.0:
-                    transfer.wait_s = self._world.now_s + OVERTAKEN_S
-                    self.waiting.append(transfer)
-                return
-            bulk.admission(core, store, header, item)()
-            transfer.next += 1
-            if len(item.payload) > SMALL_BYTES:
-                node.tell(ev.BytesArrived(source))
-        if transfer.next == len(transfer.items) and node.is_alive:
-            transfer.is_over = True
-            cells = tuple(item.index for item in transfer.items)
-            node.tell(ev.BytesArrived(source))
-            if node.is_alive:
-                node.tell(ev.CellsArrived(header.bulk, header.subject, cells))
+        source, cells = transfer.wire.direction.source, []
+        try:
+            while transfer.next < transfer.num_here:
+                item = transfer.items[transfer.next]
+                _check_size(node, header, item)
+                if not bulk.can_check(node.core, header, item.index):
+                    if transfer.wait_s < 0.0:
+                        transfer.wait_s = self._world.now_s + OVERTAKEN_S
+                        self.waiting.append(transfer)
+                    break
+                bulk.admission(node.core, node.store, header, item)()
+                transfer.next += 1
+                cells.append(item.index)
+        finally:
+            transfer.is_over |= transfer.next == len(transfer.items)
+            node.tell(ev.BytesArrived(source, subject=header.subject))
+            if cells and node.is_alive:
+                node.tell(ev.CellsArrived(header.bulk, header.subject, tuple(cells)))
 
     def look_again(self) -> None:
         """The core has heard something: what waits may be checked now, or is given up."""

@@ -15,6 +15,7 @@ from sim.faults import member_names
 from sim.invariants import ALL, InvariantBroken
 from sim.outcome import Outcome, Violation
 from sim.scenario import Scenario, settled
+from sim.uncollected import uncollected
 from sim.watching import watch
 
 LAST_RECORDS = 64
@@ -65,9 +66,10 @@ def run_trial(scenario: Scenario, seed: int, *, tracer: Tracer | None = None) ->
 def play(scenario: Scenario, seed: int, *, tracer: Tracer | None = None) -> Play:
     """Run a scenario with a seed, and keep what is needed to tell of it."""
     began_s = time.perf_counter()
-    trial = _Trial(settled(scenario, seed), seed, tracer)
-    violation = trial.run()
-    return trial.told(violation, time.perf_counter() - began_s)
+    with uncollected():
+        trial = _Trial(settled(scenario, seed), seed, tracer)
+        violation = trial.run()
+        return trial.told(violation, time.perf_counter() - began_s)
 
 
 class _Trial:

@@ -34,6 +34,7 @@ class Checks:
         self.progress = Progress(history, world)
         self.bounds = Bounds(world)
         self.leaving = Leaving(self.records.leaks, world)
+        self._watches_progress, self._counts = "I4" in names, "I7" in names
         self._unseen: dict[PeerId, SimNode] = {}
         """Processes that began, and have not handled an event yet."""
 
@@ -59,19 +60,19 @@ class Checks:
     def asked(self, world: World, node: SimNode, action: ev.CoreAction | None) -> None:
         """A trigger of the world."""
         del world
-        names = self._names
-        if action is not None:
-            if "I8" in names:
-                self._raise_first("I8", self.leaving.asked(node, action))
-            return
-        if self._unseen.get(node.peer) is node:
+        self._raise_first("I8", self.leaving.asked(node, action))
+
+    def looked(self, node: SimNode) -> None:
+        """A node is through with an event."""
+        if self._unseen and self._unseen.get(node.peer) is node:
             del self._unseen[node.peer]
-            if "I1" in names:
+            if "I1" in self._names:
                 self._raise_first("I1", self._forgotten(node))
-        if "I4" in names:
-            self._raise_first("I4", self.progress.asked(node, action))
-        if "I7" in names:
-            self._raise_first("I7", self.bounds.asked(node))
+        # Both look now and then, and most events of a world are not the time for it.
+        if self._watches_progress and self._world.now_s >= self.progress.look_s:
+            self._raise_first("I4", self.progress.look())
+        if self._counts and self.bounds.is_due():
+            self._raise_first("I7", self.bounds.look(node))
 
     def finish(self) -> None:
         """The world stands still. Raises InvariantBroken where that breaks a promise."""
@@ -114,5 +115,7 @@ def watch(
     """
     checks = Checks(world, names, circumstances or Circumstances())
     world.tracers.append(checks.saw)
-    world.triggers.append(checks.asked)
+    world.looks.append(checks.looked)
+    if "I8" in names and world.settings.is_signing_for_real:
+        world.triggers.append(checks.asked)  # Before each action; there is no secret otherwise.
     return checks

@@ -7,6 +7,7 @@ late, and only then it hears what became of it.
 from dataclasses import dataclass
 
 from node import events as ev
+from node.fates import Fates
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
 from sim.trainer import Vector
@@ -33,6 +34,7 @@ class SimWork:
         self._node = node
         self._path = short_id(node.peer)
         self._wanted: Wanted | None = None
+        self._fates = Fates()
         self._ready_s = 0.0
         self._is_open = False
         self.round = -1
@@ -46,6 +48,7 @@ class SimWork:
 
     def train(self, action: ev.Train, anchor_N: Vector) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
+        self._fates.hear(action)
         self._wanted = Wanted(action, anchor_N)
         self._feed()
 
@@ -64,16 +67,17 @@ class SimWork:
         """The first lease of this process."""
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, listed=action.was_listed
+            wanted.round, wanted.anchor_N, action.lease, self._fates
         )
+        self._fates.taken_over(self.round)
         self._train(is_under_way=is_under_way)
 
     def deliver(self, wanted: Wanted) -> None:
         """Answer the contribution, and go on."""
-        action = wanted.action
-        was_listed = action.was_listed and wanted.round == self.round + 1
+        lease = wanted.action.lease
         self.round, self._is_open = wanted.round, False
-        self._node.trainer.finish(wanted.round, wanted.anchor_N, action.lease, listed=was_listed)
+        self._node.trainer.finish(wanted.round, wanted.anchor_N, lease, self._fates)
+        self._fates.taken_over(self.round)
         self._train(is_under_way=False)
 
     def _train(self, *, is_under_way: bool) -> None:

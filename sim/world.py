@@ -10,10 +10,10 @@ peers and its growing delays (whoever can be linked is, a second later at most);
 flow control. Nodes are honest: they bend nothing.
 """
 
-import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from node import events as ev
 from node.recovery import recover
@@ -37,8 +37,8 @@ __all__ = ["Device", "Link", "SimNode", "World", "WorldSettings", "peer_named", 
 Trigger = Callable[["World", SimNode, ev.CoreAction | None], None]
 """Asked before each action of a node, and with None after all actions of an event."""
 
-CLOCK_START_S = (1e3, 1e6)
-"""Where a machine's monotonic clock may stand: it counts from its boot, and nobody knows when."""
+Look = Callable[[SimNode], None]
+"""Looks at a node after all actions of an event; must not change anything."""
 
 
 class World:
@@ -69,6 +69,7 @@ class World:
         self.faults: list[tuple[PeerId, str]] = []
         self.tracers: list[Tracer] = []
         self.triggers: list[Trigger] = []
+        self.looks: list[Look] = []
         self._losses: dict[int, dict[PeerId, float]] = {}
         self._seed = seed
         self._device = device or Device()
@@ -106,10 +107,16 @@ class World:
     # Verbs: nodes -------------------------------------------------------------------------------
 
     def join(
-        self, peer: PeerId, *, config: RoundConfig | None = None, device: Device | None = None
+        self,
+        peer: PeerId,
+        *,
+        config: RoundConfig | None = None,
+        device: Device | None = None,
+        neighbours: Collection[PeerId] | None = None,
     ) -> SimNode:
-        """A node with the genesis state appears and links to every living one."""
+        """A node with the genesis state appears, and links to every living one or neighbour."""
         self._verb("join", peer)
+        self.network.settle(peer, neighbours)
         assert peer not in self.nodes, "it is here already: bounce it"
         owned = Owned(
             signer=self._signers.get(peer) or KeyedHashSigner(peer),
@@ -264,7 +271,7 @@ class World:
                 asked_s = self.now_s + every_s
             if not heap or heap[0][0] > end_s:
                 raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
-            self.now_s, _, node, call, arguments = heapq.heappop(heap)
+            self.now_s, _, node, call, arguments = heappop(heap)
             self.events += 1
             if node is None:
                 call(*arguments)
@@ -287,14 +294,13 @@ class World:
     def push(self, time_s: float, node: SimNode | None, call: Call, *args: object) -> None:
         """See Around."""
         self._sequence += 1
-        heapq.heappush(self._heap, (time_s, self._sequence, node, call, args))
+        heappush(self._heap, (time_s, self._sequence, node, call, args))
 
     def luck(self, path: str) -> random.Random:
         """See Around. One stream per purpose, so that a new node changes no other node's luck."""
-        found = self._streams.get(path)
-        if found is None:
-            found = self._streams[path] = random.Random(f"{self._seed}/{path}")
-        return found
+        if path not in self._streams:
+            self._streams[path] = random.Random(f"{self._seed}/{path}")
+        return self._streams[path]
 
     def emit(self, record: Record) -> None:
         """See Around."""
@@ -310,6 +316,9 @@ class World:
         """See Around."""
         for trigger in self.triggers[:]:
             trigger(self, node, action)
+        if action is None:
+            for look in self.looks:
+                look(node)
 
     def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
         """See Around."""

@@ -253,6 +253,7 @@ class ChannelExchange:
             self._anchors[fragment] = self._channel.read_anchor(fragment)
             self._outcomes[frame.sequence] = Outcome(
                 listed=frame.listed,
+                is_resync=frame.is_resync,
                 anchor_N=self._anchors[fragment],
                 clock=frame.clock,
                 lease=frame.lease,

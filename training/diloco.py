@@ -35,15 +35,16 @@ logger = logging.getLogger(__name__)
 class RunStart:
     """Where a trainer enters the run: the sealed anchors, the clock and its first lease.
 
-    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` says
-    whether the own contribution of the round before is in the seal that made these anchors. The
-    caller does not write to the anchors.
+    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
+    rounds from `since` on whose seals have the own contribution in them; what was contributed
+    before belongs to weights long gone (R6). The caller does not write to the anchors.
     """
 
     anchors: tuple[NDArray[np.float32], ...]
     clock: RunClock
     lease: Lease
-    listed: bool = False
+    since: int = 0
+    listed: tuple[int, ...] = ()
 
 
 class Session(Exchange, Protocol):
@@ -205,11 +206,11 @@ class DiLoCo:
             before_N = state.residuals[fragment]
             self._feedback[fragment].reopen(before_N, state.residual_after_N)
             self._under_way = state.contribution
-        elif state.round == start.clock.round - 1:
+        elif start.since <= state.round < start.clock.round:
             self.restore_residuals(state.residuals)
-            if start.listed:
+            if state.round in start.listed:
                 self._feedback[fragment].restore(state.residual_after_N)
-        # From an older round, or from another branch, the residual belongs to weights long gone.
+        # From before a resync, or from another branch, the residual belongs to weights long gone.
         logger.info(
             "inner state taken up round=%d of=%d under_way=%s",
             start.clock.round,
@@ -271,13 +272,13 @@ class DiLoCo:
     def _finish(self, fragment: int) -> Outcome:
         outcome = self._tickets.pop(fragment).result()
         feedback = self._feedback[fragment]
-        if outcome.listed:
-            feedback.commit()
-        elif outcome.clock.round == self._clock.round + 1:
-            feedback.abort()
-        else:
-            # We missed seals and were resynced: the residual belongs to weights long gone (R6).
+        if outcome.is_resync:
+            # Seals were missed: the residual belongs to weights long gone (R6).
             feedback.restore(None)
+        elif outcome.listed:
+            feedback.commit()
+        else:
+            feedback.abort()
         local_N = read_fragment(self._model, self._shard, fragment)
         merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
         write_fragment(self._model, self._shard, fragment, merged_N)

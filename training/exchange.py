@@ -50,14 +50,17 @@ class Outcome:
 
     `anchor_N` is the new anchor of the fragment, float32; the caller must not write to it. `listed`
     says whether the own contribution is in the sealed aggregate: if not, its drift is dropped and
-    the residual goes back to what it was before (R6). `lease` and `clock` belong to the next round;
-    `lease` is empty when the run is finished.
+    the residual goes back to what it was before (R6). `is_resync` says that seals were missed and
+    the state was fetched: then the residual is zero, whether it was listed or not. `lease` and
+    `clock` belong to the next round, which need not be the one behind; `lease` is empty when the
+    run is finished.
     """
 
     listed: bool
     anchor_N: NDArray[np.float32]
     clock: RunClock
     lease: Lease
+    is_resync: bool = False
 
 
 class Ticket(Protocol):

@@ -49,14 +49,16 @@ class Failed:
 class Start:
     """To the trainer: the whole anchor lies in the mapping; begin with this lease.
 
-    `listed` says whether the own contribution of the round before is in the seal that made this
-    anchor: a trainer that goes on from disk needs it to settle its residual (R6).
+    `listed` names the rounds from `since` on whose seals have the own contribution in them: a
+    trainer that goes on from disk needs it to settle its residual (R6). What was before `since` is
+    not known any more, or was left behind by a resync.
     """
 
     clock: RunClock
     lease: Lease
-    listed: bool
-    validate: bool
+    since: int = 0
+    listed: tuple[int, ...] = ()
+    validate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Deliver:
 
     sequence: int
     listed: bool
+    is_resync: bool = False
     clock: RunClock
     lease: Lease
     validate: bool

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
-from training.durable import WRITING
+from training.durable import WRITING, make_folder_durably
 from training.exchange import Contribution
 from training.tensor_file import TensorFile, read_tensors, write_tensors
 
@@ -108,7 +108,7 @@ class InnerFolder:
     def save(self, state: InnerState) -> None:
         """See InnerStore. Raises OSError that names the folder and what to do."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder_durably(self._folder)
             for left in self._folder.glob(WRITING + "*"):
                 left.unlink()
             path = self._folder / f"round-{state.round:06d}{_SUFFIX}"

@@ -158,7 +158,11 @@ def _set_up(
 def _run_start(exchange: ChannelExchange) -> RunStart:
     opening = exchange.opening()
     return RunStart(
-        anchors=exchange.anchors, clock=opening.clock, lease=opening.lease, listed=opening.listed
+        anchors=exchange.anchors,
+        clock=opening.clock,
+        lease=opening.lease,
+        since=opening.since,
+        listed=opening.listed,
     )
 
 

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from node.demo.options import DemoOptions
+from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol.identity import PeerId
 from protocol.manifest import (
@@ -88,5 +89,6 @@ def found_run(options: DemoOptions, *, state: Path, manifest_path: Path) -> RunM
     """Make the founder's key in its state folder, and the signed manifest as a file for all."""
     signer = load_or_create_identity(state)
     manifest = demo_manifest(options, signer.peer_id)
+    mark_unsigned(state, manifest.digest)
     manifest_path.write_bytes(encode(sign_manifest(manifest, signer)))
     return manifest

@@ -1,7 +1,7 @@
 """The state folder: which file lies where, and writes that a crash leaves whole.
 
 identity.key  node.toml  known_peers.json  port  lock
-runs/<digest12>/  manifest.msgpack  run.toml  founded.json (founders)  node.log  api.token  ...
+runs/<digest12>/  manifest.msgpack  run.toml  founded.json  unsigned (founders)  node.log  ...
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from protocol.errors import ConfigError
-from training.durable import fsync_folder
+from training.durable import fsync_folder, make_folder_durably
 
 KEY_FILE = "identity.key"
 NODE_FILE = "node.toml"
@@ -23,6 +23,9 @@ RUNS_FOLDER = "runs"
 MANIFEST_FILE = "manifest.msgpack"
 RUN_FILE = "run.toml"
 FOUNDED_FILE = "founded.json"
+UNSIGNED_FILE = "unsigned"
+"""There from the founding of a run until its founder begins to sign; see `mark_unsigned`."""
+
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _DIGITS = 12
@@ -47,7 +50,9 @@ def make_folder(folder: Path) -> None:
     Raises ConfigError saying why it cannot be used.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder_durably(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        make_folder_durably(folder)
         # The mode of mkdir is for a new folder alone. One that holds other things than a node's is
         # somebody's on purpose: its mode is theirs, and each secret file has its own.
         if os.name == "posix" and stat.S_IMODE(folder.stat().st_mode) & 0o077:
@@ -104,3 +109,31 @@ def has_history(folder: Path) -> bool:
     logs = (folder / name for name in ("slots.log", "chain.log"))
     has_logs = any(path.exists() and path.stat().st_size > 0 for path in logs)
     return has_logs or any((folder / CHECKPOINTS_FOLDER).glob("round-*"))
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a journal was ever begun in a run's folder, even if nothing was signed yet."""
+    return (folder / "slots.log").exists() or has_history(folder)
+
+
+def mark_unsigned(state: Path, run: bytes) -> None:
+    """Say that this state folder has just founded a run, so that nothing in it is signed yet.
+
+    A founder has nobody to ask what it signed in its first round. So where the mark is missing and
+    there is no journal either, the folder was deleted: signatures may be lost (R12).
+    """
+    folder = run_folder(state, run)
+    make_folder(folder)
+    write_atomically(folder / UNSIGNED_FILE, b"")
+
+
+def is_unsigned(folder: Path) -> bool:
+    """Whether the run was founded here, and its journal was never begun."""
+    return (folder / UNSIGNED_FILE).exists()
+
+
+def unmark_unsigned(folder: Path) -> None:
+    """The journal is on the disk: from now on its absence is a loss."""
+    if is_unsigned(folder):
+        (folder / UNSIGNED_FILE).unlink()
+        fsync_folder(folder)

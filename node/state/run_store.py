@@ -21,6 +21,7 @@ from node.state.folder import (
     RUN_FILE,
     RUNS_FOLDER,
     make_folder,
+    mark_unsigned,
     run_folder,
     write_atomically,
 )
@@ -132,6 +133,7 @@ def _found(
     write_atomically(folder / RUN_FILE, text)
     source = json.dumps({"source": str(path.resolve())})
     write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")
+    mark_unsigned(state, signed.manifest.digest)
     store_manifest(state, signed)
     return signed
 

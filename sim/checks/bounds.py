@@ -34,17 +34,16 @@ HEAP_EACH = 4096
 
 
 class Bounds:
-    """I7 over the nodes of a world; asked after every event, looks at one in EVERY."""
+    """I7 over the nodes of a world; looks behind one event in EVERY."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._count = 0
 
-    def asked(self, node: SimNode) -> Iterator[str]:
-        """After the actions of an event: what of this node has grown beyond its bound."""
+    def is_due(self) -> bool:
+        """Asked after every event: whether to look behind this one."""
         self._count += 1
-        if self._count % EVERY == 0:
-            yield from self.look(node)
+        return self._count % EVERY == 0
 
     def look(self, node: SimNode) -> Iterator[str]:
         """What of this node has grown beyond its bound."""

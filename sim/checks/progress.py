@@ -7,7 +7,6 @@ with each seal and whenever no quorum of those who could work before still can.
 
 from collections.abc import Iterator, Sequence
 
-from node import events as ev
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealValue
 from sim.checks.history import Electorate, History
@@ -22,12 +21,12 @@ more where they were lost. On slow links they count besides the training."""
 
 
 class Progress:
-    """I4 over the nodes of a world; asked after every event, looks once a second."""
+    """I4 over the nodes of a world; looks once a second."""
 
     def __init__(self, history: History, world: World) -> None:
         self._history = history
         self._world = world
-        self._look_s = 0.0
+        self.look_s = 0.0
         self._final: SealValue | None = None
         self._workers: frozenset[PeerId] = frozenset()
         self._since_s = 0.0
@@ -44,12 +43,12 @@ class Progress:
         """A node began without its memory."""
         self._lost.add(peer)
 
-    def asked(self, node: SimNode, action: ev.CoreAction | None) -> Iterator[str]:
-        """After the actions of an event: what is broken by nothing having come of it."""
+    def look(self) -> Iterator[str]:
+        """After an event that ends at `look_s` or later: what is broken by nothing having come."""
         now_s, final = self._world.now_s, self._history.final
-        if action is not None or now_s < self._look_s or final is None:
+        if final is None:
             return
-        self._look_s = now_s + LOOK_S
+        self.look_s = now_s + LOOK_S
         electorate = self._history.electorate(final.digest)
         if electorate is None or final.clock.ends_run:
             return

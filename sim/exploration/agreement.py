@@ -367,7 +367,7 @@ class Agreement:
         heard: list[Deed] = []
         for other in sorted(others, key=lambda machine: machine.view.me):
             if not other.has_forgotten:
-                heard.append(("status", other.view.me, other.view.index))
+                heard.append(("status", other.view.me, other.view.may_be_open))
             deeds = (*heard, *commits)
             after = self.peers.states[self.peers.do(state.peers[seat], deeds)[0]]
             if not after.machine.is_asking or len(heard) == view.num_to_ask:

@@ -33,6 +33,24 @@ LAGGARD = (
 )
 """A and B make round 1 final and COMMIT round 2; C hears nothing of it."""
 
+ALONE = (
+    "A has trained",
+    "B has trained",
+    "A hears the COMMIT of B",
+    "A gets the part of B",
+    "A has trained",
+    "B gets the result",
+)
+"""Of two voters the eldest makes round 1 final alone and COMMITs round 2; B is in round 1."""
+
+UNHEARD = (
+    *LAGGARD[:8],
+    "B gets the result",
+    "A hears the SEAL of B",
+    "A has trained",
+)
+"""A makes round 1 final with a SEAL of its own that B and C have not heard, and COMMITs round 2."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -127,4 +145,15 @@ def _cases_of_rounds() -> Iterator[Case]:
         "3 voters, a lost disk behind a laggard",
         Span(voters=3, rounds=2, disks=1, is_late=True, active="B"),
         LAGGARD,
+    )
+    yield _rounds("2 voters, 2 rounds, a lost disk", Span(voters=2, rounds=2, disks=1))
+    yield _rounds(
+        "2 voters, a lost disk of who was a quorum alone",
+        Span(voters=2, rounds=2, disks=1, active="A"),
+        ALONE,
+    )
+    yield _rounds(
+        "3 voters, a lost disk with a SEAL that nobody heard",
+        Span(voters=3, rounds=2, disks=1, is_late=True, active="A"),
+        UNHEARD,
     )

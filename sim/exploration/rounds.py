@@ -157,7 +157,7 @@ class Rounds:
             for other in self._others(state, seat):
                 if not other.machine.has_forgotten:
                     name = self.table.names[other.machine.view.me]
-                    index = other.machine.view.index
+                    index = other.machine.view.may_be_open
                     status: Deed = ("status", other.machine.view.me, index)
                     yield f"hears that {name} is in round {self._round(index)}", (status,)
         yield from self._bytes(state, peer)

@@ -118,7 +118,7 @@ class MadeUpTrainer:
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
             outcome = self._round(clock)
-            self._settle(clock, outcome)
+            self._settle(outcome)
             clock, lease = outcome.clock, outcome.lease
             self._validate_if_asked()
 
@@ -151,13 +151,13 @@ class MadeUpTrainer:
         )
         return self._exchange.begin(0, contribution).result()
 
-    def _settle(self, clock: RunClock, outcome: Outcome) -> None:
-        if outcome.listed:
-            self._feedback.commit()
-        elif outcome.clock.round == clock.round + 1:
-            self._feedback.abort()
-        else:
+    def _settle(self, outcome: Outcome) -> None:
+        if outcome.is_resync:
             self._feedback.restore(None)
+        elif outcome.listed:
+            self._feedback.commit()
+        else:
+            self._feedback.abort()
 
     def _take_up(self, start: Start) -> None:
         """Go on from what the process before us left; a drift is made up again, the same."""
@@ -167,8 +167,9 @@ class MadeUpTrainer:
         is_same = kept.anchor == anchor_digest(self._exchange.anchors[0])
         if kept.round == start.clock.round and is_same:
             self._feedback.restore(kept.before_N)
-        elif kept.round == start.clock.round - 1:
-            self._feedback.restore(kept.after_N if start.listed else kept.before_N)
+        elif start.since <= kept.round < start.clock.round:
+            is_listed = kept.round in start.listed
+            self._feedback.restore(kept.after_N if is_listed else kept.before_N)
         logger.info("taken up round=%d of=%d", start.clock.round, kept.round)
 
     def _keep(self, kept: Kept) -> None:

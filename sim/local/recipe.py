@@ -6,6 +6,7 @@ from pathlib import Path
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
+from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.identity import PeerId
@@ -70,5 +71,6 @@ def found_run(options: LocalOptions, *, state: Path, manifest_path: Path) -> Run
     """Make the founder's key in its state folder, and the signed manifest as a file for all."""
     signer = load_or_create_identity(state)
     manifest = local_manifest(options, signer.peer_id)
+    mark_unsigned(state, manifest.digest)
     manifest_path.write_bytes(encode(sign_manifest(manifest, signer)))
     return manifest

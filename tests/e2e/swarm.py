@@ -16,7 +16,7 @@ from typing import Any
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
 from node.record_log import read_records
-from node.state.folder import run_folder
+from node.state.folder import mark_unsigned, run_folder
 from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
 from protocol.messages import SignedMessage, decode_message
@@ -194,6 +194,7 @@ def swarm_of(
     signer = load_or_create_identity(founder)
     path = folder / MANIFEST_FILE
     path.write_bytes(encode(sign_manifest(manifest, signer)))
+    mark_unsigned(founder, manifest.digest)
     swarm = Swarm(manifest, [])
     try:
         for index in range(num_nodes):

@@ -47,7 +47,7 @@ CLOCK = RunClock(round=7, step=70, tokens=700)
 
 TO_TRAINER_FRAMES = (
     Attach(run=bytes(32), manifest="/a/manifest", channel="/a/channel", inner="/a/inner", shard=0),
-    Start(clock=CLOCK, lease=((0, 4), (8, 9)), listed=True, validate=False),
+    Start(clock=CLOCK, lease=((0, 4), (8, 9)), since=3, listed=(4, 6), validate=False),
     Deliver(sequence=3, listed=True, clock=CLOCK, lease=(), validate=True),
     Failed(kind="ConfigError", message="no such thing", field=""),
 )

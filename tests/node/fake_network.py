@@ -88,7 +88,7 @@ class FakeNetwork:
         numel = self.file.spec.fragment_numels[0]
         self.file.write_anchor(0, np.full(numel, anchor, np.float32))
         lease = () if is_over else self.lease(number)
-        self.say(Start(clock=self.clock(number), lease=lease, listed=False, validate=False))
+        self.say(Start(clock=self.clock(number), lease=lease))
 
     def open(self, number: int = 0, *, is_over: bool = False) -> None:
         """Start, and have the swarm take it."""

@@ -2,7 +2,16 @@
 
 import pytest
 
-from node.agreement import Seen, commit_body, due_times, is_given_up, statements, time_out_s
+from node.agreement import (
+    Seen,
+    commit_body,
+    due_times,
+    is_given_up,
+    learn,
+    statements,
+    time_out_s,
+)
+from node.ballots import Entry
 from node.deadlines import LearnedDeadline
 from protocol.messages import Kind, List
 from sim.world import peer_named
@@ -82,6 +91,73 @@ def test_deadline_is_learned_from_rounds_that_were_complete_only():
 
 
 # VOTE -------------------------------------------------------------------------------------------
+
+
+def test_have_waits_longer_while_missing_parts_come_from_who_is_expected_up_to_the_cap():
+    digest, other = (heard.message.digest for heard in COMMITS[:2])
+    parts = {heard.message.digest: CELLS for heard in COMMITS[1:]}
+
+    def is_said(now_s, *, moved=(digest, FIRST), moved_s=None, **fields):
+        at_s = now_s - 0.4 if moved_s is None else moved_s
+        fields = {"parts": parts, "moved_s": {moved: at_s}, **fields}
+        return bool(said(Kind.HAVE, COMMITS, now_s=now_s, **fields))
+
+    assert not is_said(1.2)
+    assert not is_said(9.9)
+    assert is_said(10.0), "the cap"
+    assert is_said(1.2, moved_s=0.6), "nothing for half a deadline"
+    assert is_said(1.2, moved=(other, SECOND)), "of those all is here"
+    assert is_said(1.2, moved=(DIGEST_X, FIRST)), "no part, but a result"
+    assert not is_said(12.9, attempt=1, entered_s=3.0)
+    assert is_said(13.1, attempt=1, entered_s=3.0)
+
+
+def test_bytes_of_a_suspect_hold_up_no_have():
+    parts = {heard.message.digest: CELLS for heard in COMMITS[1:]}
+    moved_s = {(COMMITS[0].message.digest, FIRST): 0.9}
+    suspects = frozenset({FIRST})
+    assert said(Kind.HAVE, COMMITS[1:], parts=parts, moved_s=moved_s, now_s=1.0)
+    late = {"parts": {COMMITS[2].message.digest: CELLS}, "moved_s": moved_s, "now_s": 1.0}
+    assert not said(Kind.HAVE, COMMITS, **late)
+    assert said(Kind.HAVE, COMMITS, **late, suspects=suspects)
+
+
+def test_deadline_is_learned_from_parts_that_were_too_late_for_the_have():
+    digest = COMMITS[0].message.digest
+    deadline = deadline_1_s()
+    view = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
+    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    learn(view, deadline, 0.9)
+    assert deadline.seconds() == 1.0, "not all is here"
+    list(statements(view, deadline, now_s=1.0))
+    (own,) = [piece for piece in view.slices if piece.reducers[0] == THIRD]
+    view.attempt = 1
+    view.parts[digest] = CELLS - set(range(own.first, own.stop))
+    learn(view, deadline, 2.0)
+    assert deadline.seconds() == 1.0, "what it is a substitute for does not count"
+    view.parts[digest] = CELLS
+    learn(view, deadline, 3.0)
+    assert deadline.seconds() == 6.0
+    learn(view, deadline, 4.0)
+    assert deadline.seconds() == 6.0, "once a round"
+
+
+def test_what_a_late_committer_takes_is_not_learned():
+    deadline = deadline_1_s()
+    view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
+    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    view.parts[COMMITS[1].message.digest] = set()
+    list(statements(view, deadline, now_s=1.0))
+    late = COMMITS[0]
+    view.ballots.add(Entry(late.message, late.body))
+    view.parts[late.message.digest] = CELLS
+    view.parts[COMMITS[1].message.digest] = CELLS
+    learn(view, deadline, 2.0)
+    assert deadline.seconds() == 4.0, "of those who had committed"
+    view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
+    list(statements(view, deadline, now_s=1.0))
+    learn(view, deadline, 8.0)
+    assert not view.is_timed
 
 
 def test_vote_goes_to_the_list_of_the_attempt_one_works_in():
@@ -217,6 +293,18 @@ def test_attempt_in_which_nobody_is_complete_is_given_up_by_its_closer_without_a
     heard = [*COMMITS, *(voice.have(b"\x00") for voice in (one, two, three))]
     assert given_up(heard, me=FIRST, now_s=0.0)
     assert not given_up(heard, me=SECOND, now_s=0.0)
+
+
+def test_attempt_whose_list_needs_a_part_that_is_lost_is_given_up_by_who_would_sum_it():
+    for gone in (FIRST, SECOND):
+        (piece,) = [p for p in view_of(THIRD, HEAD).slices if p.reducers[0] == gone]
+        heir = piece.reducers[1]
+        chosen = [heard for heard in COMMITS if heard.message.sender != THIRD]
+        heard = [*COMMITS, one.propose(chosen), one.vote(chosen), two.vote(chosen)]
+        view = view_of(heir, HEAD, heard, opened_s=0.0, suspects=frozenset({gone}))
+        assert is_given_up(view, deadline_1_s(), now_s=0.1)
+        view.parts.update({heard.message.digest: CELLS for heard in COMMITS})
+        assert not is_given_up(view, deadline_1_s(), now_s=0.1)
 
 
 def test_round_that_has_not_opened_has_no_time_out():

@@ -119,7 +119,7 @@ async def test_a_users_process_is_told_of_the_run_and_trains_like_any_trainer(us
         with ChannelFile.open(Path(attach.channel), spec) as channel:
             user.say(READY)
             assert await trainer.next_event() == READY
-            await trainer.start(clock=CLOCK, lease=((0, 9),), anchors=(anchor_N,))
+            await trainer.start(Start(clock=CLOCK, lease=((0, 9),)), anchors=(anchor_N,))
             assert isinstance(await user.hear(), Start)
             assert np.array_equal(channel.read_anchor(0), anchor_N)
             user.contribute()
@@ -134,7 +134,8 @@ async def test_a_users_process_is_told_of_the_run_and_trains_like_any_trainer(us
 @pytest.mark.parametrize("leave", ["word", "death"])
 async def test_leaving_at_any_time_is_no_failure(user, leave):
     async with user.reading(), user.attached.open_trainer(user.config) as trainer:
-        await trainer.start(clock=CLOCK, lease=((0, 9),), anchors=genesis_weights(user.manifest))
+        start = Start(clock=CLOCK, lease=((0, 9),))
+        await trainer.start(start, anchors=genesis_weights(user.manifest))
         if leave == "word":
             user.say(READY, Leaving(), READY)
         else:
@@ -155,7 +156,7 @@ async def test_leaving_at_any_time_is_no_failure(user, leave):
     ("says", "complaint"),
     [
         (b"hello world", "claims"),
-        (pack_frame(Start(clock=CLOCK, lease=(), listed=False, validate=False)), "unknown kind"),
+        (pack_frame(Start(clock=CLOCK, lease=())), "unknown kind"),
         (pack_frame(Progress(step=1, loss=1.0)) * 1000, "more than 64 frames"),
     ],
 )

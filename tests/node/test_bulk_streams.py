@@ -9,11 +9,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import bulk
 from node import events as ev
-from node.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, PUSHES_MAX, STALL_S
+from node.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
 from node.hooks import FlipByte, NodeHooks
 from node.shard_store import Item
 from protocol.errors import PeerError, StreamClosedError
-from protocol.frames import Bulk, BulkHeader, BulkItem
+from protocol.frames import Bulk, BulkHeader, BulkItem, Heartbeat
 from protocol.identity import Ed25519Signer
 from protocol.messages import Commit, Kind
 from protocol.wire import encode
@@ -181,7 +181,8 @@ async def test_a_transfer_cut_short_is_no_fault_and_keeps_what_was_whole() -> No
     with pytest.raises((StreamClosedError, ExceptionGroup)):
         await received(target, data)
     assert target.faults() == []
-    assert not any(isinstance(event, ev.CellsArrived) for event in target.told)
+    (arrived,) = [event for event in target.told if isinstance(event, ev.CellsArrived)]
+    assert arrived == ev.CellsArrived(Bulk.PART, header.subject, (0,))
 
 
 async def test_a_sender_that_stops_is_given_up(autojump_clock: trio.abc.Clock) -> None:
@@ -254,8 +255,8 @@ async def test_wants_of_a_peer_that_reads_nothing_do_not_pile_up(
     async with trio.open_nursery() as nursery:
         for _ in range(1000):
             nursery.start_soon(streams.push, push)
-    assert opened == PUSHES_MAX[Bulk.PART]
-    assert not streams._pushing
+    assert opened == 1
+    assert push.to not in streams._queue
 
 
 async def test_cells_of_a_state_that_was_given_up_do_not_mix_with_those_of_the_next() -> None:
@@ -281,3 +282,14 @@ async def test_cells_of_a_state_that_was_given_up_do_not_mix_with_those_of_the_n
         await wait_all_tasks_blocked()
         assert streams._cells == {}
         nursery.cancel_scope.cancel()
+
+
+async def test_parts_of_a_round_that_the_peer_has_left_are_not_sent() -> None:
+    source = Desk(FOUNDER_SEED, MANIFEST)
+    digest, _ = committed(source)
+    to = Ed25519Signer(b"t" * 32).peer_id
+    push = ev.Push(to, Bulk.PART, digest, CELLS)
+    for at_round, is_of_use in ((1, True), (2, False)):
+        beat = Heartbeat(round=at_round, head=bytes(32), held=(), links=())
+        source.core.handle(ev.FrameArrived(to, beat), 1.0)
+        assert bulk.is_of_use(source.core, push) is is_of_use

@@ -223,6 +223,16 @@ def test_status_is_told_at_once_with_all_messages_even_by_a_node_that_slept():
     assert kinds.index(Messages) < kinds.index(StatusAnswer)
 
 
+def test_whoever_has_sealed_says_that_the_next_round_may_be_open():
+    core = core_of(C, A, B)
+    for lock, expected in ((None, 5), ((0, bytes(32)), 6)):
+        core.machine.view.lock = lock
+        actions = core.handle(ev.FrameArrived(A, StatusAsk(nonce=7)), 0.0)
+        ((_, answer),) = sent(actions, StatusAnswer)
+        assert isinstance(answer, StatusAnswer)
+        assert answer.round == expected
+
+
 def test_heartbeats_go_to_every_linked_peer_twice_a_second():
     core = core_of(C, A, B)
     actions = run_idle(core, 0.0, 5.0)

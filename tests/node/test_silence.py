@@ -64,6 +64,35 @@ def test_only_voter_without_memory_says_nothing_before_somebody_has_told_where_t
     assert not silence.is_on(caught_up)
 
 
+@pytest.mark.parametrize("num_voters", [1, 2])
+def test_whoever_was_a_quorum_alone_stays_silent_without_its_memory(num_voters):
+    voters = PEERS[:num_voters]
+    view = view_of(voters[0], head_of(voters))
+    silence = Silence()
+    silence.restarted(Restart(chain=(HEAD,), is_lost=True), view)
+    for later in range(4):
+        for peer in PEERS[1:]:
+            silence.status(peer, view.index)
+        head = head_of(voters)
+        now = view_of(voters[0], replace(head, value=replace(head.value, round=4 + later)))
+        silence.settle(now)
+        assert silence.is_on(now)
+        assert silence.has_forgotten
+
+
+def test_other_of_two_voters_goes_on_with_what_the_eldest_tells():
+    view = view_of(PEERS[1], head_of(PEERS[:2]))
+    silence = Silence()
+    silence.restarted(Restart(chain=(HEAD,), is_lost=True), view)
+    forgotten = []
+    for peer in (PEERS[2], PEERS[0]):
+        silence.status(peer, view.index)
+        silence.settle(view)
+        forgotten.append(silence.has_forgotten)
+    assert forgotten == [True, False]
+    assert silence.has_lost(view)
+
+
 def test_node_without_memory_asks_on_while_others_are_rounds_ahead():
     silence = silence_after(is_lost=True)
     assert not heard(silence, *OTHERS, round_index=9)

@@ -37,6 +37,24 @@ def test_run_has_its_folder_by_the_first_digits() -> None:
 
 
 @posix
+def test_new_folders_are_on_the_disk_under_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, list[str]]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((place, os.listdir(place)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path, ["a"]) in synced
+    assert (tmp_path / "a", ["b"]) in synced
+
+
+@posix
 def test_folder_is_for_the_user_alone(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     assert mode(tmp_path / "a" / "b") == 0o700

@@ -1,12 +1,15 @@
 """R2, R3, R8: which bytes move, who sums, and when the outer step is taken."""
 
 from dataclasses import replace
+from itertools import pairwise
+
+import pytest
 
 from node import supply
 from node.ballots import Entry
 from node.events import Apply, Pull, Push, Reduce
 from protocol.frames import Bulk
-from protocol.messages import Kind, List
+from protocol.messages import Agg, Kind, List, slice_subject
 from sim.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
@@ -31,6 +34,12 @@ def view(me, heard=COMMITS, **fields):
 
 def pulls(found):
     return {(action.source, action.subject, action.cells) for action in found}
+
+
+def summed(voice, piece):
+    """The AGG of a slice of X."""
+    body = Agg(list_digest=DIGEST_X, first=piece.first, stop=piece.stop, root=bytes(32))
+    return voice.say(Kind.AGG, body, subject=slice_subject(DIGEST_X, piece.first, piece.stop))
 
 
 def test_each_slice_has_another_first_reducer():
@@ -123,6 +132,27 @@ def test_results_are_pushed_to_everybody_expected_but_oneself():
     ]
 
 
+def test_substitute_pushes_its_result_only_once_who_comes_before_it_is_suspected():
+    mine = view(R1, CERTIFIED)
+    assert not list(supply.push_results(mine, DIGEST_X, SLICES[0]))
+    mine.suspect(frozenset({R0}))
+    assert list(supply.push_results(mine, DIGEST_X, SLICES[0])) == [
+        Push(R2, Bulk.RESULT, DIGEST_X, (0,))
+    ]
+    assert not list(supply.push_results(mine, DIGEST_X, SLICES[0])), "once"
+
+
+def test_result_that_a_substitute_kept_is_pushed_when_the_first_goes():
+    mine = view(R1, [*CERTIFIED, summed(one, SLICES[0])], attempt=1)
+    mine.requested.add(("reduce", DIGEST_X, 0, R1))
+    assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine))
+    mine.suspect(frozenset({R0}))
+    assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine)), "lost with a restart"
+    mine.results[DIGEST_X] = {0}
+    assert Push(R2, Bulk.RESULT, DIGEST_X, (0,)) in list(supply.reduce_slices(mine))
+    assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine))
+
+
 def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewhere():
     mine = view(R0, CERTIFIED, certified_s={DIGEST_X: 0.0})
     mine.results[DIGEST_X] = {0, 2}
@@ -132,8 +162,63 @@ def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewher
         found = list(supply.pull_results(mine, now_s=0.25 * step, deadline_s=1.0))
         assert all(isinstance(p, Pull) and p.cells == (1,) for p in found)
         sources += [pull.source for pull in found if isinstance(pull, Pull)]
-    assert set(sources) == {R1, R2}
-    assert len(sources) == 4
+    assert sources == [R1, R2, R1], "each time a little later"
+
+
+def test_results_are_not_asked_for_while_they_come_and_elsewhere_once_they_do_not():
+    heard = [*CERTIFIED, summed(one, SLICES[1])]
+    mine = view(R0, heard, certified_s={DIGEST_X: 0.0})
+    mine.results[DIGEST_X] = {0, 2}
+    mine.moved(DIGEST_X, R1, 0.4)
+    assert not list(supply.pull_results(mine, now_s=0.6, deadline_s=1.0)), "it comes unasked"
+    (pull,) = pulls(supply.pull_results(mine, now_s=0.7, deadline_s=1.0))
+    assert pull == (R1, DIGEST_X, (1,))
+    for step in range(10):
+        mine.moved(DIGEST_X, R1, 0.8 + 0.2 * step)
+        assert not list(supply.pull_results(mine, now_s=0.9 + 0.2 * step, deadline_s=1.0))
+    mine.moved(DIGEST_X, R2, 2.7)  # Of the same list, but not of whom it was asked.
+    assert pulls(supply.pull_results(mine, now_s=2.9, deadline_s=1.0)) == {(R2, DIGEST_X, (1,))}
+
+
+def test_cells_of_a_source_that_is_suspected_are_asked_for_elsewhere_at_once():
+    mine = view(R0, [*CERTIFIED, summed(two, SLICES[1])], certified_s={DIGEST_X: 0.0})
+    mine.results[DIGEST_X] = {0, 2}
+    assert pulls(supply.pull_results(mine, now_s=0.5, deadline_s=1.0)) == {(R2, DIGEST_X, (1,))}
+    mine.moved(DIGEST_X, R2, 0.6)
+    mine.suspect(frozenset({R2}))
+    assert pulls(supply.pull_results(mine, now_s=0.61, deadline_s=1.0)) == {(R1, DIGEST_X, (1,))}
+    assert not list(supply.pull_results(mine, now_s=0.62, deadline_s=1.0))
+
+
+def test_retries_of_the_same_cells_grow_and_are_foretold():
+    mine = view(R1, attempt=1, suspects=frozenset({R2}))
+    mine.parts[IDS[R1]] = mine.parts[IDS[R2]] = CELLS
+    asked_s, now_s = [], 0.0
+    while now_s < 12.0:
+        if list(supply.pull_parts(mine, now_s=now_s, deadline_s=1.0)):
+            asked_s.append(now_s)
+        now_s = min(t for t in supply.retry_times(mine, 1.0) if t > now_s)
+    gaps = [after - before for before, after in pairwise(asked_s)]
+    assert gaps == pytest.approx([0.5, 0.75, 1.125, 1.6875, 2.53125, 2.53125, 2.53125][: len(gaps)])
+    assert len(gaps) >= 6
+
+
+def test_part_that_is_coming_or_was_announced_just_now_is_not_asked_for():
+    mine = view(R0)
+    mine.parts[IDS[R0]] = CELLS
+    mine.moved(IDS[R1], R1, 0.4)
+    mine.moved(IDS[R2], R1, 0.4)  # Not of whom it is expected.
+    found = pulls(supply.pull_parts(mine, now_s=0.5, deadline_s=1.0))
+    assert found == {(R2, IDS[R2], (0,))}
+    found = pulls(supply.pull_parts(mine, now_s=0.9, deadline_s=1.0))
+    assert found == {(R1, IDS[R1], (0,))}
+
+
+def test_bytes_of_strangers_and_of_nothing_known_are_not_remembered():
+    mine = view(R0)
+    mine.moved(IDS[R1], peer_named("stranger"), 0.4)
+    mine.moved(bytes(32), R1, 0.4)
+    assert mine.moved_s == {}
 
 
 def test_observer_pulls_no_result_before_the_round_is_final():
@@ -176,3 +261,36 @@ def test_certified_empty_list_needs_no_result():
     mine = view(R0, [*COMMITS, zero.say(Kind.LIST, empty), zero.vote([]), one.vote([])])
     assert list(supply.apply_results(mine)) == [Apply(digest_of(HEAD.value, []), True)]
     assert not list(supply.reduce_slices(mine))
+
+
+def lost_view(me, heard, *, suspects=(R0,), **fields):
+    """Who sums the slice of R0 when that is gone; R1 pushed its part, R0 had its own."""
+    mine = view(me, heard, suspects=frozenset(suspects), **fields)
+    mine.parts[IDS[R1]] = CELLS
+    return mine
+
+
+def test_part_that_died_with_its_only_holders_is_lost_and_no_other():
+    assert supply.has_lost_parts(lost_view(R1, CERTIFIED))
+    assert not supply.has_lost_parts(lost_view(R1, CERTIFIED, suspects=())), "it can be asked"
+    assert not supply.has_lost_parts(lost_view(R1, COMMITS)), "no LIST needs it"
+    held = [*CERTIFIED, two.have(b"\x07")]
+    assert not supply.has_lost_parts(lost_view(R1, held)), "another reducer has it"
+    assert supply.has_lost_parts(lost_view(R2, CERTIFIED)), "also for who does not sum it"
+    whole = lost_view(R1, [*CERTIFIED, summed(two, SLICES[2])])
+    whole.parts[IDS[R0]] = {0, 1}
+    assert not supply.has_lost_parts(whole), "it is here"
+
+
+def test_part_is_not_needed_where_its_sum_is_in_reach():
+    sums = [summed(two, piece) for piece in SLICES]
+    assert not supply.has_lost_parts(lost_view(R1, [*CERTIFIED, *sums]))
+    gone = [summed(zero, piece) for piece in SLICES]
+    assert supply.has_lost_parts(lost_view(R1, [*CERTIFIED, *gone])), "by who is gone"
+    sealed = [*CERTIFIED, two.seal(final_value())]
+    assert not supply.has_lost_parts(lost_view(R1, sealed)), "who sealed holds all results"
+
+
+def test_list_of_an_earlier_attempt_that_comes_again_is_not_given_up_for_its_parts():
+    again = [*CERTIFIED, one.propose(X, 1), zero.vote(X, 1), one.vote(X, 1)]
+    assert not supply.has_lost_parts(lost_view(R1, again, attempt=1))

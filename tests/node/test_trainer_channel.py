@@ -18,7 +18,7 @@ from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
 from training.exchange import Outcome, RunClock
-from training.frames import Progress, Ready, Validation
+from training.frames import Progress, Ready, Start, Validation
 from training.genesis import genesis_weights
 
 SAMPLES = INNER.inner_steps * INNER.batch
@@ -67,11 +67,10 @@ async def next_of(trainer, kind):
 
 async def start(trainer, config, *, validate=False):
     inner = config.manifest.inner
+    lease = ((0, inner.inner_steps * inner.batch),)
     await trainer.start(
-        clock=CLOCK,
-        lease=((0, inner.inner_steps * inner.batch),),
+        Start(clock=CLOCK, lease=lease, validate=validate),
         anchors=genesis_weights(config.manifest),
-        validate=validate,
     )
 
 

@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
 from training.exchange import RunClock
-from training.frames import Ready
+from training.frames import Ready, Start
 from training.genesis import genesis_weights
 
 SAMPLES = INNER.inner_steps * INNER.batch
@@ -29,8 +29,7 @@ async def first_contribution(run):
     """Start a trainer at genesis; its contribution, and whether it said that it is ready."""
     async with open_trainer(run) as trainer:
         await trainer.start(
-            clock=RunClock(round=0, step=0, tokens=0),
-            lease=((0, SAMPLES),),
+            Start(clock=RunClock(round=0, step=0, tokens=0), lease=((0, SAMPLES),)),
             anchors=genesis_weights(run.manifest),
         )
         events = []

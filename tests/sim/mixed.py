@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from node.roster import has_quorum
 from node.round_view import RoundConfig
 from node.tracing import Record, Signed
 from protocol.identity import PeerId
@@ -105,11 +106,15 @@ class Mixed:
 
     def _lose_disk(self, peer: PeerId) -> Callable[[], object]:
         self.world.crash(peer)
-        # One only: of two voters the one with the eldest's disk cannot be replaced (R12).
-        if not self._has_lost_disk and len(self.peers) > 3:
+        # One only, and not of whoever is a quorum alone: nobody can replace its memory (R12).
+        if not self._has_lost_disk and len(self.peers) > 3 and not self._is_alone(peer):
             self._has_lost_disk = True
             self.world.lose_disk(peer)
         return lambda: self._back(peer)
+
+    def _is_alone(self, peer: PeerId) -> bool:
+        heads = [node.core.machine.head for node in self.world.nodes.values()]
+        return any(has_quorum(head.roster, {peer}, trust="friends") for head in heads)
 
     def _fill_disk(self, peer: PeerId) -> Callable[[], object]:
         self.world.fill_disk(peer)

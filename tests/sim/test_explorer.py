@@ -12,7 +12,7 @@ import node.agreement
 import node.proposal
 from protocol.messages import Kind
 from sim.exploration.agreement import Agreement, Scope
-from sim.exploration.cases import cases
+from sim.exploration.cases import ALONE, cases
 from sim.exploration.copies import fork
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.run import row_of, run_case
@@ -102,6 +102,13 @@ def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name)
     result = explore(model, Bound(states=20_000))
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
     assert result.states >= 50, "an exploration in which nothing happens shows nothing"
+
+
+def test_eldest_of_two_voters_that_lost_its_disk_contradicts_nothing():
+    model = Rounds(Span(voters=2, rounds=2, disks=1, active="A"), ALONE)
+    result = explore(model, Bound(states=20_000))
+    assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
+    assert result.states >= 1000
 
 
 def test_shipped_rules_keep_their_promises_on_random_walks(seed):

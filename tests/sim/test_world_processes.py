@@ -296,3 +296,35 @@ def test_record_of_a_signature_comes_before_anything_leaves(seed):
     world.triggers.append(trigger)
     world.until_round(3, A, B)
     assert len(set(sent)) > 10
+
+
+# The end of a run -------------------------------------------------------------------------------
+
+
+def test_whoever_dies_in_the_last_round_and_comes_back_soon_finds_the_end(seed):
+    world = traced(A, B, C, seed=seed)
+    world.until_round(7, A, B, C)
+    world.crash(C)
+    world.until_round(8, A, B)
+    world.later(4.0, lambda: world.bounce(C))
+    world.run(lambda: world.nodes[C].round == 8, 60.0)
+    world.run(lambda: all(node.is_over for node in world.nodes.values()), 60.0)
+
+
+@pytest.mark.parametrize("peers", [(A, B, C), (A,)], ids=["through", "alone"])
+def test_nobody_waits_long_for_those_who_are_through_or_alone(seed, peers):
+    world = traced(*peers, seed=seed)
+    world.until_round(8, *peers)
+    ended_s = world.now_s
+    world.run(lambda: all(node.is_over for node in world.nodes.values()), 60.0)
+    assert world.now_s - ended_s < 3.0
+
+
+def test_whoever_does_not_come_back_is_waited_for_no_longer_than_said(seed):
+    world = traced(A, B, C, seed=seed)
+    world.until_round(7, A, B, C)
+    world.crash(C)
+    world.until_round(8, A, B)
+    ended_s = world.now_s
+    world.run(lambda: world.nodes[A].is_over and world.nodes[B].is_over, 60.0)
+    assert world.now_s - ended_s < world.settings.linger_s + 6.0

@@ -58,7 +58,11 @@ class Solo:
     @property
     def start(self) -> RunStart:
         return RunStart(
-            anchors=(self.anchor,), clock=self.clock, lease=self.lease, listed=self.was_listed
+            anchors=(self.anchor,),
+            clock=self.clock,
+            lease=self.lease,
+            since=self.clock.round - 1,
+            listed=(self.clock.round - 1,) if self.was_listed else (),
         )
 
     def dies(self, moment: str) -> bool:

@@ -118,7 +118,7 @@ class Channel:
         self.is_open = True
 
     def open(self, *, validate=False):
-        self.send(Start(clock=CLOCK, lease=((0, 9),), listed=False, validate=validate))
+        self.send(Start(clock=CLOCK, lease=((0, 9),), validate=validate))
         return self.exchange.opening()
 
     def send(self, frame):
@@ -235,9 +235,7 @@ def test_a_slot_is_used_again_after_its_outcome(channel):
         ticket.result()
 
 
-@pytest.mark.parametrize(
-    "frame", [deliver(5), Start(clock=CLOCK, lease=(), listed=False, validate=False)]
-)
+@pytest.mark.parametrize("frame", [deliver(5), Start(clock=CLOCK, lease=())])
 def test_an_outcome_that_nobody_waits_for_is_an_error(channel, frame):
     channel.open()
     ticket = channel.exchange.begin(0, contribution(0, b"x"))

@@ -1,6 +1,7 @@
 """DiLoCo against plain training and against data-parallel SGD; the transaction of a round."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.training.replicas import (
     run_replicas,
     small_manifest,
 )
+from training.compression import residual_root
 from training.diloco import DiLoCo
 from training.exchange import Contribution, Outcome, RunClock
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
@@ -152,7 +154,8 @@ class _Answer:
         return self.given
 
 
-def test_resync_over_a_gap_of_rounds_starts_with_an_empty_residual(seed: int) -> None:
+def after_two_contributions(seed: int, **outcome: Any) -> tuple[DiLoCo, list[Contribution]]:
+    """A loop whose first contribution was listed, and whose second came to that."""
     manifest = small_manifest(outer=FP16, inner=ONE_STEP)
     (session,) = Swarm(manifest, replicas=1).sessions()
     clock = RunClock(round=1, step=1, tokens=32)
@@ -168,13 +171,39 @@ def test_resync_over_a_gap_of_rounds_starts_with_an_empty_residual(seed: int) ->
     assert diloco.residuals()[0] is not None
 
     moved = session.swarm.anchor + np.float32(0.25)
-    later = RunClock(round=7, step=7, tokens=900)
-    answer.given = Outcome(listed=False, anchor_N=moved, clock=later, lease=((5, 6),))
+    answer.given = Outcome(anchor_N=moved, lease=((5, 6),), **outcome)
     diloco.step(accumulate_gradient(model, inner, windows[1]))
-    assert diloco.residuals() == (None,)
-    assert diloco.clock == later
+    assert diloco.clock == outcome["clock"]
     assert diloco.lease == ((5, 6),)
     assert np.array_equal(weights(model, manifest), moved)
+    return diloco, answer.contributions
+
+
+def root_of_residual(diloco: DiLoCo) -> bytes:
+    (residual_N,) = diloco.residuals()
+    return residual_root(residual_N, small_manifest().cell_elements)
+
+
+@pytest.mark.parametrize("round_index", [2, 7])
+@pytest.mark.parametrize("listed", [False, True])
+def test_resync_starts_with_an_empty_residual_whatever_was_sealed(
+    seed: int, round_index: int, listed: bool
+) -> None:
+    clock = RunClock(round=round_index, step=7, tokens=900)
+    diloco, _ = after_two_contributions(seed, clock=clock, listed=listed, is_resync=True)
+    assert diloco.residuals() == (None,)
+
+
+@pytest.mark.parametrize("round_index", [2, 7])
+@pytest.mark.parametrize("listed", [False, True])
+def test_rounds_that_passed_without_a_resync_leave_the_residual_as_it_was_sealed(
+    seed: int, round_index: int, listed: bool
+) -> None:
+    clock = RunClock(round=round_index, step=7, tokens=900)
+    diloco, (_, last) = after_two_contributions(seed, clock=clock, listed=listed)
+    assert last.residual_before != last.residual_after
+    kept = last.residual_after if listed else last.residual_before
+    assert root_of_residual(diloco) == kept
 
 
 def test_steps_between_rounds_give_no_outcome_and_count_up(seed: int) -> None:

@@ -68,7 +68,8 @@ def clock(rounds):
 
 
 def start(lease=((0, SAMPLES),), *, rounds=0, listed=False, validate=False):
-    return Start(clock=clock(rounds), lease=lease, listed=listed, validate=validate)
+    sealed = (rounds - 1,) if listed else ()
+    return Start(clock=clock(rounds), lease=lease, listed=sealed, validate=validate)
 
 
 def deliver(sequence, lease, *, validate=False):

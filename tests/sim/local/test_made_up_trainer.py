@@ -20,7 +20,7 @@ from sim.local.recipe import local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
 from training.compression import CODECS
 from training.exchange import Outcome, RunClock
-from training.frames import Ready
+from training.frames import Ready, Start
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +61,22 @@ async def contribution(one: Trainer):
     return event.contribution
 
 
-async def begin(one: Trainer, round_index: int, anchor_N, *, listed=False):
-    await one.start(clock=clock(round_index), lease=LEASE, anchors=(anchor_N,), listed=listed)
+async def begin(one: Trainer, round_index: int, anchor_N, *, listed=False, resync=False):
+    sealed = (round_index - 1,) if listed else ()
+    since = round_index if resync else round_index - 1
+    start = Start(clock=clock(round_index), lease=LEASE, since=since, listed=sealed)
+    await one.start(start, anchors=(anchor_N,))
     return await contribution(one)
 
 
-async def go_on(one: Trainer, round_index: int, anchor_N, *, listed: bool):
-    outcome = Outcome(listed=listed, anchor_N=anchor_N, clock=clock(round_index), lease=LEASE)
+async def go_on(one: Trainer, round_index: int, anchor_N, *, listed: bool, resync=False):
+    outcome = Outcome(
+        listed=listed,
+        is_resync=resync,
+        anchor_N=anchor_N,
+        clock=clock(round_index),
+        lease=LEASE,
+    )
     await one.deliver(outcome)
     return await contribution(one)
 
@@ -96,14 +105,25 @@ async def test_residual_follows_what_became_of_the_contribution(tmp_path):
         first = await begin(one, 1, anchor(3.0))
         listed = await go_on(one, 2, anchor(2.9), listed=True)
         dropped = await go_on(one, 3, anchor(2.8), listed=False)
-        late = await go_on(one, 7, anchor(2.7), listed=False)
+        late = await go_on(one, 6, anchor(2.7), listed=True)
+        synced = await go_on(one, 7, anchor(2.7), listed=True, resync=True)
     assert listed.residual_before == first.residual_after != first.residual_before
     assert dropped.residual_before == listed.residual_before
-    assert late.residual_before == first.residual_before
+    assert late.residual_before == dropped.residual_after
+    assert synced.residual_before == first.residual_before
 
 
-@pytest.mark.parametrize(("next_round", "listed"), [(1, False), (2, True), (2, False), (5, False)])
-async def test_trainer_that_died_goes_on_as_one_that_did_not(tmp_path, next_round, listed):
+@pytest.mark.parametrize(
+    ("next_round", "listed", "resync"),
+    [
+        (1, False, False),
+        (2, True, False),
+        (2, False, False),
+        (2, False, True),
+        (5, False, True),
+    ],
+)
+async def test_trainer_that_died_goes_on_as_one_that_did_not(tmp_path, next_round, listed, resync):
     """Killed with a contribution under way, and started anew in the same round or a later one."""
     (tmp_path / "killed").mkdir()
     (tmp_path / "spared").mkdir()
@@ -112,14 +132,15 @@ async def test_trainer_that_died_goes_on_as_one_that_did_not(tmp_path, next_roun
         under_way = await go_on(one, 2, anchor(2.9), listed=True)
     value = 2.9 if next_round == 1 else 2.8
     async with trainer(tmp_path / "killed") as one:
-        after = await begin(one, 1 + next_round, anchor(value), listed=listed)
+        after = await begin(one, 1 + next_round, anchor(value), listed=listed, resync=resync)
     if next_round == 1:
         assert after == under_way
         return
     async with trainer(tmp_path / "spared") as one:
         assert await begin(one, 1, anchor(3.0)) == before
         assert await go_on(one, 2, anchor(2.9), listed=True) == under_way
-        assert await go_on(one, 1 + next_round, anchor(value), listed=listed) == after
+        index = 1 + next_round
+        assert await go_on(one, index, anchor(value), listed=listed, resync=resync) == after
 
 
 def test_trainer_is_small_and_loads_neither_torch_nor_trio():
@@ -150,7 +171,7 @@ def test_drift_and_pace_are_functions_of_their_path():
 async def test_trainer_that_is_held_begins_when_the_file_is_there(tmp_path):
     hold = tmp_path / "go"
     async with trainer(tmp_path, "B", "--hold", str(hold)) as one:
-        await one.start(clock=clock(1), lease=LEASE, anchors=(anchor(3.0),))
+        await one.start(Start(clock=clock(1), lease=LEASE), anchors=(anchor(3.0),))
         assert isinstance(await one.next_event(), Ready)
         with trio.move_on_after(0.5) as scope:
             await one.next_event()

@@ -1,0 +1,45 @@
+"""What became of the own contributions: what a trainer must hear of them (R6). Pure.
+
+A trainer may be late: rounds end while it is busy with one, or while it is being started. So what
+each seal said is kept until the trainer takes it over.
+"""
+
+from node import events as ev
+
+
+class Fates:
+    """Rounds from `since` on are told of; behind a resync nothing that was before counts."""
+
+    def __init__(self) -> None:
+        self.since = -1
+        """The first round of which it is known whether it lists us; -1 before the first Train."""
+        self._listed: set[int] = set()
+
+    def hear(self, action: ev.Train) -> None:
+        """Take every Train action in, in order."""
+        sealed = action.certificate.value.round
+        if action.is_resync:
+            self.since = sealed + 1
+            self._listed.clear()
+            return
+        if self.since < 0:
+            self.since = sealed
+        if action.was_listed:
+            self._listed.add(sealed)
+
+    @property
+    def listed(self) -> tuple[int, ...]:
+        """The rounds whose seals list the own contribution, ascending."""
+        return tuple(sorted(self._listed))
+
+    def was_listed(self, round_index: int) -> bool:
+        """Whether the seal of that round lists the own contribution."""
+        return round_index in self._listed
+
+    def is_behind(self, round_index: int) -> bool:
+        """Whether a resync left that round behind: what it gave belongs to weights long gone."""
+        return round_index < self.since
+
+    def taken_over(self, round_index: int) -> None:
+        """The trainer knows what became of the rounds before that one."""
+        self._listed = {index for index in self._listed if index >= round_index}

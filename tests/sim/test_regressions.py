@@ -1,0 +1,92 @@
+"""Faults that worlds found in the shipped code: each seed still finds its fault where the mend is
+undone, and nothing where it is not.
+
+Found in other ways, and held elsewhere: ten faults of the journal by every crash point
+(`tests/node/test_journal_crashes.py`), two of a lost disk by the explorer (`sim/exploration`),
+the collapse of slow lines by real processes (`tests/sim/test_world_slow.py`).
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from node import roster as rosters
+from node.restart import Restart
+from node.round_view import RoundView
+from node.silence import Silence
+from sim.scenario_file import read_scenario_file
+from sim.trial import run_trial
+
+FOLDER = Path(__file__).parent / "regressions"
+
+
+def _settle_alone(self, view):
+    """As it was: whoever knows of no other voter need not hear anybody."""
+    if self._heard is None:
+        return
+    if self._has_forgotten:
+        blocking = rosters.blocking(len(view.electorate), view.trust)
+        needed = min(blocking, len(view.other_voters))
+        is_there = view.index >= self._through
+        is_enough = is_there and len(self._heard & view.other_voters) >= needed
+    else:
+        is_enough = view.has_quorum(self._heard | {view.me})
+    if is_enough:
+        self._heard, self._has_forgotten = None, False
+
+
+@dataclass(frozen=True)
+class Found:
+    """A scenario and seed, the mend undone, and what that broke."""
+
+    file: str
+    seed: int
+    undone: Callable[[], AbstractContextManager[object]]
+    invariant: str
+    text: str
+
+
+FOUND = [
+    Found(
+        "founder-without-its-disk",
+        1,
+        lambda: patch.object(Silence, "settle", _settle_alone),
+        "I3",
+        "two different COMMIT in one slot",
+    ),
+    Found(
+        "signatures-lost-in-the-log",
+        4,
+        lambda: patch.object(Restart, "is_whole", property(lambda self: True)),
+        "I5",
+        "its residual says otherwise",
+    ),
+    Found(
+        "seals-lost-behind-a-commit",
+        3,
+        lambda: patch.object(
+            RoundView, "is_listed_in", lambda self, value: self.own_commit in value.commits
+        ),
+        "I5",
+        "its residual says otherwise",
+    ),
+]
+
+
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: found.file)
+def test_seed_finds_its_fault_where_the_mend_is_undone_and_nothing_else(found):
+    scenario = read_scenario_file(FOLDER / f"{found.file}.toml")
+    assert run_trial(scenario, found.seed).violation is None
+    with found.undone():
+        violation = run_trial(scenario, found.seed).violation
+    assert violation is not None
+    assert violation.name == found.invariant
+    assert found.text in violation.text
+
+
+def test_every_file_is_played():
+    assert {path.stem for path in FOLDER.glob("*.toml")} == {found.file for found in FOUND}
