@@ -195,7 +195,9 @@ class RoundView:
         own = self.ballots.commits.get(self.me)
         if own is None or own[0] not in value.commits:
             return False
-        return self.contribution is None or self.contribution.root == own[1].root
+        if self.contribution is None:
+            return own[0] == self.own_commit
+        return self.contribution.root == own[1].root
 
     def is_about(self, subject: bytes) -> bool:
         """Whether that is a COMMIT or a LIST of this round."""

@@ -193,9 +193,7 @@ class Soup:
     def _sleep(self, peer: PeerId) -> None:
         """R3: a peer slept; it hears where the others are, some day."""
         self._tell(peer, ev.Woke())
-        for other in self.living:
-            if other != peer:
-                self.under_way.append(Delivery(peer, ev.StatusHeard(other, 0)))
+        self._answer(peer)
 
     def restart(self, peer: PeerId, *, is_lost: bool = False) -> None:
         """Kill -9, and at once again from the journal, or with a new disk (R12)."""
@@ -215,9 +213,10 @@ class Soup:
         fresh = self._machine(peer, chain[0])
         fresh.resume(restart, now_s=self.now_s)
         self.machines[peer] = fresh
-        # What it had asked its threads for is gone; what it was sent still arrives.
+        # What it had asked its threads and its peers for is gone; what it was sent still arrives.
+        asked = (*LOCAL, ev.StatusHeard)
         self.under_way = [
-            d for d in self.under_way if d.target != peer or not isinstance(d.event, LOCAL)
+            d for d in self.under_way if d.target != peer or not isinstance(d.event, asked)
         ]
         self._answer(peer)
         # One time in four its payload is lost: then its COMMIT stands without it.
@@ -227,7 +226,7 @@ class Soup:
         """The others say where they are; not those who have forgotten it themselves."""
         for other in self.living:
             if other != peer and not self.machine(other).has_forgotten:
-                index = self.machine(other).view.index
+                index = self.machine(other).view.may_be_open
                 self.under_way.append(Delivery(peer, ev.StatusHeard(other, index)))
 
     def _ask_again(self) -> None:
@@ -253,7 +252,7 @@ class Soup:
         for peer in self.living:
             self._tell(peer, ev.SuspicionsChanged(frozenset(self.dead)))
             for other in self.living:
-                self._tell(peer, ev.StatusHeard(other, 0))
+                self._tell(peer, ev.StatusHeard(other, self.machine(other).view.may_be_open))
         for _ in range(seconds):
             self._catch_up()
             if not self._is_quorum_alive():

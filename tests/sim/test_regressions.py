@@ -39,6 +39,14 @@ def _settle_alone(self, view):
         self._heard, self._has_forgotten = None, False
 
 
+def _listed_whoever_trained(self, value):
+    """As it was: a COMMIT from before the loss counts for a contribution that is not there yet."""
+    own = self.ballots.commits.get(self.me)
+    if own is None or own[0] not in value.commits:
+        return False
+    return self.contribution is None or self.contribution.root == own[1].root
+
+
 @dataclass(frozen=True)
 class Found:
     """A scenario and seed, the mend undone, and what that broke."""
@@ -71,6 +79,13 @@ FOUND = [
         lambda: patch.object(
             RoundView, "is_listed_in", lambda self, value: self.own_commit in value.commits
         ),
+        "I5",
+        "its residual says otherwise",
+    ),
+    Found(
+        "commit-of-a-lost-disk",
+        157,
+        lambda: patch.object(RoundView, "is_listed_in", _listed_whoever_trained),
         "I5",
         "its residual says otherwise",
     ),

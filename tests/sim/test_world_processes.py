@@ -245,7 +245,7 @@ def test_full_disk_ends_the_process_with_its_reason_and_with_room_it_goes_on(see
 
 
 def test_disk_that_fails_now_and_then_ends_processes_and_never_the_world(seed):
-    settings = WorldSettings(disk=DiskSpec(fail=0.002), linger_s=math.inf)
+    settings = WorldSettings(disk=DiskSpec(fail=0.006), linger_s=math.inf)
     world = traced(A, B, C, seed=seed, rounds=12, settings=settings)
 
     def restart() -> None:
