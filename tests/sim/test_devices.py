@@ -52,7 +52,7 @@ def test_slow_trainer_is_waited_for_and_a_much_slower_one_is_not(seed):
 
 
 def test_napping_machines_are_passed_over_and_come_back(seed):
-    sleepy = Device(nap=0.3, nap_s=(3.0, 6.0))
+    sleepy = Device(nap=0.5, nap_s=(2.0, 4.0))
     world = world_of(4, seed=seed, rounds=16, devices={B: sleepy})
     naps = []
     world.triggers.append(
@@ -61,7 +61,7 @@ def test_napping_machines_are_passed_over_and_come_back(seed):
     world.run(lambda: all(node.round == 16 for node in world.nodes.values()), max_s=1000.0)
     world.finish()
     assert naps
-    assert any(B in world.listed[index] for index in range(8, 17))
+    assert any(B in world.listed[index] for index in range(4, 17))
 
 
 @pytest.mark.parametrize("behind_s", [0.0, 3600.0])
