@@ -326,7 +326,7 @@ def read_scenario(text: str) -> Scenario:
         return read_scenario_file(shipped[text])
     if not text.endswith(".toml"):
         guess = did_you_mean(text, sorted(shipped))
-        raise ConfigError(f"there is no scenario {text}; {guess} A file's name ends in .toml.")
+        raise ConfigError(f"there is no scenario {text}; {guess}. A file's name ends in .toml.")
     return read_scenario_file(Path(text))
 
 
