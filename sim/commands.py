@@ -57,7 +57,7 @@ def run_scenario(
     json: JsonOption = False,
 ) -> None:
     """Run one scenario once, and tell what happened and what was kept."""
-    from sim import playing
+    from sim.trials import playing
 
     if attack is not None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def sweep_scenarios(
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
-    from sim import sweeping
+    from sim.trials import sweeping
 
     request = sweeping.Request(
         names=tuple(scenarios or ()),
@@ -120,7 +120,7 @@ def replay(
     trace: TraceOption = None,
 ) -> None:
     """Run a failure again: its last records, and whether it comes out the same to the byte."""
-    from sim import playing
+    from sim.trials import playing
 
     found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
     with playing.record_writer(trace) as tracer:
@@ -143,7 +143,7 @@ def shrink(
     tries: Annotated[int, typer.Option(help="Worlds to run at most.", min=1)] = 400,
 ) -> None:
     """Make a failure smaller: fewer faults, nodes, rounds and cells that break the same promise."""
-    from sim import playing
+    from sim.trials import playing
 
     found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
     raise typer.Exit(playing.shrink(found, seed, out=out, tries_max=tries))
@@ -152,7 +152,7 @@ def shrink(
 @sim_app.command("list")
 def list_scenarios(json: JsonOption = False) -> None:
     """Name the scenarios that there are, and those that cannot be run yet."""
-    from sim import playing
+    from sim.trials import playing
 
     if json:
         print_json(playing.listing())

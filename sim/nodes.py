@@ -36,8 +36,8 @@ class WorldSettings:
     `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
     and header through its wire form. `rare` is the chance that a named rare branch is taken
     (`node.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
-    (`sim.training`). `linger_s` is how long a node serves its peers after the last round; if it is
-    infinite, nobody goes at the end of the run. `disk` is what disks do wrong.
+    (`sim.text_model`). `linger_s` is how long a node serves its peers after the last round; if it
+    is infinite, nobody goes at the end of the run. `disk` is what disks do wrong.
     """
 
     is_signing_for_real: bool = False

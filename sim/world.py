@@ -28,9 +28,9 @@ from sim.edge import Edge
 from sim.links import Link, Network
 from sim.nodes import Call, SimNode, WorldSettings, peer_named, signer_named
 from sim.sessions import Sessions
+from sim.text_model import TextModel
 from sim.trace_hash import TraceHash
 from sim.trainer import Learner, SimTrainer, drift
-from sim.training import TextModel
 
 __all__ = ["Device", "Link", "SimNode", "World", "WorldSettings", "peer_named", "signer_named"]
 

@@ -19,9 +19,9 @@ from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.identity import peer_id_text
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
-from sim.scenario import settled
-from sim.scenario_file import read_scenario, read_scenario_file
-from sim.scenario_text import scenario_text
+from sim.trials.scenario import settled
+from sim.trials.scenario_file import read_scenario, read_scenario_file
+from sim.trials.scenario_text import scenario_text
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
@@ -198,7 +198,7 @@ TARGETS = [
     ),
     Target(
         name="scenario",
-        covers=("sim.scenario_file.read_scenario_file",),
+        covers=("sim.trials.scenario_file.read_scenario_file",),
         read=from_file(_played, "scenario.toml"),
         errors=(ConfigError,),
         trees=lambda: (SCENARIO, LISTED_SCENARIO),

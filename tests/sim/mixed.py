@@ -1,7 +1,7 @@
 """Small worlds in which one thing after another goes wrong, all from a seed.
 
-Scenarios are richer (`sim.chaos`). These use the verbs of a world and nothing else, so that what
-finds a broken build rests on as little as possible.
+Scenarios are richer (`sim.trials.chaos`). These use the verbs of a world and nothing else, so that
+what finds a broken build rests on as little as possible.
 """
 
 import random

@@ -13,9 +13,9 @@ from node import events as ev
 from node.round_view import RoundView
 from node.tracing import Adopted, Ended, Record, Synced
 from protocol.identity import PeerId
-from sim.blows import BLOWS, Blow, Members, Undo
-from sim.faults import ANY, CLOSER, NEXT_CLOSER, Fault
-from sim.phases import PHASES, phase_of
+from sim.trials.blows import BLOWS, Blow, Members, Undo
+from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault
+from sim.trials.phases import PHASES, phase_of
 from sim.world import SimNode, World
 
 DISK_ENDED = "disk:"

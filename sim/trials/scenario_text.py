@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 from blake3 import blake3
 
-from sim.faults import Rule
-from sim.scenario import Scenario
+from sim.trials.faults import Rule
+from sim.trials.scenario import Scenario
 
 _NOT_IN_FILES = ("name", "rules", "timetable", "recorded")
 

@@ -1,8 +1,8 @@
 """Scenarios: what a world is made of, what goes wrong in it, and what must hold all the same.
 
-They are written as TOML (`sim.scenario_file`), by name in `sim/scenarios/` or in a file of one's
-own. A failure that was found and shrunk is such a file too: its timetable is not drawn but listed,
-and `recorded` tells what came of it.
+They are written as TOML (`sim.trials.scenario_file`), by name in `sim/scenarios/` or in a file of
+one's own. A failure that was found and shrunk is such a file too: its timetable is not drawn but
+listed, and `recorded` tells what came of it.
 """
 
 import math
@@ -14,8 +14,8 @@ from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.devices import Device
 from sim.disk import DiskSpec
-from sim.faults import ALL_ROUNDS, Fault, Rule, Setting, Span, draw_timetable
 from sim.links import Link
+from sim.trials.faults import ALL_ROUNDS, Fault, Rule, Setting, Span, draw_timetable
 
 PEERS_MAX = 1024
 ROUNDS_MAX = ALL_ROUNDS
@@ -51,7 +51,7 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """What must hold; each can fail, and `sim.expectations` checks them all.
+    """What must hold; each can fail, and `sim.trials.expectations` checks them all.
 
     `invariants` empty stands for all. `finishes`: every living node comes to the last round and all
     faults end; else the run must stand still, with at most `seals_after_max` rounds sealed once the

@@ -10,10 +10,10 @@ import pytest
 
 from node.journal import FileJournal
 from node.tracing import Adopted, Record
-from sim.outcome import Outcome
-from sim.scenario import settled
-from sim.trial import LAST_RECORDS, play, run_trial
-from tests.sim.scenarios import scenario, with_faults
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import settled
+from sim.trials.trial import LAST_RECORDS, play, run_trial
+from tests.sim.trials.scenarios import scenario, with_faults
 
 KEYS = {
     *("rounds_sealed", "honest_digests_equal", "loss_last", "banned", "false_bans", "virtual_s"),
@@ -47,8 +47,8 @@ def test_what_a_seed_drew_plays_as_the_seed_itself():
 
 def test_hash_seed_of_the_interpreter_changes_nothing():
     program = (
-        "from tests.sim.scenarios import scenario\n"
-        "from sim.trial import run_trial\n"
+        "from tests.sim.trials.scenarios import scenario\n"
+        "from sim.trials.trial import run_trial\n"
         "print(run_trial(scenario('rare = 0.2\\nencoding = 1.0'), 5).trace_hash)"
     )
     hashes = {

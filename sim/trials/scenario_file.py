@@ -12,10 +12,10 @@ from node.settings.toml_file import Section, did_you_mean, parse_sections, read_
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.disk import DiskSpec
-from sim.faults import CHURN, KINDS, ROLES, Fault, Rule
 from sim.links import Link
-from sim.phases import PHASES
-from sim.scenario import (
+from sim.trials.faults import CHURN, KINDS, ROLES, Fault, Rule
+from sim.trials.phases import PHASES
+from sim.trials.scenario import (
     NOT_YET,
     PEERS_MAX,
     ROUNDS_MAX,
@@ -26,7 +26,7 @@ from sim.scenario import (
     Scenario,
 )
 
-SHIPPED = Path(__file__).parent / "scenarios"
+SHIPPED = Path(__file__).parent.parent / "scenarios"
 
 RULES_MAX = 64
 FAULTS_MAX = 2048

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from sim.faults import Fault, member_names
-from sim.outcome import Outcome
-from sim.scenario import Recorded, Scenario, settled
+from sim.trials.faults import Fault, member_names
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import Recorded, Scenario, settled
 
 Run = Callable[[Scenario, int], Outcome]
 

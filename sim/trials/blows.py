@@ -8,8 +8,8 @@ from itertools import product
 
 from protocol.identity import PeerId
 from sim.devices import Seconds
-from sim.faults import Fault
 from sim.links import Link
+from sim.trials.faults import Fault
 from sim.world import SimNode, World
 
 SLOW_LINK = Link(latency_s=(0.9, 1.1), bytes_per_s=12_500.0, loss=0.05)

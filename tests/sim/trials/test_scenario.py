@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ConfigError
-from sim.scenario import NOT_YET, overridden, settled
-from sim.scenario_file import read_scenario, shipped_scenarios
-from sim.scenario_text import scenario_digest, scenario_text
-from tests.sim.scenarios import scenario
+from sim.trials.scenario import NOT_YET, overridden, settled
+from sim.trials.scenario_file import read_scenario, shipped_scenarios
+from sim.trials.scenario_text import scenario_digest, scenario_text
+from tests.sim.trials.scenarios import scenario
 
 SHIPPED = shipped_scenarios()
 

@@ -3,8 +3,8 @@
 import tomllib
 from pathlib import Path
 
-from sim.scenario import Scenario
-from sim.scenario_file import scenario_of
+from sim.trials.scenario import Scenario
+from sim.trials.scenario_file import scenario_of
 
 SMALL = 'title = "small"\npeers = 3\nrounds = 4\ncells = 2\n'
 

@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from node.children import child_environment
 from protocol.errors import ConfigError
-from sim.outcome import Outcome, Violation
-from sim.scenario import Scenario
-from sim.scenario_text import scenario_text
+from sim.trials.outcome import Outcome, Violation
+from sim.trials.scenario import Scenario
+from sim.trials.scenario_text import scenario_text
 
 SEEDS_MAX = 10_000_000
 LOOK_S = 0.2
@@ -185,7 +185,7 @@ class _Worker:
             if self._process is None:
                 # -P: a file here that is called like a module of ours is not taken for it.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "sim.sweep_worker"],
+                    [sys.executable, "-P", "-m", "sim.trials.sweep_worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=_worker_environment(),

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from node.tracing import Accused, Record, Tracer
 from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
-from sim.build import build_world, device_of, seat_members
-from sim.chaos import Chaos
-from sim.expectations import ExpectationBroken, Progress, check_end
-from sim.faults import member_names
 from sim.invariants import ALL, InvariantBroken
-from sim.outcome import Outcome, Violation
-from sim.scenario import Scenario, settled
+from sim.trials.build import build_world, device_of, seat_members
+from sim.trials.chaos import Chaos
+from sim.trials.expectations import ExpectationBroken, Progress, check_end
+from sim.trials.faults import member_names
+from sim.trials.outcome import Outcome, Violation
+from sim.trials.scenario import Scenario, settled
 from sim.uncollected import uncollected
 from sim.watching import watch
 

@@ -13,7 +13,7 @@ from node.commands.app import app
 from node.tracing import Adopted, parse_trace_line
 from protocol.errors import ConfigError
 from sim import commands
-from sim.scenario_file import shipped_scenarios
+from sim.trials.scenario_file import shipped_scenarios
 
 TINY = 'title = "tiny"\nshows = "x"\npeers = 3\nrounds = 3\ncells = 1\n'
 FAILS = TINY + "[limits]\nvirtual_s = 0.5\n"

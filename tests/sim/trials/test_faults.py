@@ -4,17 +4,17 @@ import pytest
 
 from node.tracing import Record, Signed
 from protocol.messages import Kind
-from sim.blows import BLOWS
-from sim.faults import (
+from sim.trials.blows import BLOWS
+from sim.trials.faults import (
     KINDS,
     Rule,
     Setting,
     draw_timetable,
     member_names,
 )
-from sim.phases import PHASES
-from sim.trial import play
-from tests.sim.scenarios import with_faults
+from sim.trials.phases import PHASES
+from sim.trials.trial import play
+from tests.sim.trials.scenarios import with_faults
 
 RULES = [
     Rule(kind="bounce", times=(2, 4), phases=tuple(PHASES), count=(1, 2)),

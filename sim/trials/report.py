@@ -12,12 +12,12 @@ from rich.table import Table
 from node.tracing import Adopted, Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate, SignedMessage
-from sim.expectations import expected
 from sim.invariants import ALL, TITLES
-from sim.outcome import Outcome
-from sim.scenario import Scenario
-from sim.sweep import Swept
-from sim.trial import Play
+from sim.trials.expectations import expected
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import Scenario
+from sim.trials.sweep import Swept
+from sim.trials.trial import Play
 
 RECORDS_SHOWN = 24
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from node.round_view import RoundConfig
 from protocol.identity import PeerId
 from sim.devices import Device
-from sim.faults import member_names
 from sim.nodes import peer_named, signer_named
-from sim.scenario import Scenario
 from sim.toy_run import toy_run
+from sim.trials.faults import member_names
+from sim.trials.scenario import Scenario
 from sim.world import World, WorldSettings
 
 

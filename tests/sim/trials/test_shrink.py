@@ -4,11 +4,11 @@ import pytest
 
 from node.journal import FileJournal
 from protocol.errors import ConfigError
-from sim.playing import replay, shrink
-from sim.scenario_file import read_scenario
-from sim.shrink import Shrinker, recorded
-from sim.trial import run_trial
-from tests.sim.scenarios import scenario
+from sim.trials.playing import replay, shrink
+from sim.trials.scenario_file import read_scenario
+from sim.trials.shrink import Shrinker, recorded
+from sim.trials.trial import run_trial
+from tests.sim.trials.scenarios import scenario
 
 WILD = """
 peers = 6

@@ -1,6 +1,6 @@
 """One seed, one run: on every interpreter, under every hash seed, the traces are equal to the byte.
 
-    OTHER_PYTHON=path/to/python3.13 python -m pytest -m slow tests/sim/test_determinism.py
+    OTHER_PYTHON=path/to/python3.13 python -m pytest -m slow tests/sim/trials/test_determinism.py
 
 compares with another interpreter as well; it needs the lock of requirements, and no torch.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 PURE = ("mixed", "power-off", "clock-skew", "duplicate-reorder-delay")
 
 

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 import pytest
 
 from protocol.errors import ConfigError
-from sim import sweep as sweeping
-from sim.sweep import cores, seeds_of, sweep
-from sim.trial import run_trial
-from tests.sim.scenarios import scenario
+from sim.trials import sweep as sweeping
+from sim.trials.sweep import cores, seeds_of, sweep
+from sim.trials.trial import run_trial
+from tests.sim.trials.scenarios import scenario
 
 TINY = "rounds = 2\ncells = 1\n"
 ENDLESS = "[limits]\nvirtual_s = 0.5"

@@ -6,10 +6,10 @@ from importlib import metadata
 from pathlib import Path
 
 from node.state.folder import write_atomically
-from sim.outcome import Outcome
-from sim.scenario import Scenario, settled
-from sim.scenario_text import scenario_text
-from sim.shrink import recorded
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import Scenario, settled
+from sim.trials.scenario_text import scenario_text
+from sim.trials.shrink import recorded
 
 
 def version() -> str:

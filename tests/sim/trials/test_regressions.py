@@ -18,8 +18,8 @@ from node import roster as rosters
 from node.restart import Restart
 from node.round_view import RoundView
 from node.silence import Silence
-from sim.scenario_file import read_scenario_file
-from sim.trial import run_trial
+from sim.trials.scenario_file import read_scenario_file
+from sim.trials.trial import run_trial
 
 FOLDER = Path(__file__).parent / "regressions"
 

@@ -2,7 +2,7 @@
 
 A scenario has rules ("two to five nodes are killed, in any phase"). A seed turns them into a
 timetable: a list of single faults, each with its moment, victims and duration. A timetable can be
-printed, written to a file, and shortened one fault at a time; `sim.chaos` carries it out.
+printed, written to a file, and shortened one fault at a time; `sim.trials.chaos` carries it out.
 """
 
 import math

@@ -7,8 +7,8 @@ from statistics import median
 
 from node.tracing import Adopted, Record, Signed
 from protocol.identity import PeerId
-from sim.chaos import Chaos
-from sim.scenario import Scenario
+from sim.trials.chaos import Chaos
+from sim.trials.scenario import Scenario
 from sim.world import World
 
 SETTLE_ROUNDS = 3

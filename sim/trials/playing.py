@@ -12,13 +12,13 @@ from rich.table import Table
 from node.state.folder import write_atomically
 from node.tracing import Record, Tracer, trace_line
 from protocol.errors import ConfigError
-from sim import report
-from sim.replays import version
-from sim.scenario import NOT_YET, Scenario, overridden
-from sim.scenario_file import read_scenario, shipped_scenarios
-from sim.scenario_text import scenario_digest, scenario_text
-from sim.shrink import Shrinker, Shrunk, recorded
-from sim.trial import Play, play, run_trial
+from sim.trials import report
+from sim.trials.replays import version
+from sim.trials.scenario import NOT_YET, Scenario, overridden
+from sim.trials.scenario_file import read_scenario, shipped_scenarios
+from sim.trials.scenario_text import scenario_digest, scenario_text
+from sim.trials.shrink import Shrinker, Shrunk, recorded
+from sim.trials.trial import Play, play, run_trial
 
 __all__ = ["play"]
 

@@ -1,7 +1,8 @@
 """A worker of `barnraise sim sweep`: one line of JSON in per world to run, one out per outcome.
 
-Run with `python -P -m sim.sweep_worker`. The first line holds the scenarios as text, by name; each
-further one a name and a seed. It ends with its input, so that it never outlives the sweep.
+Run with `python -P -m sim.trials.sweep_worker`. The first line holds the scenarios as text, by
+name; each further one a name and a seed. It ends with its input, so that it never outlives the
+sweep.
 """
 
 import json
@@ -11,9 +12,9 @@ from pathlib import Path
 
 from node.interrupts import end_at_once_from_now_on
 from sim.hush import hush
-from sim.scenario import Scenario
-from sim.scenario_file import scenario_of
-from sim.trial import run_trial
+from sim.trials.scenario import Scenario
+from sim.trials.scenario_file import scenario_of
+from sim.trials.trial import run_trial
 
 
 def main() -> None:
