@@ -19,7 +19,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu sweep explore soak lint clean
+.PHONY: help install demo test test-slow test-gpu sweep explore soak chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
@@ -29,6 +29,7 @@ help:
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
+	@echo "make chaos      a quarter of an hour of twelve nodes, a victim every ten seconds"
 	@echo "make lint       formatting, lint, types"
 	@echo "make install    only make the environment in .venv"
 	@echo "make clean      remove the environment and all caches"
@@ -55,6 +56,9 @@ explore: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak $(ARGS)
+
+chaos: $(STAMP)
+	CHAOS_S=600 CALM_S=300 $(BIN)/python -m pytest -m slow -s tests/e2e/test_chaos.py $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -48,6 +48,9 @@ UPGRADE_TIMEOUT_S = 5.0
 CONNECTIONS_PER_PEER_MAX = 3
 """Two that crossed each other while both ends dialled, and one punched hole."""
 
+SECURITY_PROTOCOLS = (str(NOISE_PROTOCOL),)
+"""All that `build_host` gives its upgrader."""
+
 _DIALABLE = (
     {"ip4", "tcp"},
     {"ip6", "tcp"},
@@ -160,8 +163,9 @@ def build_host(
     peer_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(peer_id, key_pair)
+    noise = TunedNoise(key_pair, open_link)
     upgrader = TransportUpgrader(
-        {NOISE_PROTOCOL: TunedNoise(key_pair, open_link)},
+        {TProtocol(name): noise for name in SECURITY_PROTOCOLS},
         {TProtocol(YAMUX_PROTOCOL): Yamux},
         negotiate_timeout=int(UPGRADE_TIMEOUT_S),
     )

@@ -12,6 +12,7 @@ import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee, IRawConnection
 from multiaddr import Multiaddr
 
+from dht.gone import Reached
 from dht.libp2p_security import Link, Spawn, link_of
 from protocol.identity import PeerId, short_id
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 4096
 """Events that a subscriber may leave unread: ten per connection allowed by default."""
+
+REACHED_MAX = 1024
+"""Peers of whom it is kept where the last connection led."""
 
 ConnectionEvent = tuple[PeerId, bool]
 """A peer, and whether it is connected from now on."""
@@ -31,6 +35,7 @@ class Links(INotifee):
         self._spawn = spawn
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
         self._up: dict[PeerId, set[Link]] = {}
+        self._reached: dict[PeerId, Reached] = {}
         self._subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
 
     def open(self, raw: IRawConnection) -> Link:
@@ -73,10 +78,22 @@ class Links(INotifee):
         link.is_up = False
         links = self._up[link.peer]
         links.discard(link)
+        self._remember(link, link.peer)
         if not links:
             del self._up[link.peer]
             logger.debug("peer gone peer=%s reason=%s", short_id(link.peer), link.lost_reason)
             self._tell(link.peer, up=False)
+
+    def _remember(self, link: Link, peer: PeerId) -> None:
+        self._reached.pop(peer, None)
+        while len(self._reached) >= REACHED_MAX:
+            del self._reached[next(iter(self._reached))]
+        if link.remote is not None:
+            self._reached[peer] = Reached(*link.remote, is_ours=link.is_initiator)
+
+    def reached(self, peer: PeerId) -> Reached | None:
+        """Where the last connection to a peer led that is lost; None if it is forgotten."""
+        return self._reached.get(peer)
 
     def events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription. It starts with the peers that are connected already."""

@@ -76,6 +76,7 @@ class Link(IRawConnection):
         self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
     ) -> None:
         self.is_initiator = raw.is_initiator
+        self.remote = raw.get_remote_address()  # A closed socket would not know.
         self.lost = trio.Event()
         self.lost_reason = ""
         self._raw = raw

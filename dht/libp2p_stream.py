@@ -14,8 +14,9 @@ from protocol import limits
 from protocol.errors import LimitError, StreamClosedError
 from protocol.identity import PeerId
 
-READ_BYTES = 64 * limits.KIB
-"""Read at least this much at a time: a small frame then costs one read and not two."""
+READ_BYTES = 256 * limits.KIB
+"""Read as much as this at a time, if it is there: a small frame then costs one read and not two,
+and the pieces of a large one are acknowledged together."""
 
 SMALL_CHUNK_BYTES = 16 * limits.KIB
 

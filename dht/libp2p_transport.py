@@ -23,6 +23,7 @@ from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
 from dht import libp2p_negotiate
+from dht.gone import is_gone
 from dht.libp2p_host import (
     TransportConfig,
     build_host,
@@ -108,6 +109,11 @@ class Libp2pTransport:
     def connected(self) -> tuple[PeerId, ...]:
         """Peers with an open connection, ascending. A frozen peer stays in it: heartbeat."""
         return self._links.peers()
+
+    async def is_gone(self, peer: PeerId, addresses: Sequence[str]) -> bool:
+        """Whether the system of a peer whose connection broke says that nothing listens there."""
+        reached = self._links.reached(peer)
+        return reached is not None and await is_gone(addresses, reached)
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """(peer, whether it is connected now), as soon as known; first, those connected already.

@@ -8,7 +8,7 @@ import math
 
 from node.agreement import due_times
 from node.deadlines import LearnedDeadline
-from node.events import CellsArrived, LocalRoundEvent, SeatChecked, Tick
+from node.events import CellsArrived, LocalRoundEvent, SeatChecked, StatusHeard, Tick
 from node.proposal import holds_all_expected
 from node.round_view import RoundView
 from node.supply import retry_times
@@ -27,10 +27,13 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
     match event:
         case Tick():
             return is_early
-        case CellsArrived() if view.asked or view.attempt:
-            return False  # Whoever has to ask for cells goes on asking as they come.
+        case StatusHeard():
+            return True  # Unless it is the one that ends the silence, which the machine sees.
+        case CellsArrived(subject=subject) if subject == view.own_commit:
+            return False  # Back after a restart: they are to be pushed.
         case CellsArrived(bulk=Bulk.RESULT, subject=subject):
-            return bool(view.missing_results(subject))
+            # Whoever sums may have its own sum back after a restart, and pushes it.
+            return bool(view.missing_results(subject)) and not view.own_slices()
         case CellsArrived():
             # For a HAVE that waits for nobody else, or for a sum.
             has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
@@ -61,15 +64,21 @@ class Agenda:
         self._settled = None
 
     def settle(
-        self, view: RoundView, deadline: LearnedDeadline, *, opens_s: float, now_s: float
+        self,
+        view: RoundView,
+        deadline: LearnedDeadline,
+        *,
+        others_s: tuple[float, ...],
+        now_s: float,
     ) -> None:
-        """All rules were asked until none had more to do; `opens_s` is when seats are waited for
-        no longer."""
+        """All rules were asked until none had more to do; at `others_s` something else is due."""
         deadline_s = deadline.seconds(view.time_outs)
-        due = [time_s for time_s in (opens_s, *due_times(view, deadline)) if time_s > now_s]
+        due = [time_s for time_s in (*others_s, *due_times(view, deadline)) if time_s > now_s]
         # The rules subtract where this adds: due by the one may be a rounding late by the other.
         past_s = now_s - ROUNDING_S
-        retries = [time_s for time_s in retry_times(view, deadline_s) if time_s > past_s]
+        retries = [
+            time_s for time_s in retry_times(view, deadline_s, now_s=past_s) if time_s > past_s
+        ]
         self._due_s = min(due, default=math.inf)
         self._quiet_until_s = min([self._due_s, *retries])
         self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE

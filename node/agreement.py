@@ -17,7 +17,8 @@ from node.proposal import (
     lock_report,
     propose,
 )
-from node.round_view import RoundView
+from node.rates import Rates
+from node.round_view import RoundConfig, RoundView
 from node.supply import has_lost_parts
 from protocol import limits
 from protocol.identity import PeerId
@@ -40,9 +41,10 @@ class Statement:
 
 def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> Iterator[Statement]:
     """All that is due now, in the order of the protocol."""
-    if view.opened_s is None or not view.is_member:
+    if view.opened_s is None or not view.is_speaker:
         return
-    yield from _have(view, deadline, now_s)
+    if view.is_member:
+        yield from _have(view, deadline, now_s)
     if view.is_voter:
         yield from _list(view, deadline, now_s)
         yield from _vote(view)
@@ -55,7 +57,7 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
     """
     assert view.opened_s is not None
-    if not view.own_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+    if not view.kept_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
     wait_s = deadline.seconds(view.time_outs)
@@ -105,7 +107,7 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
 
 def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
     """The closer of the attempt proposes, once."""
-    if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
+    if view.closer(view.attempt) != view.me or view.proposal() is not None:
         return
     body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
     if body is not None:
@@ -113,13 +115,19 @@ def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
 
 
 def _vote(view: RoundView) -> Iterator[Statement]:
-    """One VOTE per attempt, never of an attempt that was left, never against the lock."""
-    if view.me in view.ballots.of(Kind.VOTE, view.attempt):
+    """One VOTE per attempt, never of an attempt that was left, never against the lock.
+
+    In a provisional round a PVOTE, which no lock forbids; but whoever holds one waits for a closer
+    that takes it up (R4).
+    """
+    kind, proposal = Kind.PVOTE if view.is_provisional else Kind.VOTE, view.proposal()
+    if proposal is None or view.me in view.ballots.of(kind, view.attempt):
         return
-    for _, body in view.ballots.bodies(Kind.LIST, List, view.attempt):
-        digest = view.ballots.list_digest(body)
-        if _is_valid(view, body) and _may_vote(view, digest) and not view.draw("vote-later"):
-            yield Statement(Kind.VOTE, Vote(list_digest=digest), view.attempt)
+    body = proposal.body
+    assert isinstance(body, List)
+    digest = view.ballots.list_digest(body)
+    if _is_valid(view, body) and _may_vote(view, digest) and not view.draw("vote-later"):
+        yield Statement(kind, Vote(list_digest=digest), view.attempt)
 
 
 def _is_valid(view: RoundView, body: List) -> bool:
@@ -147,14 +155,21 @@ def _report(view: RoundView) -> Iterator[Statement]:
         yield Statement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def waits_for_seats(view: RoundView, config: RoundConfig, now_s: float) -> bool:
+    """Whether a founder holds its first COMMIT for joiners that are still to prove their seats."""
+    is_waiting = view.index == 1 and len(view.proven_seats) < config.wait_seats
+    return is_waiting and now_s < view.started_s + config.wait_seats_s
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """What this node saw since its last COMMIT: whom it suspects, who said that it leaves, and
-    whether the date is past at which the run is to stop."""
+    """What this node saw since its last COMMIT: whom it suspects, who said that it leaves,
+    whether the date is past at which the run is to stop, and what it measured (R8)."""
 
     suspects: frozenset[PeerId]
     left: set[PeerId]
     is_past_end: bool
+    rates: Rates
 
 
 def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
@@ -175,6 +190,7 @@ def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
         gone=tuple(sorted(seen.left & members)),
         bans=(),
         is_past_end=seen.is_past_end,
+        seen=seen.rates.report(view.members, view.me),
     )
 
 
@@ -191,8 +207,8 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
     """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
     if view.opened_s is None:
         return False
-    has_list = bool(view.ballots.of(Kind.LIST, view.attempt))
-    closer_is_gone = not has_list and view.closer(view.attempt) in view.suspects
+    has_list = view.proposal() is not None
+    closer_is_gone = not has_list and not view.can_close(view.attempt)
     is_due = closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
     if is_due or (has_list and _leaves_early(view)):
         return True
@@ -203,7 +219,8 @@ def _leaves_early(view: RoundView) -> bool:
     """Whether an attempt that goes well is given up, as if it did not."""
     if view.rare("left-at-list"):
         return True
-    has_voted = view.me in view.ballots.of(Kind.VOTE, view.attempt)
+    kind = Kind.PVOTE if view.is_provisional else Kind.VOTE
+    has_voted = view.me in view.ballots.of(kind, view.attempt)
     if has_voted and view.rare("left-at-vote"):
         return True
     has_sealed = view.lock is not None and view.lock[0] == view.attempt

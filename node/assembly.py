@@ -10,17 +10,23 @@ from dht.directory import KademliaDirectory
 from dht.libp2p_transport import Libp2pTransport
 from node.attached_trainer import Attachment
 from node.chain import genesis
+from node.checkpoint_source import checkpoint_finder
 from node.checkpoints import Checkpoints, stored_states
 from node.config import NodeConfig
 from node.core import NodeCore
+from node.entry_exchange import EntryExchange, EntryParts
 from node.exchange import Driver, DriverParts
+from node.gathered import Gathered
 from node.hooks import NodeHooks
 from node.journal import FileJournal
 from node.links import Links
 from node.model_file import kept_model_file
+from node.partial_cells import PartialCells
 from node.recovery import recover
 from node.round_view import RoundConfig
+from node.served import Served
 from node.shard_store import ShardStore
+from node.shared_state.store import Store
 from node.state.folder import (
     CHECKPOINTS_FOLDER,
     has_begun,
@@ -28,6 +34,7 @@ from node.state.folder import (
     run_folder,
     unmark_unsigned,
 )
+from node.state_streams import StateParts
 from node.status.board import EventLog
 from node.trace_file import NodeTrace
 from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
@@ -39,6 +46,7 @@ from training.genesis import genesis_weights
 
 SHARD = 0
 INNER_FOLDER = "inner"
+BYTES_PER_MBIT = 1e6 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,7 @@ class Machinery:
     links: Links
     work: TrainerWork
     checkpoints: Checkpoints
+    entries: EntryExchange
 
 
 def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirectory) -> Machinery:
@@ -78,9 +87,8 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     config, manifest = node.config, node.signed.manifest
     folder = run_folder(config.state, manifest.digest)
     make_folder_durably(folder)
-    model_file = None
-    if node.attached is None:
-        model_file = kept_model_file(manifest, config.model_file, folder)
+    is_ours = node.attached is None
+    model_file = kept_model_file(manifest, config.model_file, folder) if is_ours else None
     journal = _open_journal(node, folder)
     (anchor_N,) = genesis_weights(manifest, SHARD)
     store = ShardStore(manifest, SHARD, anchor_N)
@@ -105,24 +113,36 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         transport=transport,
         log=node.log,
         journal=journal,
-        restart=restart,
+        restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
+        states=_state_parts(node, store, journal, fetched),
         hooks=node.hooks,
         trace=node.trace,
     )
     driver = Driver(parts, compute_threads=config.compute_threads)
+    entries = _entry_exchange(node, folder, driver, parts)
     links = Links(
         transport=transport,
         directory=directory,
         signed=node.signed,
         signer=node.signer,
-        tell=driver.tell,
+        tell=entries.tell,
         finds_nobody=node.hooks.finds_nobody,
     )
-    work = TrainerWork(
+    work = _trainer_work(node, folder, driver, model_file)
+    driver.connect(links, work)
+    entries.connect(links)
+    return Machinery(
+        driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
+    )
+
+
+def _trainer_work(node: Node, folder: Path, driver: Driver, model_file: Path | None) -> TrainerWork:
+    config = node.config
+    return TrainerWork(
         WorkParts(
-            core=core,
-            store=store,
+            core=driver.core,
+            store=driver.store,
             hooks=node.hooks,
             log=node.log,
             tell=driver.tell,
@@ -132,7 +152,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         ),
         TrainerConfig(
             folder=folder,
-            manifest=manifest,
+            manifest=node.signed.manifest,
             manifest_path=config.manifest,
             shard=SHARD,
             threads=config.threads,
@@ -141,8 +161,35 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
             inner_folder=folder / INNER_FOLDER,
         ),
     )
-    driver.connect(links, work)
-    return Machinery(driver=driver, links=links, work=work, checkpoints=checkpoints)
+
+
+def _entry_exchange(node: Node, folder: Path, driver: Driver, parts: DriverParts) -> EntryExchange:
+    return EntryExchange(
+        EntryParts(
+            core=parts.core,
+            signer=node.signer,
+            store=Store(folder, node.signed.manifest.digest),
+            log=node.log,
+            tell=driver.tell,
+            addresses=parts.transport.addresses,
+            checkpoint=lambda: parts.checkpoints.latest,
+            first_round=parts.restart.chain[-1].value.round,
+            device=node.config.device,
+            dials=not node.hooks.finds_nobody,
+        )
+    )
+
+
+def _state_parts(
+    node: Node, store: ShardStore, journal: FileJournal, fetched: PartialCells
+) -> StateParts:
+    manifest = node.signed.manifest
+    folder = run_folder(node.config.state, manifest.digest) / CHECKPOINTS_FOLDER
+    return StateParts(
+        gathered=Gathered(store, journal, fetched),
+        served=Served(store, journal, checkpoint_finder(folder, store, manifest)),
+        bytes_per_s=node.config.state_mbit * BYTES_PER_MBIT,
+    )
 
 
 def _opens_trainer(node: Node) -> OpenTrainer:

@@ -28,6 +28,8 @@ Sealed = tuple[Seal, tuple[SignedMessage, ...]]
 Place = tuple[Kind, int, bytes]
 """A slot within a round: kind, attempt, subject."""
 
+_NOTHING: frozenset[bytes] = frozenset()
+
 MESSAGE_ID_BYTES = 8
 """So much of a digest names a message in a heartbeat."""
 
@@ -44,6 +46,9 @@ class Entry:
 class Ballots:
     """Messages of the round that `basis` opened; `roster` and `trust` say what a quorum is.
 
+    `sealers` makes the round provisional (R4): a certificate is then the PVOTEs of all of them, and
+    so many PSEALs end it. VOTE and SEAL are counted all the same: what they make final is final.
+
     `news` grows with what may give anybody more to do than before: a LIST, a quorum of VOTEs or of
     SEALs. A VOTE or a SEAL that makes no quorum is counted, and no more; what a COMMIT, a HAVE or a
     NEWATTEMPT is to this node its RoundView knows (`is_for_us`).
@@ -54,20 +59,23 @@ class Ballots:
     round: int
     roster: Roster
     trust: str
+    sealers: frozenset[PeerId] = frozenset()
     news: int = 0
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
     _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
     _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
+    _commit_of: dict[bytes, tuple[PeerId, Commit]] = field(default_factory=dict)
     _lists: dict[bytes, List] = field(default_factory=dict)
     _votes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
     _certified: set[tuple[int, bytes]] = field(default_factory=set)
     _agreed: set[tuple[bytes, int, Seal]] = field(default_factory=set)
     _seals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _pvotes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _pseals: dict[tuple[int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
     # Answers to what is asked after every event; None until they are asked for again.
     _commits_sorted: dict[PeerId, tuple[bytes, Commit]] | None = None
     _ids: tuple[bytes, ...] | None = None
-    _id_set: frozenset[bytes] | None = None
     _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
     _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
@@ -86,9 +94,10 @@ class Ballots:
         if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
             return "full"
         self._slots.setdefault(place, {})[message.sender] = entry
-        self._by_digest[message.digest] = entry
-        self._by_id[message.digest[:MESSAGE_ID_BYTES]] = message
-        self._ids = self._id_set = None
+        digest = message.digest
+        self._by_digest[digest] = entry
+        self._by_id[digest[:MESSAGE_ID_BYTES]] = message
+        self._ids = None
         self._index(message, entry.body)
         return "new"
 
@@ -98,6 +107,7 @@ class Ballots:
         match body:
             case Commit():
                 self._commits[sender] = (message.digest, body)
+                self._commit_of[message.digest] = (sender, body)
                 self._commits_sorted = None
             case List():
                 self._lists.setdefault(self.list_digest(body), body)
@@ -119,8 +129,32 @@ class Ballots:
                     place = (slot.subject, slot.attempt, body)
                     self.news += place not in self._agreed
                     self._agreed.add(place)
+            case Vote():
+                voting = self._pvotes.setdefault((slot.attempt, body.list_digest), {})
+                voting[sender] = message
+                self._elected(voting)
+            case Seal():
+                agreeing = self._pseals.setdefault((slot.attempt, body), {})
+                agreeing[sender] = message
+                self._elected(agreeing)
             case _:
                 pass
+
+    def elect(self, sealers: frozenset[PeerId]) -> None:
+        """Whose PVOTEs and PSEALs it takes from now on; of nobody in an ordinary round."""
+        if sealers != self.sealers:
+            self.sealers = sealers
+            self._certified_sorted = self._certified_lists = None
+            self.news += 1
+
+    def _elected(self, agreeing: Collection[PeerId]) -> None:
+        """A PVOTE or PSEAL more: whether it made a certificate."""
+        if self._is_of_all(agreeing):
+            self._certified_sorted = self._certified_lists = None
+            self.news += 1
+
+    def _is_of_all(self, peers: Collection[PeerId]) -> bool:
+        return bool(self.sealers) and self.sealers.issubset(peers)
 
     def _is_quorum(self, peers: Collection[PeerId]) -> bool:
         return has_quorum(self.roster, peers, trust=self.trust)
@@ -143,12 +177,11 @@ class Ballots:
             self._ids = tuple(self._by_id)
         return self._ids
 
-    @property
-    def id_set(self) -> frozenset[bytes]:
-        """The same as a set."""
-        if self._id_set is None:
-            self._id_set = frozenset(self.ids)
-        return self._id_set
+    def unknown_to(self, held: frozenset[bytes]) -> frozenset[bytes]:
+        """Those of `ids` that are not among the held ones."""
+        if self._by_id.keys() <= held:
+            return _NOTHING  # As nearly always: no set is made for it.
+        return frozenset(self._by_id.keys() - held)
 
     def named(self, message_id: bytes) -> SignedMessage:
         """The message of one of `ids`."""
@@ -172,10 +205,7 @@ class Ballots:
 
     def commit_of(self, digest: bytes) -> tuple[PeerId, Commit] | None:
         """Sender and body of a COMMIT by its digest."""
-        entry = self._by_digest.get(digest)
-        if entry is None or not isinstance(entry.body, Commit):
-            return None
-        return entry.message.sender, entry.body
+        return self._commit_of.get(digest)
 
     def attempts(self, kind: Kind) -> list[int]:
         """Attempts in which there is a message of `kind`, latest first."""
@@ -186,15 +216,24 @@ class Ballots:
         return list_digest(self.basis, self.shard, self.round, body.commits, body.drifts)
 
     def certificate(self, attempt: int, digest: bytes) -> tuple[SignedMessage, ...]:
-        """The VOTEs of a quorum for a LIST in one attempt; empty where there is no quorum."""
+        """The VOTEs of a quorum for a LIST in one attempt; empty where there is no quorum.
+
+        PVOTEs are none: what they certify binds nobody.
+        """
         if (attempt, digest) not in self._certified:
             return ()
         return tuple(message for _, message in sorted(self._votes[attempt, digest].items()))
 
     def certified(self) -> tuple[tuple[int, bytes], ...]:
-        """All (attempt, LIST digest) with a certificate, latest attempt first."""
+        """All (attempt, LIST digest) with a certificate, latest attempt first.
+
+        In a provisional round those for which all its sealers gave a PVOTE.
+        """
         if self._certified_sorted is None:
-            self._certified_sorted = tuple(sorted(self._certified, key=lambda c: (-c[0], c[1])))
+            found: Collection[tuple[int, bytes]] = self._certified
+            if self.sealers:
+                found = [voted for voted, by in self._pvotes.items() if self._is_of_all(by)]
+            self._certified_sorted = tuple(sorted(found, key=lambda c: (-c[0], c[1])))
         return self._certified_sorted
 
     def certified_lists(self) -> tuple[tuple[bytes, List], ...]:
@@ -222,6 +261,27 @@ class Ballots:
             return None
         _, body, agreeing = max(quorums, key=lambda quorum: quorum[0])
         return body, tuple(message for _, message in sorted(agreeing.items()))
+
+    def psealed(self) -> Sealed | None:
+        """The PSEAL that all sealers gave in one attempt, with those messages (R4)."""
+        agreed = [
+            (attempt, body, agreeing)
+            for (attempt, body), agreeing in self._pseals.items()
+            if self._is_of_all(agreeing)
+        ]
+        if not agreed:
+            return None
+        _, body, agreeing = max(agreed, key=lambda found: found[0])
+        return body, tuple(message for _, message in sorted(agreeing.items()))
+
+    def locks(self) -> list[SignedMessage]:
+        """A SEAL of the latest attempt in which there is one: the highest lock that is known."""
+        for attempt in self.attempts(Kind.SEAL):
+            return [
+                entry.message
+                for _, entry in sorted(self.of(Kind.SEAL, attempt, self.basis).items())
+            ]
+        return []
 
     def is_proposed(self, commit: bytes) -> bool:
         """Whether a known LIST names that COMMIT."""

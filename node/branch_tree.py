@@ -1,6 +1,6 @@
 """The seals that a node knows, final or not, and what the branches leave that lose (R4).
 
-Pure, and not called by `RoundMachine` yet: see `node/branches.py`.
+Pure. Drifts are not listed yet: what a lost branch summed is dropped. See `node/branches.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """Branches of a friends run (R4): what is final, who may go on without a quorum, which head wins.
 
-Pure deciders over seal values. `RoundMachine` does not call them yet: it knows final rounds only,
-and pauses where it lacks a quorum. They are written first so that they can be explored
-(`sim/exploration/branches.py`) before the machine is built on them.
+Pure deciders over seal values, explored by themselves (`sim/exploration/branches.py`). RoundMachine
+asks them through `node.reach` and `node.standing`, NodeCore through `node.meeting`.
 
 A *branch* is what follows the last final seal without being final: provisional seals. Several
 peers may stand on several branches; they all share the chain of final seals. What a branch leaves
@@ -12,14 +11,12 @@ that loses is in `branch_tree.py`.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from blake3 import blake3
-
+from node import roster as rosters
 from node.branch_tree import Tree
 from node.chain import is_own_seal
 from node.roster import has_quorum, voters
-from protocol.errors import DecodeError
 from protocol.identity import PeerId, Signer
-from protocol.messages import Kind, Seal, SealValue, Slot, decode_message, is_signed
+from protocol.messages import Kind, SealValue, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +96,7 @@ def provisional_closer(position: Position, basis: bytes, attempt: int) -> PeerId
     reachable: so that each attempt has one closer, the same for everybody. An unreachable one costs
     an attempt.
     """
-    electorate = voters(position.final.roster)
-    others = [peer for peer in position.final.roster.members if peer not in electorate]
-    order = (*electorate, *others)
-    start = int.from_bytes(blake3(basis).digest()[:8], "big")
-    return order[(start + attempt) % len(order)]
+    return rosters.provisional_closer(position.final.roster, basis, attempt)
 
 
 def contributors(opening: Opening, reachable: Collection[PeerId]) -> tuple[PeerId, ...]:
@@ -204,22 +197,7 @@ def is_proof(data: bytes, sender: PeerId, basis: SealValue, signer: Signer) -> b
     PSEALs prove as well: the rosters of a branch are part of its seals, which become final later,
     and where nobody could prove anything its voters would lose their votes one by one.
     """
-    if is_own_seal(data, sender, basis, signer):
-        return True
-    try:
-        message, body = decode_message(data)
-    except DecodeError:
-        return False
-    slot = message.slot
-    return (
-        slot.kind is Kind.PSEAL
-        and message.sender == sender
-        and (slot.run, slot.shard, slot.round) == (basis.run, basis.shard, basis.round)
-        and slot.subject == basis.before
-        and isinstance(body, Seal)
-        and body.value == basis.digest
-        and is_signed(message, signer)
-    )
+    return is_own_seal(data, sender, basis, signer)
 
 
 # --- When branches meet.
@@ -229,8 +207,9 @@ def better_head(tree: Tree, positions: Iterable[Position], locks: Collection[Loc
     """Where all who meet should stand. Depends on who meets, never on the order in which they do.
 
     The longer final chain; then the head that continues the highest lock known there, if none does
-    its last final seal; then more sealed tokens along the whole chain; then the lower digest.
-    Locks come before tokens: the LIST of a lock may be final already, for somebody out of reach.
+    its last final seal; then more sealed tokens along the whole chain; then more rounds, or a round
+    that listed nobody could lose to the seal that it stands on; then the lower digest. Locks come
+    before tokens: the LIST of a lock may be final already, for somebody out of reach.
     """
     known = list(positions)
     final = max((position.final for position in known), key=lambda value: value.round)
@@ -238,7 +217,9 @@ def better_head(tree: Tree, positions: Iterable[Position], locks: Collection[Loc
     lock = highest_lock(final.digest, locks)
     if lock is not None:
         heads = [head for head in heads if _continues_lock(tree, head, lock)]
-    best = min(heads, key=lambda head: (-head.clock.tokens, head.digest), default=final)
+    best = min(
+        heads, key=lambda head: (-head.clock.tokens, -head.round, head.digest), default=final
+    )
     return Position(final, best)
 
 

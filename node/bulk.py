@@ -6,35 +6,51 @@ Synchronous and without I/O; `node.exchange` and the simulator's world both use 
 from collections.abc import Callable
 from functools import partial
 
+from node.agreed import ResultPlace, result_place
 from node.core import NodeCore
 from node.events import ListEntry, Push, Reduce
 from node.shard_store import Item, ShardStore
 from protocol.errors import LimitError
 from protocol.frames import Bulk, BulkHeader
 
+IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
+"""What joiners ask for; see `node.served`."""
+
+
+def part_root(core: NodeCore, commit_digest: bytes) -> bytes | None:
+    """The root of a contribution whose COMMIT is known, of this round or the one before."""
+    for view in core.views():
+        commit = view.ballots.commit_of(commit_digest)
+        if commit is not None:
+            return commit[1].root
+    return None
+
+
+def _place(core: NodeCore, digest: bytes, cell: int) -> ResultPlace | None:
+    """Where a result cell of a LIST belongs, once an AGG of its slice is believed."""
+    places = (result_place(view, digest, cell) for view in core.views())
+    return next((place for place in places if place is not None), None)
+
 
 def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
-    """The cells to send for a Push; empty if they are not here (the asker asks elsewhere)."""
+    """The parts or results to send; empty if they are not here (the asker asks elsewhere)."""
     # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
     asked = tuple(dict.fromkeys(push.cells))
     cells = [cell for cell in asked if cell < core.machine.config.num_cells]
     match push.bulk:
         case Bulk.PART:
-            root = core.part_root(push.subject)
+            root = part_root(core, push.subject)
             return store.parts(root, cells) if root else []
         case Bulk.RESULT:
             return _results(core, store, push.subject, set(cells))
-        case Bulk.STATE:
-            for certificate in reversed(core.chain[-3:]):
-                if certificate.value.digest == push.subject:
-                    return store.state_cells(certificate.value.root, asked)
-            return []
+        case _:
+            raise AssertionError("states and steps are read cell by cell")
 
 
 def is_of_use(core: NodeCore, push: Push) -> bool:
     """Whether the taker can still need it: not if it said meanwhile that it is past that round."""
     at_round = core.rounds.get(push.to, 0)
-    if push.bulk is Bulk.STATE or not at_round:
+    if push.bulk in IS_SERVED or not at_round:
         return True
     return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
 
@@ -60,14 +76,14 @@ def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
         raise LimitError(f"cell {index} of {count}")
     if header.bulk is Bulk.PART:
         return store.part_bytes(index)
-    return store.result_bytes(index) if header.bulk is Bulk.RESULT else store.state_bytes(index)
+    return store.state_bytes(index) if header.bulk is Bulk.STATE else store.result_bytes(index)
 
 
 def can_check(core: NodeCore, header: BulkHeader, index: int) -> bool:
     """Whether the message that commits to this cell is here: the COMMIT or the AGG."""
     if header.bulk is Bulk.PART:
-        return core.part_root(header.subject) is not None
-    return core.result_place(header.subject, index) is not None
+        return part_root(core, header.subject) is not None
+    return _place(core, header.subject, index) is not None
 
 
 def admission(
@@ -78,10 +94,10 @@ def admission(
     Running it raises ProofError or DecodeError, which is the sender's fault.
     """
     if header.bulk is Bulk.PART:
-        root = core.part_root(header.subject)
+        root = part_root(core, header.subject)
         assert root is not None
         return partial(store.put_part, root, item)
-    place = core.result_place(header.subject, item.index)
+    place = _place(core, header.subject, item.index)
     assert place is not None
     return partial(
         store.put_result, header.subject, place.root, item, first=place.first, stop=place.stop
@@ -92,7 +108,7 @@ def rooted(core: NodeCore, reduce: Reduce) -> list[tuple[ListEntry, bytes]]:
     """The entries of a Reduce with the roots of their contributions."""
     found = []
     for entry in reduce.entries:
-        root = core.part_root(entry.commit_digest)
+        root = part_root(core, entry.commit_digest)
         assert root is not None, "a certified LIST names a COMMIT that is not here"
         found.append((entry, root))
     return found

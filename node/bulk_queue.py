@@ -34,8 +34,15 @@ Place = tuple[Bulk, bytes]
 
 
 def _lane(bulk: Bulk) -> bool:
-    """A state is long, and a round does not wait behind it."""
-    return bulk is Bulk.STATE
+    """What joiners fetch is long, and a round does not wait behind it."""
+    return bulk in (Bulk.STATE, Bulk.STEP)
+
+
+def _first(ready: list[Place]) -> Place:
+    """Parts before results. Of results those of the newest LIST: the one before is given up."""
+    bulk = min(place[0] for place in ready)
+    fitting = [place for place in ready if place[0] is bulk]
+    return fitting[-1 if bulk is Bulk.RESULT else 0]
 
 
 @dataclass(slots=True)
@@ -48,7 +55,8 @@ class _Line:
 
 class PushQueue:
     """The transfers of one node. One transfer of parts or results to a peer at a time, and one of
-    its state; parts go before results, for nobody can sum without them."""
+    what it fetches as a joiner; parts go before results, for nobody can sum without them. Of
+    results those of the newest LIST go first."""
 
     def __init__(self) -> None:
         self._lines: dict[PeerId, _Line] = {}
@@ -85,7 +93,7 @@ class PushQueue:
         ready = [place for place in line.waiting if _lane(place[0]) not in busy]
         if not ready:
             return None
-        bulk, subject = place = min(ready, key=lambda place: place[0])
+        bulk, subject = place = _first(ready)
         due = Push(to, bulk, subject, tuple(line.waiting.pop(place)[1]))
         line.under_way.append(due)
         return due

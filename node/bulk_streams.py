@@ -4,10 +4,10 @@ What is sent when is decided in `node.bulk_queue`.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -17,7 +17,8 @@ from node import events as ev
 from node.bulk_queue import PIECE_BYTES, Meter, Pace, PushQueue
 from node.core import NodeCore
 from node.hooks import NodeHooks
-from node.shard_store import Item, ShardStore
+from node.shard_store import Item, ShardStore, State
+from node.state_streams import Fetching, InMemory, Outgoing, Serving, StateParts
 from node.status.board import EventLog
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, ProofError, StreamClosedError
@@ -40,6 +41,9 @@ resets a stream whose reader does not read."""
 
 TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
+
+TOGETHER_PIECES = 8
+"""Pieces that may be under way are handed to the stream together, up to so many: four records."""
 
 SMALL_BYTES = 64 * limits.KIB
 """Below it, hashing costs less than the way to a worker thread and back."""
@@ -72,14 +76,17 @@ class Owner(Protocol):
         """Run work in a worker thread."""
         ...
 
-    async def state_arrived(self, certificate: SealCertificate, cells: dict[int, bytes]) -> None:
-        """All cells of a state are here."""
+    async def state_arrived(self, certificate: SealCertificate, state: State) -> None:
+        """The state of that seal is here, and is what was sealed."""
         ...
 
 
 @dataclass(slots=True)
 class _Inbound:
-    """One inbound stream. `cells` are in the store, and the core has not heard of them yet."""
+    """One inbound stream. `cells` are in the store, and the core has not heard of them yet.
+
+    `timed_bytes` came since `timed_s`, when the piece before them was here.
+    """
 
     stream: Stream
     owner: Owner
@@ -87,6 +94,9 @@ class _Inbound:
     header: BulkHeader
     cells: list[int] = field(default_factory=list)
     told_s: float = field(default_factory=trio.current_time)
+    timed_bytes: int = 0
+    timed_s: float = -1.0
+    piece_s: float = -1.0
 
     async def item(self) -> Item:
         """The next cell. Raises ProofError for one of another size, DecodeError, LimitError."""
@@ -96,15 +106,33 @@ class _Inbound:
         if head.length != expected:
             raise ProofError(f"cell {head.index} has {head.length} bytes instead of {expected}")
         pieces: list[bytes] = []
+        num_unsaid = 0
         for size in _pieces(head.length):
+            if num_unsaid and self.stream.num_buffered < size:
+                await self._say_through(num_unsaid)  # The sender may wait for it.
+                num_unsaid = 0
             if pieces:
                 await self.tell_if_due()  # The last piece is told with the cell.
             pieces.append(await self.stream.receive_exactly(size))
-            self.scope.deadline = trio.current_time() + STALL_S
-            # The sender may have gone after its last byte: what came before is whole.
-            with suppress(StreamClosedError):
-                await self.stream.send_all(THROUGH)
+            self._time(size)
+            self.scope.deadline = self.piece_s + STALL_S
+            num_unsaid += 1
+        await self._say_through(num_unsaid)
         return Item(head.index, b"".join(pieces), head.proof)
+
+    async def _say_through(self, num_pieces: int) -> None:
+        """Of all pieces that were there together at once: each answer is a record on the wire."""
+        # The sender may have gone after its last byte: what came before is whole.
+        with suppress(StreamClosedError):
+            await self.stream.send_all(THROUGH * num_pieces)
+
+    def _time(self, size: int) -> None:
+        """A piece is here; when the first one set out, nobody knows."""
+        self.piece_s = trio.current_time()
+        if self.timed_s < 0.0:
+            self.timed_s, self.timed_bytes = self.piece_s, 0
+        else:
+            self.timed_bytes += size
 
     async def tell_if_due(self) -> None:
         """Tell, but not all the time."""
@@ -115,8 +143,17 @@ class _Inbound:
         """Bytes are a sign of life; and what came before a transfer breaks is not asked again."""
         self.told_s = trio.current_time()
         header, cells = self.header, tuple(self.cells)
-        is_state = header.bulk is Bulk.STATE
-        await self.owner.tell(ev.BytesArrived(self.stream.peer, is_state, header.subject))
+        is_fetched = header.bulk in bulk.IS_SERVED
+        event = ev.BytesArrived(
+            self.stream.peer,
+            is_fetched,
+            header.subject,
+            num_bytes=self.timed_bytes,
+            seconds=max(0.0, self.piece_s - self.timed_s) if self.timed_bytes else 0.0,
+        )
+        self.timed_bytes = 0
+        self.timed_s = self.piece_s if self.timed_s >= 0.0 else -1.0
+        await self.owner.tell(event)
         if cells:
             await self.owner.tell(ev.CellsArrived(header.bulk, header.subject, cells))
             del self.cells[: len(cells)]
@@ -125,13 +162,15 @@ class _Inbound:
 class BulkStreams:
     """Sends and receives cells for one driver."""
 
-    def __init__(self, owner: Owner, transport: Transport, hooks: NodeHooks, log: EventLog) -> None:
+    def __init__(
+        self, owner: Owner, transport: Transport, hooks: NodeHooks, log: EventLog, parts: StateParts
+    ) -> None:
         self._owner = owner
         self._transport = transport
         self._hooks = hooks
         self._log = log
-        self._expected: tuple[SealCertificate, PeerId] | None = None
-        self._cells: dict[int, bytes] = {}
+        self.fetching = Fetching(owner, parts.gathered)
+        self._serving = Serving(owner, parts)
         self._queue = PushQueue()
         self._paces: dict[PeerId, Pace] = {}
         self.parts_in_flight = 0
@@ -154,16 +193,21 @@ class BulkStreams:
         if not self._owner.is_linked(push.to):
             self._queue.forget(push.to)
             return
-        items = bulk.outgoing(self._owner.core, self._owner.store, push)
-        if not items or not bulk.is_of_use(self._owner.core, push):
+        if push.bulk in bulk.IS_SERVED:
+            cells: Outgoing = await self._serving.cells(push)
+        else:
+            cells = InMemory(bulk.outgoing(self._owner.core, self._owner.store, push))
+        count = cells.count
+        if not count or not bulk.is_of_use(self._owner.core, push):
             return
         is_part = push.bulk is Bulk.PART
         round_index = self._owner.core.machine.view.index
         if is_part:
             self.parts_in_flight += 1
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
+        self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
         try:
-            await self._send_items(push, items)
+            await self._send_items(push, cells)
         except (NetworkError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
             logger.info(
@@ -171,9 +215,10 @@ class BulkStreams:
             )
         else:
             if is_part:
-                self._tell_parts(push.to, round_index, len(items), "out")
+                self._tell_parts(push.to, round_index, count, "out")
         finally:
             self.parts_in_flight -= is_part
+            self._serving.num_of_round -= push.bulk not in bulk.IS_SERVED
 
     def _pace(self, peer: PeerId) -> Pace:
         if peer not in self._paces:
@@ -182,18 +227,21 @@ class BulkStreams:
             self._paces = {**kept, peer: Pace()}
         return self._paces[peer]
 
-    async def _send_items(self, push: ev.Push, items: list[Item]) -> None:
+    async def _send_items(self, push: ev.Push, cells: Outgoing) -> None:
         meter = Meter(self._pace(push.to))
+        pause = self._serving.pause if push.bulk is Bulk.STATE else None
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
-                header = BulkHeader(bulk=push.bulk, subject=push.subject, items=len(items))
+                header = BulkHeader(bulk=push.bulk, subject=push.subject, items=cells.count)
                 await stream.send_frame(encode(header))
-                for item in items:
-                    sent = self._hooks.sent_item(push.bulk, item)
-                    head = BulkItem(index=sent.index, length=len(sent.payload), proof=sent.proof)
-                    await stream.send_frame(encode(head))
-                    await _send_payload(stream, sent.payload, meter, scope)
+                while found := await cells.more():
+                    for item in found:
+                        sent = self._hooks.sent_item(push.bulk, item)
+                        size = len(sent.payload)
+                        head = BulkItem(index=sent.index, length=size, proof=sent.proof)
+                        await stream.send_frame(encode(head))
+                        await _send_payload(stream, sent.payload, meter, scope, pause)
                 # It is under way until the taker has it: the system's buffers hold a round's bytes.
                 while meter.under_way:
                     await _await_through(stream, meter, scope)
@@ -201,10 +249,6 @@ class BulkStreams:
                 await stream.aclose()
 
     # In -----------------------------------------------------------------------------------------
-
-    def expect_state(self, certificate: SealCertificate, source: PeerId) -> None:
-        """Take state cells of this seal, from this peer; forget any other state under way."""
-        self._expected, self._cells = (certificate, source), {}
 
     async def accept(self, stream: Stream) -> None:
         """Handler of inbound bulk streams. Raises PeerError for what does not fit.
@@ -220,14 +264,16 @@ class BulkStreams:
                 data = await stream.receive_frame(limits.BULK_HEADER_BYTES_MAX)
                 inbound = _Inbound(stream, self._owner, scope, decode(BulkHeader, data))
                 scope.deadline = trio.current_time() + STALL_S
-                if inbound.header.bulk is Bulk.STATE:
-                    await self._receive_state(inbound)
+                if inbound.header.bulk in bulk.IS_SERVED:
+                    await self._receive_fetched(inbound)
                 else:
                     await self._receive_cells(inbound)
         except trio.TooSlowError as error:
             raise StreamClosedError(f"a transfer of {short_id(stream.peer)} stalled") from error
         except PeerError as error:
             await self._owner.tell(ev.Fault(stream.peer, f"bulk: {error}"))
+            if inbound is not None and inbound.header.bulk in bulk.IS_SERVED:
+                await self._owner.tell(ev.FetchedWrong(stream.peer))
             raise
         finally:
             if inbound is not None and inbound.cells:
@@ -238,6 +284,8 @@ class BulkStreams:
         round_index = owner.core.machine.view.index
         for _ in range(header.items):
             item = await inbound.item()
+            if not bulk.can_check(owner.core, header, item.index):
+                inbound.timed_s = -1.0  # The line does not wait: this node does.
             if not await self._is_checkable(header, item.index):
                 logger.info("cells of nothing known peer=%s", short_id(peer))
                 return
@@ -258,25 +306,15 @@ class BulkStreams:
                 await self._owner.changed()
         return bulk.can_check(self._owner.core, header, index)
 
-    async def _receive_state(self, inbound: _Inbound) -> None:
-        owner, expected = self._owner, self._expected
-        peer, header = inbound.stream.peer, inbound.header
-        if expected is None or expected[1] != peer:
-            return  # A source that was given up delivers after all: nobody's fault.
-        certificate = expected[0]
-        if certificate.value.digest != header.subject:
-            return
-        for _ in range(header.items):
+    async def _receive_fetched(self, inbound: _Inbound) -> None:
+        """Cells of a state or step; what nobody asked for any more is nobody's fault."""
+        for _ in range(inbound.header.items):
+            if not self.fetching.takes(inbound.header):
+                return
             item = await inbound.item()
-            await owner.compute(partial(owner.store.check_state_cell, certificate.value.root, item))
-            if self._expected is not expected:
-                return  # Given up for another seal or source: cells of two states do not mix.
-            self._cells[item.index] = item.payload
+            await self.fetching.take(inbound.stream.peer, inbound.header, item)
             await inbound.tell_if_due()
         await inbound.tell()
-        if self._expected is expected and len(self._cells) == owner.store.num_state_cells:
-            self._expected = None
-            await owner.state_arrived(certificate, self._cells)
 
     def _tell_parts(self, peer: PeerId, round_index: int, cells: int, direction: str) -> None:
         self._log.emit(
@@ -295,13 +333,25 @@ def _pieces(num_bytes: int) -> Iterator[int]:
 
 
 async def _send_payload(
-    stream: Stream, payload: bytes, meter: Meter, scope: trio.CancelScope
+    stream: Stream,
+    payload: bytes,
+    meter: Meter,
+    scope: trio.CancelScope,
+    pause: Callable[[int, trio.CancelScope], Awaitable[None]] | None,
 ) -> None:
-    view = memoryview(payload)
-    for size in _pieces(len(payload)):
-        while not meter.has_room(size):
+    view, sizes = memoryview(payload), deque(_pieces(len(payload)))
+    # What is held back goes piece by piece, or it would come in gusts.
+    together = TOGETHER_PIECES if pause is None else 1
+    while sizes:
+        if pause is not None:
+            await pause(sizes[0], scope)
+        while not meter.has_room(sizes[0]):
             await _await_through(stream, meter, scope)
-        meter.sent(size, trio.current_time())
+        now_s, size, count = trio.current_time(), 0, 0
+        while sizes and count < together and meter.has_room(sizes[0]):
+            meter.sent(sizes[0], now_s)
+            size += sizes.popleft()
+            count += 1
         await stream.send_all(view[:size])
         view = view[size:]
         scope.deadline = trio.current_time() + STALL_S

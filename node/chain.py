@@ -85,7 +85,11 @@ def is_seal_of(message: SignedMessage, value: SealValue, previous: SealValue) ->
 
 
 def is_own_seal(data: bytes, sender: PeerId, head: SealValue, signer: Signer) -> bool:
-    """Whether a COMMIT carries its sender's own SEAL of `head`, of whatever attempt (R1)."""
+    """Whether a COMMIT carries its sender's own SEAL or PSEAL of `head`, of whatever attempt (R1).
+
+    PSEALs prove as well: the rosters of a branch are part of its seals, which become final later,
+    and where nobody could prove anything its voters would lose their votes one by one.
+    """
     try:
         message, body = decode_message(data)
     except DecodeError:
@@ -94,7 +98,7 @@ def is_own_seal(data: bytes, sender: PeerId, head: SealValue, signer: Signer) ->
     return (
         message.sender == sender
         and isinstance(body, Seal)
-        and slot.kind is Kind.SEAL
+        and slot.kind in (Kind.SEAL, Kind.PSEAL)
         and (slot.run, slot.shard, slot.round) == (head.run, head.shard, head.round)
         and slot.subject == head.before
         and body.value == head.digest

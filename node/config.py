@@ -14,6 +14,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 4096
 LINGER_S_MAX = 86_400.0
+STATE_MBIT_MIN, STATE_MBIT_MAX = 0.5, 1e6
+"""Slower than the least, a joiner would take us for dead between two pieces of a cell."""
 
 _MULTIADDR = re.compile(r"(?P<address>/[^\s]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)/?")
 _EXAMPLE = "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
@@ -119,6 +121,10 @@ class NodeConfig:
     linger_s: float = 15.0
     """After the last round, how long to serve those who are still at it."""
 
+    state_mbit: float = 0.0
+    """Mbit/s that joiners get of our line for their state, all together; 0 sets no limit. Rounds go
+    before them in any case: they get half of it at least."""
+
     is_observer: bool = False
     """Follow the run without a seat."""
 
@@ -145,6 +151,12 @@ class NodeConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{name}: {value} is below 0")
+        if self.state_mbit and not STATE_MBIT_MIN <= self.state_mbit <= STATE_MBIT_MAX:
+            least, most = STATE_MBIT_MIN, STATE_MBIT_MAX
+            raise ConfigError(
+                f"state_mbit: {self.state_mbit:g} is neither 0 (no limit) nor"
+                f" within {least:g}..{most:g}"
+            )
         if not 0.0 <= self.linger_s <= LINGER_S_MAX:
             raise ConfigError(f"linger_s: {self.linger_s} is not within 0..{LINGER_S_MAX:.0f}")
         if self.status_port is not None and not 0 <= self.status_port <= PORT_MAX:

@@ -7,17 +7,14 @@ simulator's world) feeds it events with the monotonic time and carries out its a
 from collections.abc import Iterable, Iterator
 
 from node import events as ev
-from node import roster as rosters
-from node.catchup import CatchUp
-from node.liveness import Liveness
-from node.relay import Relay, message_ids, pack
+from node.catchup import chain_page
+from node.core_state import CHAIN_KEPT as CHAIN_KEPT
+from node.core_state import CoreState
+from node.relay import pack
 from node.restart import Restart, was_listed
-from node.round import RoundMachine
-from node.round_view import ResultPlace, RoundConfig, RoundView
-from protocol import limits
 from protocol.errors import DecodeError, ProofError
 from protocol.frames import (
-    Bulk,
+    Branch,
     Chain,
     Frame,
     Heartbeat,
@@ -27,10 +24,10 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantBranch,
     WantChain,
 )
-from protocol.identity import PeerId, Signer
-from protocol.manifest import RunManifest
+from protocol.identity import PeerId
 from protocol.messages import (
     List,
     NewAttempt,
@@ -41,86 +38,9 @@ from protocol.messages import (
     is_signed,
 )
 
-CHAIN_KEPT = 64
-"""Seals in memory, at most 34 KiB each; older ones are read from the journal when a peer asks."""
 
-
-class NodeCore:
+class NodeCore(CoreState):
     """One node's decisions. One owner calls `handle`; `wakeup_s` says when at the latest."""
-
-    def __init__(
-        self,
-        manifest: RunManifest,
-        config: RoundConfig,
-        signer: Signer,
-        genesis: SealCertificate,
-        *,
-        now_s: float,
-    ) -> None:
-        self.manifest = manifest
-        self.machine = RoundMachine(config, signer, genesis, now_s=now_s)
-        self.liveness = Liveness(
-            signer.peer_id,
-            heartbeat_s=manifest.timing.heartbeat_s,
-            suspect_s=manifest.timing.suspect_s,
-            now_s=now_s,
-            rare=config.rare,
-        )
-        self.chain = [genesis]
-        self._signer = signer
-        self._me = signer.peer_id
-        self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2, rare=config.rare)
-        self._catchup = CatchUp(signer, config.trust, config.rare)
-        self._rare = config.rare
-        self._rounds: dict[PeerId, int] = {}
-        self._newest = 0
-        """The newest of them."""
-        self._suspects: frozenset[PeerId] = frozenset()
-        self._nonce = 0
-        self.wants_seat = True
-        self._seat_asked = b""
-
-    # What the edge may ask ----------------------------------------------------------------------
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last seal of the run is adopted."""
-        return self.machine.head.clock.ends_run
-
-    @property
-    def rounds(self) -> dict[PeerId, int]:
-        """The round that each linked peer said it works on."""
-        return dict(self._rounds)
-
-    def views(self) -> tuple[RoundView, ...]:
-        """The round under way, and the one before while stragglers may need it."""
-        previous = self.machine.previous
-        return (self.machine.view, previous) if previous else (self.machine.view,)
-
-    def part_root(self, commit_digest: bytes) -> bytes | None:
-        """The root of a contribution whose COMMIT is known."""
-        for view in self.views():
-            commit = view.ballots.commit_of(commit_digest)
-            if commit is not None:
-                return commit[1].root
-        return None
-
-    def result_place(self, digest: bytes, cell: int) -> ResultPlace | None:
-        """Where a result cell of a LIST belongs, once an AGG of its slice is known."""
-        places = (view.result_place(digest, cell) for view in self.views())
-        return next((place for place in places if place is not None), None)
-
-    def awaits_state(self, certificate: SealCertificate) -> bool:
-        """Whether that state is still wanted; asked before the own state is replaced by it."""
-        return certificate == self._catchup.wanted
-
-    def trim_chain(self) -> None:
-        """Keep the newest seals only; called once all of them are in the journal."""
-        del self.chain[:-CHAIN_KEPT]
-
-    def wakeup_s(self, now_s: float) -> float:
-        """When a Tick is due if nothing happens before."""
-        return min(self.machine.wakeup_s(), now_s + self.liveness.tick_interval_s)
 
     def start(self, now_s: float, restart: Restart | None = None) -> list[ev.CoreAction]:
         """The first actions: train if seated, else ask for a seat.
@@ -132,10 +52,13 @@ class NodeCore:
             self.chain = list(restart.chain)
             self.machine.resume(restart, now_s=now_s)
             is_listed = was_listed(restart, self._me)
+        if restart is not None:
+            self.catchup.begun = restart.begun
         # Who lost signatures, or seals that it had signed behind, cannot know what became of its
         # contributions: e = 0 (R6).
         is_known = has_run and restart is not None and restart.is_whole
-        train = self._train(was_listed=is_listed, is_resync=not is_known)
+        head = self.machine.standing.head
+        train = self._train(head, was_listed=is_listed, is_resync=not is_known)
         return [*train, *self._after(now_s)]
 
     # Events -------------------------------------------------------------------------------------
@@ -148,45 +71,62 @@ class NodeCore:
         if self.liveness.tick(now_s):
             actions += self._wake(now_s)
         if isinstance(event, ev.FrameArrived):
-            self.liveness.heard(event.peer, now_s)
+            self.liveness.spoke(event.peer, now_s)
             actions += self._frame(event.peer, event.frame, now_s)
         else:
             actions += self._take(event, now_s)
-        actions += self._after(now_s)
+        if not self._is_quiet(now_s):
+            actions += self._after(now_s)
         return actions
+
+    def _is_quiet(self, now_s: float) -> bool:
+        """Whether `_after` would find nothing due, as behind nearly every event."""
+        machine, view = self.machine, self.machine.view
+        return (
+            self.liveness.is_quiet(machine.watched, now_s)
+            and now_s < machine.wakeup_s()
+            and view.is_member
+            and not machine.standing.bound
+            and self._newest <= view.index
+            and self.catchup.is_at_rest
+            and not machine.is_held
+        )
 
     def _wake(self, now_s: float) -> Iterator[ev.CoreAction]:
         """R3: having slept, say nothing until a quorum has told where it is."""
         self._nonce += 1
         yield from self._round(ev.Woke(), now_s)
-        for peer in self.liveness.linked:
-            yield ev.Send(peer, StatusAsk(nonce=self._nonce))
+        yield ev.SendAll(self.liveness.linked, StatusAsk(nonce=self._nonce))
 
     def _take(self, event: ev.LocalEvent, now_s: float) -> Iterator[ev.CoreAction]:
         match event:
             case ev.Linked(peer=peer):
                 self.liveness.link_up(peer, now_s)
-                yield ev.Send(peer, self._heartbeat())
+                self.machine.rates.linked = self.liveness.linked
+                yield ev.Send(peer, self._heartbeat(now_s))
                 if self.machine.is_asking:
                     yield ev.Send(peer, StatusAsk(nonce=self._nonce))
-            case ev.Unlinked(peer=peer):
-                self.liveness.link_down(peer, now_s)
+            case ev.Unlinked(peer=peer, is_gone=is_gone):
+                self.liveness.link_down(peer, now_s, is_gone=is_gone)
+                self.machine.rates.linked = self.liveness.linked
                 self._relay.drop_link(peer)
+                self._meeting.left(peer)
                 self._rounds.pop(peer, None)
                 self._newest = max(self._rounds.values(), default=0)
             case ev.BytesArrived(peer=peer, is_state=is_state, subject=subject):
-                self.liveness.heard(peer, now_s)
+                self.liveness.spoke(peer, now_s)
+                self.machine.rates.took(peer, event.num_bytes, event.seconds)
                 if is_state:
-                    self._catchup.moved(peer, now_s=now_s)
+                    self.catchup.moved(peer, now_s=now_s)
                 else:
-                    self.machine.view.moved(subject, peer, now_s)
+                    for view in self.machine.standing.views:
+                        view.moved(subject, peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof):
                 yield from self._expand(self.machine.take_seat(basis, proof), now_s)
             case ev.StateReady(certificate=certificate):
                 yield from self._resynced(certificate, now_s)
-            case ev.StateFailed(basis=basis):
-                if self._catchup.wanted and self._catchup.wanted.value.digest == basis:
-                    self._catchup.give_up()
+            case _ if isinstance(event, ev.FetchEvent):
+                yield from self.catchup.take(event, now_s=now_s)
             case ev.TrainerReady():
                 self.wants_seat = True
             case ev.Leaving():
@@ -199,23 +139,31 @@ class NodeCore:
         """What every event may have made due: suspicions, heartbeats, catching up, a seat."""
         machine = self.machine
         actions: list[ev.CoreAction] = []
-        suspects = self.liveness.suspects(machine.view.members, now_s)
+        suspects = self.liveness.suspects(machine.watched, now_s)
         if suspects != self._suspects:
             self._suspects = suspects
             actions += self._round(ev.SuspicionsChanged(suspects), now_s)
-        if self.liveness.beat_due(now_s) and not self._rare("beat-skipped"):
-            beat = self._heartbeat()
-            for peer in self.liveness.linked:
-                actions.append(ev.Send(peer, beat))
-                if machine.is_asking:
-                    actions.append(ev.Send(peer, StatusAsk(nonce=self._nonce)))
+        is_due = self.liveness.beat_due(now_s)
+        if is_due:
+            actions += self._meet(now_s)
+        # On a branch, or behind one, what this node lacks of a round is sent upon its heartbeat.
+        is_new = machine.view.basis != self._told and bool(machine.standing.bound)
+        if (is_due or is_new) and not self._rare("beat-skipped"):
+            beat = self._heartbeat(now_s)
+            self._told = beat.head
+            actions.append(ev.SendAll(self.liveness.linked, beat))
+            if machine.is_asking:
+                actions.append(ev.SendAll(self.liveness.linked, StatusAsk(nonce=self._nonce)))
         if now_s >= machine.wakeup_s():
             # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
             actions += self._round(ev.Tick(), now_s)
-        view, catchup = machine.view, self._catchup
-        if self._newest > view.index or not catchup.is_at_rest:
-            moved_s = view.progress_s
-            actions += catchup.consider(view.head, self._rounds, moved_s=moved_s, now_s=now_s)
+        view, catchup = machine.view, self.catchup
+        base = machine.standing.base
+        if self._newest > base.index or not catchup.is_at_rest:
+            moved_s = base.progress_s
+            actions += catchup.consider(base.head, self._rounds, moved_s=moved_s, now_s=now_s)
+        if catchup.wanted is not None:
+            actions += catchup.pull(self._rounds, lag_s=self.liveness.lag_s, now_s=now_s)
         machine.is_held = catchup.wanted is not None
         if not view.is_member:
             actions += self._seat()
@@ -224,24 +172,31 @@ class NodeCore:
     def _seat(self) -> Iterator[ev.CoreAction]:
         """R11: ask for a seat once per round, with the state of its head in hand."""
         view = self.machine.view
-        is_current = self.wants_seat and not self._catchup.source and not self.is_finished
+        is_current = self.wants_seat and not self.catchup.is_busy and not self.is_finished
+        # On a branch the state in hand is that of its head.
+        is_current = is_current and view is self.machine.standing.top
         if is_current and self._seat_asked != view.basis:
             self._seat_asked = view.basis
             yield ev.ProveSeat(view.basis)
-
-    def _heartbeat(self) -> Heartbeat:
-        view, links = self.machine.view, self.liveness.linked[:256]
-        return Heartbeat(round=view.index, head=view.basis, held=message_ids(view), links=links)
 
     # Frames -------------------------------------------------------------------------------------
 
     def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterable[ev.CoreAction]:
         match frame:
-            case Heartbeat():
-                if self._rounds.get(peer) != frame.round:
-                    self._rounds[peer] = frame.round
+            case Heartbeat(links=links, silent=silent):
+                self.liveness.vouched(links, silent, now_s)
+                end = frame.branch[0] if frame.branch else None
+                # Rounds of a branch are none that anybody has to catch up with.
+                working = end.final + 1 if end else frame.round
+                if self._rounds.get(peer) != working:
+                    self._rounds[peer] = working
                     self._newest = max(self._rounds.values())
-                return self._relay.fill(peer, frame, self.views(), now_s)
+                head = end.head if end else frame.head
+                is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
+                filled = self._relay.fill(peer, frame, self.views(), now_s)
+                if is_new and (frame.branch or self.machine.standing.branch):
+                    return [*filled, *self._meet(now_s)]
+                return filled
             case Messages(messages=messages):
                 return self._messages(peer, messages, now_s)
             case _:
@@ -254,7 +209,7 @@ class NodeCore:
         for message in messages:
             due = self._message(peer, message, now_s)
             actions += due
-            if any(isinstance(action, ev.Fault) and action.peer == peer for action in due):
+            if due and any(isinstance(a, ev.Fault) and a.peer == peer for a in due):
                 break  # Each bad signature costs a check; one is enough to know.
         return actions
 
@@ -264,17 +219,21 @@ class NodeCore:
                 if not self._rare("want-ignored"):
                     yield ev.Push(peer, bulk, subject, cells)
             case WantChain(first=first):
-                yield from self._send_chain(peer, first)
+                yield from chain_page(self.chain, peer, first)
             case Chain(seals=seals):
                 yield from self._chain_arrived(peer, seals, now_s)
+            case WantBranch(final=final):
+                yield from self._meeting.answer(self.machine.standing, peer, final)
+            case Branch():
+                yield from self._branch_arrived(peer, frame, now_s)
             case StatusAsk() if self.machine.has_forgotten:
                 pass  # It would be taken for a memory.
             case StatusAsk(nonce=nonce):
                 # What either has signed (R3); the rest its heartbeats ask for, once and not of all.
                 signed = [m for view in self.views() for m in view.ballots.messages()]
                 yield from pack(peer, [m for m in signed if m.sender in (peer, self._me)])
-                view = self.machine.view
-                answer = StatusAnswer(nonce=nonce, round=view.may_be_open, head=view.basis)
+                top = self.machine.standing.top
+                answer = StatusAnswer(nonce=nonce, round=top.may_be_open, head=top.basis)
                 yield ev.Send(peer, answer)
             case StatusAnswer(nonce=nonce, round=round_index):
                 if nonce == self._nonce:
@@ -284,12 +243,15 @@ class NodeCore:
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
         """File a signed message, after those that it quotes; forward it if it was new."""
-        view = self.machine.view
-        slot = message.slot
+        machine = self.machine
+        slot, view = message.slot, machine.standing.on(message.slot.basis) or machine.view
         if slot.run != view.head.run or slot.shard != view.head.shard:
             return [ev.Fault(source, "a message of another run or shard")]
-        is_next = slot.round == view.index + 1
-        is_known = view.ballots.find(message.digest) or message.digest in view.early
+        top = machine.standing.top
+        is_next = slot.round in (view.index + 1, top.index + 1)
+        is_known = view.ballots.find(message.digest) or (
+            message.digest in view.early or message.digest in top.early
+        )
         if is_known or not (is_next or slot.basis == view.basis):
             return []
         try:
@@ -299,7 +261,7 @@ class NodeCore:
         if not is_signed(message, self._signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory.
-        if message.sender in view.member_set:
+        if view.may_speak(message.sender):
             self.liveness.heard(message.sender, now_s)
         actions: list[ev.CoreAction] = []
         if isinstance(body, List | NewAttempt):
@@ -326,66 +288,36 @@ class NodeCore:
 
     # Chain and state ----------------------------------------------------------------------------
 
-    def _send_chain(self, peer: PeerId, first: int) -> Iterator[ev.CoreAction]:
-        first = max(1, first)
-        known = first - self.chain[0].value.round
-        if known < 0:
-            yield ev.SendChain(peer, first)
-            return
-        seals = self.chain[known : known + limits.CHAIN_PAGE_SEALS]
-        step = limits.CHAIN_SEALS_PER_FRAME_MAX
-        for start in range(0, len(seals), step):
-            yield ev.Send(peer, Chain(seals=tuple(seals[start : start + step])))
-
     def _chain_arrived(
         self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
     ) -> Iterator[ev.CoreAction]:
         try:
-            yield from self._catchup.extend(peer, seals, now_s=now_s)
+            actions = self.catchup.extend(peer, seals, now_s=now_s)
         except ProofError as error:
             yield ev.Fault(peer, f"bad chain: {error}")
+            return
+        if self.catchup.wanted is not None and self.machine.standing.branch:
+            # R4: where the branch became final elsewhere, the state of its seals is here.
+            branch = {link.value.digest for link in self.machine.standing.branch}
+            if self.catchup.wanted.value.digest in branch:
+                yield from self._expand(self.machine.confirm(self.catchup.finish(), now_s), now_s)
+                return
+        yield from actions
+
+    def _branch_arrived(self, peer: PeerId, frame: Branch, now_s: float) -> Iterator[ev.CoreAction]:
+        try:
+            self._meeting.arrived(peer, frame, self.machine.standing)
+        except ProofError as error:
+            yield ev.Fault(peer, f"bad branch: {error}")
+            return
+        if not frame.seals:
+            yield from self._meet(now_s)
 
     def _resynced(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.CoreAction]:
-        if certificate != self._catchup.wanted:
+        if certificate != self.catchup.wanted:
             return
-        self.chain += self._catchup.finish()
+        self.chain += self.catchup.finish()
+        self._is_astray = False
         self.machine.reset(certificate, now_s=now_s)
-        yield from self._train(was_listed=False, is_resync=True)
-
-    def _train(self, *, was_listed: bool, is_resync: bool) -> Iterator[ev.CoreAction]:
-        head, samples = self.machine.head, self.machine.config.clock.samples_each
-        leases = {} if self.is_finished else rosters.leases(head, samples)[0]
-        lease = leases.get(self._me, ())
-        yield ev.Train(self.machine.certificate, lease, was_listed, is_resync)
-
-    # Rounds -------------------------------------------------------------------------------------
-
-    def _round(self, event: ev.RoundEvent, now_s: float) -> Iterable[ev.CoreAction]:
-        due = self.machine.handle(event, now_s)
-        return self._expand(due, now_s) if due else ()
-
-    def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
-        """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
-        for action in actions:
-            match action:
-                case ev.Broadcast(message=message):
-                    self._relay.note(message, now_s)
-                    frame = Messages(messages=(message,))
-                    for peer in self.liveness.linked:
-                        yield ev.Send(peer, frame)
-                case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
-                    if source not in self.liveness.linked and bulk is Bulk.RESULT:
-                        source = self._relay.detour(self._rounds, self.machine.view) or source
-                    if source in self.liveness.linked:
-                        yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))
-                case ev.Resync():
-                    self._catchup.is_forced = True
-                    yield action
-                case ev.Adopt(certificate=certificate, was_listed=was_listed):
-                    self.chain.append(certificate)
-                    self._catchup.abandon()
-                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
-                    yield action
-                    yield from self._train(was_listed=was_listed, is_resync=False)
-                case _:
-                    yield action
+        self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+        yield from self._train(certificate, was_listed=False, is_resync=True)

@@ -6,6 +6,19 @@ out: a RecordSlot is durable before the Broadcast behind it leaves.
 
 from dataclasses import dataclass
 
+from node.branch_events import Advance as Advance
+from node.branch_events import Confirm as Confirm
+from node.branch_events import FallBack as FallBack
+from node.fetch_events import FetchBegun as FetchBegun
+from node.fetch_events import Fetched as Fetched
+from node.fetch_events import FetchedWrong as FetchedWrong
+from node.fetch_events import FetchEvent as FetchEvent
+from node.fetch_events import FetchOrder as FetchOrder
+from node.fetch_events import FetchState as FetchState
+from node.fetch_events import FetchSteps as FetchSteps
+from node.fetch_events import StateFailed as StateFailed
+from node.fetch_events import StateReady as StateReady
+from node.fetch_events import StepFailed as StepFailed
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId
 from protocol.messages import Body, SealCertificate, SignedMessage
@@ -16,7 +29,10 @@ from training.exchange import Lease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributed:
-    """The own trainer's contribution to round `round` is encoded and stored."""
+    """The own trainer's contribution to round `round` is encoded and stored.
+
+    `basis` is the seal that it was trained from: on another branch a round has the same number.
+    """
 
     round: int
     root: bytes
@@ -26,6 +42,7 @@ class Contributed:
     steps: int
     residual_before: bytes
     residual_after: bytes
+    basis: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +223,13 @@ class CheckSeat:
 class Adopt:
     """A round is final: the applied state becomes the anchor.
 
-    `was_listed` says whether the own contribution is in it (R6).
+    `was_listed` says whether the own contribution is in it (R6); `is_doubtful` that it may be, and
+    nobody here can tell.
     """
 
     certificate: SealCertificate
     was_listed: bool
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +257,9 @@ RoundAction = (
     | Apply
     | CheckSeat
     | Adopt
+    | Advance
+    | Confirm
+    | FallBack
     | Resync
     | Fault
 )
@@ -254,9 +276,13 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """The control stream to a peer ended."""
+    """The control stream to a peer ended; `is_gone`: and its own system says, so did its process.
+
+    That may be known only later: then it is told once more.
+    """
 
     peer: PeerId
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +296,17 @@ class FrameArrived:
 @dataclass(frozen=True, slots=True)
 class BytesArrived:
     """Bulk bytes of a peer are arriving: it lives. `is_state` if they are of the wanted state;
-    `subject` is what they belong to."""
+    `subject` is what they belong to.
+
+    `num_bytes` came in `seconds` that the line took for them. The first piece of a transfer is in
+    neither: nobody knows when it set out.
+    """
 
     peer: PeerId
     is_state: bool = False
     subject: bytes = b""
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +315,6 @@ class SeatProven:
 
     basis: bytes
     proof: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StateReady:
-    """The state of the certified seal is assembled and in place; answers FetchState."""
-
-    certificate: SealCertificate
-
-
-@dataclass(frozen=True, slots=True)
-class StateFailed:
-    """The source did not deliver the state of that seal."""
-
-    basis: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +328,7 @@ class Leaving:
 
 
 LocalEvent = (
-    RoundEvent
-    | Linked
-    | Unlinked
-    | BytesArrived
-    | SeatProven
-    | StateReady
-    | StateFailed
-    | TrainerReady
-    | Leaving
+    RoundEvent | Linked | Unlinked | BytesArrived | SeatProven | FetchEvent | TrainerReady | Leaving
 )
 CoreEvent = FrameArrived | LocalEvent
 
@@ -332,6 +342,17 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SendAll:
+    """Send the same control frame to several linked peers.
+
+    One action, so that a frame for a whole group is made, asked about and encoded once.
+    """
+
+    peers: tuple[PeerId, ...]
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
 class ProveSeat:
     """Hash the own state for a SEAT on the seal `basis`; answer with SeatProven."""
 
@@ -339,19 +360,11 @@ class ProveSeat:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchState:
-    """Ask `source` for all state cells of that seal; answer with StateReady or StateFailed."""
-
-    source: PeerId
-    certificate: SealCertificate
-
-
-@dataclass(frozen=True, slots=True)
 class Train:
     """The trainer may train on the head's anchor with this lease; empty when it is to rest.
 
     `was_listed` tells what became of its last contribution (R6); `is_resync` that the anchor came
-    from others, so that the residual starts from zero.
+    from others, or that nobody can tell, so that the residual starts from zero.
     """
 
     certificate: SealCertificate
@@ -368,4 +381,4 @@ class SendChain:
     first: int
 
 
-CoreAction = RoundAction | Send | SendChain | ProveSeat | FetchState | Train
+CoreAction = RoundAction | Send | SendAll | SendChain | ProveSeat | FetchOrder | Train

@@ -16,6 +16,7 @@ import trio
 
 from node import bulk
 from node import events as ev
+from node.batch import batch_of
 from node.bulk_streams import BulkStreams
 from node.checkpoints import Checkpoints
 from node.core import NodeCore
@@ -26,15 +27,15 @@ from node.narrator import Narrator
 from node.restart import Restart
 from node.round_view import RoundView
 from node.shard_store import ShardStore, State
+from node.state_streams import StateParts
 from node.status.board import EventLog
 from node.trace_file import NodeTrace, untraced
 from node.work import TrainerWork
 from protocol import limits
 from protocol.clock import WallClock
-from protocol.errors import StateError
-from protocol.frames import Bulk, Chain, Want
+from protocol.frames import Chain
 from protocol.identity import PeerId
-from protocol.messages import SealCertificate, SignedMessage
+from protocol.messages import SealCertificate
 from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class DriverParts:
     journal: Journal
     restart: Restart
     checkpoints: Checkpoints
+    states: StateParts
     hooks: NodeHooks
     trace: NodeTrace | None = None
     wall_clock: WallClock = time.time
@@ -85,7 +87,7 @@ class Driver:
         self._chain_readers: set[PeerId] = set()
         self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
-        self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log)
+        self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log, parts.states)
         self.finished = trio.Event()
         self.was_finished = False
         """Whether the run had ended before this start of the node."""
@@ -137,6 +139,8 @@ class Driver:
                 self._changed = trio.Event()
                 self._narrator.phase(self.core.machine.view, self.bulk.parts_in_flight)
                 self._narrator.silence(self.core.machine)
+                self._narrator.quorum(self.core.machine.view)
+                self._narrator.catching_up(self.core.catchup)
                 if isinstance(event, ev.StateReady):
                     self._go_on_from(event.certificate)
 
@@ -149,9 +153,8 @@ class Driver:
             logger.info("resumed round=%d", head.value.round)
             self._log.emit("resumed", round=head.value.round)
             if head.value.round:
-                self._parts.checkpoints.offer(
-                    head, self.store.state.anchor_N, self.store.state.slots
-                )
+                final = self.store.final
+                self._parts.checkpoints.offer(head, final.anchor_N, final.slots)
         await self._carry_out(self.core.start(trio.current_time(), restart))
         if self.core.is_finished:
             self.was_finished = True
@@ -178,34 +181,31 @@ class Driver:
 
         `is_synced` says that they follow from a state that is in place now.
         """
-        links = [c for c in self.core.chain if c.value.round > self._logged_round]
-        signed: list[SignedMessage] = []
-        for action in actions:
-            if isinstance(action, ev.RecordProof):
-                signed += action.messages
-            elif isinstance(action, ev.RecordSlot):
-                signed.append(action.message)
-        if links or signed:
-            await trio.to_thread.run_sync(self._make_durable, links, signed)
-        if links:
-            self._logged_round = links[-1].value.round
+        batch = batch_of(self.core, actions, logged_round=self._logged_round)
+        if not batch.is_empty:
+            await trio.to_thread.run_sync(batch.write, self._parts.journal)
+        if batch.links:
+            self._logged_round = batch.links[-1].value.round
             self.core.trim_chain()
         if is_synced:
             self._trace.synced(self.core.machine.certificate, self.store.state.root)
         for action in actions:
             await self._act(action)
 
-    def _make_durable(self, links: list[SealCertificate], signed: list[SignedMessage]) -> None:
-        # The chain first: a signature of a round that the chain does not reach could not be used.
-        self._parts.journal.extend_chain(links)
-        self._parts.journal.record(signed)
+    async def _apply(self, view: RoundView, action: ev.Apply) -> bytes | None:
+        """The outer step; its result is on the disk before the SEAL that it leads to is signed.
 
-    def _apply(self, view: RoundView, action: ev.Apply) -> bytes:
-        """The outer step; its result is on the disk before the SEAL that it leads to is signed."""
-        digest = action.list_digest
-        root = self.store.apply(digest, is_empty=action.is_empty, round_index=view.index)
-        cells = [] if action.is_empty else self.store.result_cells(digest)
-        self._parts.journal.keep_result(view.index, digest, cells)
+        The disk works while the step is computed: a large result takes it as long.
+        """
+        digest, is_empty, index = action.list_digest, action.is_empty, view.index
+        base = view.head.root
+        cells = [] if is_empty else self.store.result_cells(digest)
+        step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
+        root: bytes | None = None
+        async with trio.open_nursery() as nursery:
+            keep = partial(self._parts.journal.keep_result, index, digest, cells)
+            nursery.start_soon(trio.to_thread.run_sync, keep)
+            root = await self._compute_in(view, step)
         return root
 
     async def _act(self, action: ev.CoreAction) -> None:
@@ -214,6 +214,8 @@ class Driver:
         match action:
             case ev.Send(peer=peer, frame=frame):
                 self._links.send(peer, frame)
+            case ev.SendAll(peers=peers, frame=frame):
+                self._links.send_all(peers, frame)
             case ev.RecordSlot(message=message):
                 self._trace.signed(message)  # It is in the journal, and leaves with a later action.
             case ev.Push():
@@ -225,15 +227,13 @@ class Driver:
                 pass  # One page at a time: it asks again.
             case ev.Adopt():
                 await self._adopt(action)
+            case ev.Advance() | ev.Confirm() | ev.FallBack():
+                await self._stand(action)
             case ev.Train():
                 self._work.train(action, self.store.state.anchor_N)
-            case ev.FetchState(certificate=certificate, source=source):
-                cells = tuple(range(self.store.num_state_cells))
-                self.bulk.expect_state(certificate, source)
-                for start in range(0, len(cells), limits.WANT_CELLS_MAX):
-                    page = cells[start : start + limits.WANT_CELLS_MAX]
-                    want = Want(bulk=Bulk.STATE, subject=certificate.value.digest, cells=page)
-                    self._links.send(source, want)
+            case ev.FetchState() | ev.FetchSteps():
+                self.bulk.fetching.order(action)
+                self._spawn(self.bulk.fetching.carry_out)
             case ev.Fault():
                 self._fault(action)
             case ev.Resync(reason=reason):
@@ -241,7 +241,11 @@ class Driver:
                 self._log.emit("resync", reason=reason)
                 self._trace.diverged(reason)
             case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
-                self._spawn(partial(self._answer, action, self.core.machine.view))
+                machine = self.core.machine
+                view = machine.view
+                if isinstance(action, ev.Reduce | ev.Apply):
+                    view = machine.standing.about(action.list_digest) or view
+                self._spawn(partial(self._answer, action, view))
 
     async def _send_chain(self, action: ev.SendChain) -> None:
         assert self._links is not None
@@ -258,7 +262,7 @@ class Driver:
     async def _compute_in(self, view: RoundView, work: Callable[[], T]) -> T | None:
         """As `compute`; None if the round went on first, and its cells may be gone."""
         async with self._limiter:
-            if self.core.machine.view is not view:
+            if not self.core.machine.has_view(view):
                 return None
             return await trio.to_thread.run_sync(work)
 
@@ -267,7 +271,8 @@ class Driver:
     ) -> None:
         """Compute in a thread, and tell the core. `view` is the round that the action is of."""
         store, root = self.store, None
-        if isinstance(action, ev.Reduce | ev.Apply) and self.core.machine.view is not view:
+        is_of_round = isinstance(action, ev.Reduce | ev.Apply)
+        if is_of_round and not self.core.machine.has_view(view):
             return
         event: CoreInput
         match action:
@@ -278,17 +283,19 @@ class Driver:
                 )
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
-                root = await self._compute_in(view, partial(self._apply, view, action))
+                root = await self._apply(view, action)
                 event = ev.Applied(digest, root or b"")
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
-                expected = await self.compute(partial(store.seat_proof, peer, basis))
+                on = self.core.machine.standing.on(basis)
+                root_on = on.head.root if on is not None else bytes(32)
+                expected = await self.compute(partial(store.seat_proof, peer, basis, root_on))
                 event = ev.SeatChecked(peer, basis, expected == proof)
             case ev.ProveSeat(basis=basis):
                 me = self.core.machine.view.me
                 proof = await self.compute(partial(store.seat_proof, me, basis))
                 event = ev.SeatProven(basis, proof)
         # The round went on meanwhile: what was computed belongs to no round under way.
-        is_late = root is None or self.core.machine.view is not view
+        is_late = root is None or not self.core.machine.has_view(view)
         if isinstance(event, ev.Reduced | ev.Applied) and is_late:
             return
         await self.tell(event)
@@ -311,18 +318,39 @@ class Driver:
             action, previous, self._parts.transport.traffic(), self._work.train_loss
         )
         self._parts.checkpoints.offer(action.certificate, anchor_N, self.store.state.slots)
+        if (gathered := self.bulk.fetching.certificate) is not None:
+            self._spawn(partial(self.bulk.fetching.forget, gathered))  # Not needed any more.
         if self.core.is_finished:
             self.finished.set()
 
-    async def state_arrived(self, certificate: SealCertificate, cells: dict[int, bytes]) -> None:
-        """All cells of a sealed state are here and verified: the loop goes on from it."""
-        root = certificate.value.root
-        try:
-            state = await self.compute(partial(self.store.assemble, root, cells))
-        except StateError as error:
-            logger.warning("state sync failed reason=%s", error)
-            await self.tell(ev.StateFailed(certificate.value.digest))
-            return
+    async def _stand(self, action: ev.Advance | ev.Confirm | ev.FallBack) -> None:
+        """R4: on a branch, one round of it final, or off it."""
+        assert self._work is not None
+        match action:
+            case ev.Advance(certificate=certificate, was_listed=was_listed, kept=kept):
+                digest = certificate.value.list_digest
+                await self.compute(partial(self.store.advance, digest, kept))
+                root = self.store.state.root
+                self._trace.advanced(certificate, root, was_listed=was_listed)
+                self._work.adopted(self.store.state.anchor_N)
+                self._narrator.advanced(action)
+            case ev.Confirm(certificate=certificate):
+                digest = certificate.value.list_digest
+                root = await self.compute(partial(self.store.confirm, digest))
+                self._trace.confirmed(certificate, root)
+                final = self.store.final
+                self._parts.checkpoints.offer(certificate, final.anchor_N, final.slots)
+                self._narrator.confirmed(action)
+                if self.core.is_finished:
+                    self.finished.set()
+            case ev.FallBack(final=final_seal, lost=lost):
+                await self.compute(self.store.fall_back)
+                self._trace.fell_back(final_seal, lost)
+                self._work.adopted(self.store.state.anchor_N)
+                self._narrator.fell_back(action)
+
+    async def state_arrived(self, certificate: SealCertificate, state: State) -> None:
+        """A sealed state is here and verified: the loop goes on from it."""
         self._arrived = (certificate, state)
         await self.tell(ev.StateReady(certificate))
 
@@ -341,6 +369,7 @@ class Driver:
         await self.compute(partial(self.store.replace_state, state))
         # On the disk before the chain says so, and before anything is built on it.
         await self._parts.checkpoints.save(event.certificate, state.anchor_N, state.slots)
+        self._spawn(partial(self.bulk.fetching.forget, event.certificate))
         return True
 
     def _go_on_from(self, certificate: SealCertificate) -> None:

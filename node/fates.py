@@ -14,11 +14,16 @@ class Fates:
         self.since = -1
         """The first round of which it is known whether it lists us; -1 before the first Train."""
         self._listed: set[int] = set()
+        self._in_hand = -1
+        """The round that the trainer works for."""
+        self._is_astray = False
+        """Whether a resync led to that round or before it, so that it is of another branch (R4)."""
 
     def hear(self, action: ev.Train) -> None:
         """Take every Train action in, in order."""
         sealed = action.certificate.value.round
         if action.is_resync:
+            self._is_astray |= self._in_hand > sealed
             self.since = sealed + 1
             self._listed.clear()
             return
@@ -38,8 +43,9 @@ class Fates:
 
     def is_behind(self, round_index: int) -> bool:
         """Whether a resync left that round behind: what it gave belongs to weights long gone."""
-        return round_index < self.since
+        return self._is_astray or round_index < self.since
 
     def taken_over(self, round_index: int) -> None:
         """The trainer knows what became of the rounds before that one."""
         self._listed = {index for index in self._listed if index >= round_index}
+        self._in_hand, self._is_astray = round_index, False

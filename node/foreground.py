@@ -15,6 +15,7 @@ from node.assembly import Node
 from node.config import NodeConfig, parse_dialable
 from node.departure import Departure
 from node.exit_codes import user_error
+from node.heap import keep_freed_memory
 from node.hooks import NodeHooks
 from node.joining import Target, join_run
 from node.logs import Logs, start_logging
@@ -76,6 +77,7 @@ def join_in_foreground(start: Start, target: Target) -> int:
 
 
 def _run(start: Start, obtain: Obtain) -> int:
+    keep_freed_memory()
     departure = Departure()
     with departure.handling_signals(), locked_state(start.state):
         trio.run(_serve, start, obtain, departure)

@@ -3,8 +3,11 @@
     slots.log    every own signature, before it leaves; before a SEAL what it rests on
     results/     encoded results of certified LISTs, before the SEAL that locks this node on them
     chain.log    final seals with their certificates, before anything is built on them
+    receipts.log the COMMITs that they list (`node/receipts.py`), before the seals
+    branch.log   provisional seals behind the last final one (R4), likewise
 
-Two rounds of signatures are enough: older slots are closed by final seals. Results stay until a
+Two rounds of signatures are enough: older slots are closed by final seals. On a branch those of
+all its rounds stay. Results stay until a
 checkpoint that is kept has them in it.
 """
 
@@ -18,10 +21,12 @@ from typing import Protocol
 
 from blake3 import blake3
 
+from node.credit import Folded
+from node.receipts import RECEIPTS_FILE, ReceiptLog
 from node.record_log import RecordLog
 from protocol import limits
 from protocol.errors import DecodeError
-from protocol.messages import SealCertificate, SignedMessage, decode_message
+from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import decode, encode
 from training.durable import (
     SYSTEM_FILES,
@@ -34,6 +39,7 @@ from training.durable import (
 logger = logging.getLogger(__name__)
 
 SLOTS_FILE, CHAIN_FILE, LOST_FILE = "slots.log", "chain.log", "slots.lost"
+BRANCH_FILE = "branch.log"
 RESULTS_FOLDER = "results"
 ROTATE_BYTES = 256 << 10
 """The log of signatures is cut to its last rounds beyond this size, or beyond twice what they take;
@@ -60,8 +66,31 @@ class Journal(Protocol):
         """The encoded result of a certified LIST; no cells of an empty one."""
         ...
 
-    def extend_chain(self, certificates: Sequence[SealCertificate]) -> None:
-        """Final seals that follow those which are in the chain already."""
+    def extend_chain(
+        self, certificates: Sequence[SealCertificate], commits: Sequence[SignedMessage] = ()
+    ) -> None:
+        """Final seals that follow those which are in the chain already, and the COMMITs that they
+        list, as far as they are known here.
+        """
+        ...
+
+    def begin_receipts(self, start: SealValue, messages: Sequence[SignedMessage]) -> None:
+        """The run began with the genesis `start`; `messages` may hold receipts that are missing.
+
+        Called once, before the chain grows.
+        """
+        ...
+
+    def extend_branch(self, certificate: SealCertificate) -> None:
+        """A provisional seal that follows the last one given, or the last final one (R4)."""
+        ...
+
+    def leave_branch(self) -> None:
+        """The branch is given up."""
+        ...
+
+    def branch(self) -> Sequence[SealCertificate]:
+        """The provisional seals behind the last of `chain`, as they were when it was opened."""
         ...
 
     def saved_up_to(self, round_index: int) -> None:
@@ -137,6 +166,15 @@ class FileJournal:
         self._chain = RecordLog(folder / CHAIN_FILE, files=files)
         self._opened_chain = self._take_chain()
         self._chain_round = len(self._opened_chain)
+        self._receipts = ReceiptLog(folder / RECEIPTS_FILE, files=files)
+        self._branch_path = folder / BRANCH_FILE
+        self._branch: RecordLog | None = None
+        """Opened once there is a branch, as hardly ever."""
+        self._branch_head = b""
+        self._opened_branch: list[SealCertificate] = []
+        if files.exists(self._branch_path):
+            self._branch = RecordLog(self._branch_path, files=files)
+            self._opened_branch = self._take_branch(self._branch)
 
     def _take_messages(self) -> list[SignedMessage]:
         """The signatures in their log; nothing stays behind what is none."""
@@ -154,6 +192,20 @@ class FileJournal:
         if len(chain) < len(records):
             self._chain.replace(records[: len(chain)])
         return chain
+
+    def _take_branch(self, log: RecordLog) -> list[SealCertificate]:
+        """Provisional seals as far as each follows the one before."""
+        branch: list[SealCertificate] = []
+        records = log.take_opened()
+        for record in records:
+            found = _certificates([record], first=None)
+            if not found or (branch and found[0].value.before != branch[-1].value.digest):
+                break
+            branch += found
+        if len(branch) < len(records):
+            log.replace(records[: len(branch)])
+        self._branch_head = branch[-1].value.digest if branch else b""
+        return branch
 
     def _mark_lost(self) -> None:
         """Before the files are mended: the next start finds them whole and would believe them."""
@@ -190,7 +242,7 @@ class FileJournal:
         kept = [
             (record, of)
             for record, of in zip(records, self._rounds, strict=False)
-            if of[1] > round_index - ROUNDS_OF_SLOTS
+            if of[1] > min(round_index, self._chain_round + 1) - ROUNDS_OF_SLOTS
         ]
         self._slots.replace([record for record, _ in kept])
         self._rounds = [of for _, of in kept]
@@ -207,10 +259,22 @@ class FileJournal:
             replace_durably(self._results / name, [*cells, hasher.digest()], self._files)
             self._whole.add(name)
 
-    def extend_chain(self, certificates: Sequence[SealCertificate]) -> None:
+    def begin_receipts(self, start: SealValue, messages: Sequence[SignedMessage]) -> None:
+        """See Journal."""
+        self._receipts.begin(start, messages)
+
+    def read_receipts(self) -> tuple[Folded | None, list[SignedMessage]]:
+        """The ledger as it is now: what was folded, and the COMMITs; None before it was begun."""
+        return self._receipts.read()
+
+    def extend_chain(
+        self, certificates: Sequence[SealCertificate], commits: Sequence[SignedMessage] = ()
+    ) -> None:
         """See Journal; starting over from an earlier seal drops what stood behind it."""
         if not certificates:
             return
+        # Before the seals: no crash leaves a round in the chain whose receipts were here.
+        self._receipts.keep(commits)
         first = certificates[0].value.round
         assert first <= self._chain_round + 1, "a chain has no gaps"
         with self._lock:
@@ -224,12 +288,42 @@ class FileJournal:
             else:
                 self._chain.append(records)
             self._chain_round = certificates[-1].value.round
+        self._receipts.tidy(self._chain_round, self.read_chain)
+
+    def extend_branch(self, certificate: SealCertificate) -> None:
+        """See Journal; one that follows another seal than the last starts the log over."""
+        with self._lock:
+            if self._branch is None:
+                self._branch = RecordLog(self._branch_path, files=self._files)
+            record, value = encode(certificate), certificate.value
+            if len(self._branch) and (
+                value.before != self._branch_head or value.round == self._chain_round + 1
+            ):
+                self._branch.replace([record])
+            else:
+                self._branch.append([record])
+            self._branch_head = value.digest
+
+    def leave_branch(self) -> None:
+        """See Journal."""
+        with self._lock:
+            if self._branch is not None and len(self._branch):
+                self._branch.replace([])
+                self._branch_head = b""
+
+    def branch(self) -> Sequence[SealCertificate]:
+        """See Journal; what became final since is not of it."""
+        branch, self._opened_branch = self._opened_branch, []
+        return branch
 
     def saved_up_to(self, round_index: int) -> None:
-        """See Journal; the result of the round before stays, for those who are a round behind."""
-        for name in self._files.names(self._results):
-            match = _RESULT_NAME.fullmatch(name)
-            if match is not None and int(match[1]) < round_index - 1:
+        """See Journal; the results of the last rounds stay, for those who step through them."""
+        names = self._files.names(self._results)
+        rounds = {n: int(match[1]) for n in names if (match := _RESULT_NAME.fullmatch(n))}
+        newest = max(rounds.values(), default=0)
+        first = min(round_index - 1, newest - limits.RESULT_ROUNDS_KEPT + 1)
+        for name, of_round in rounds.items():
+            if of_round < first:
                 self._whole.discard(name)
                 self._files.unlink(self._results / name)
 
@@ -271,6 +365,9 @@ class FileJournal:
         """Close the files."""
         self._slots.close()
         self._chain.close()
+        self._receipts.close()
+        if self._branch is not None:
+            self._branch.close()
 
 
 def _messages(records: Iterable[bytes]) -> list[SignedMessage]:
@@ -285,7 +382,7 @@ def _messages(records: Iterable[bytes]) -> list[SignedMessage]:
     return messages
 
 
-def _certificates(records: Iterable[bytes], *, first: int = 1) -> list[SealCertificate]:
+def _certificates(records: Iterable[bytes], *, first: int | None = 1) -> list[SealCertificate]:
     """Certificates of round `first` and those behind it, up to the first that does not follow."""
     chain: list[SealCertificate] = []
     for record in records:
@@ -294,7 +391,7 @@ def _certificates(records: Iterable[bytes], *, first: int = 1) -> list[SealCerti
         except DecodeError as error:
             logger.warning("chain record skipped reason=%s", error)
             break
-        if certificate.value.round != first + len(chain):
+        if first is not None and certificate.value.round != first + len(chain):
             break
         chain.append(certificate)
     return chain

@@ -122,10 +122,11 @@ class Links:
 
     def acquaintances(self) -> dict[PeerId, tuple[str, ...]]:
         """Linked peers, and where they may be dialled: what they said, and where we found them."""
-        return {
-            peer: tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.get(peer, ()))))
-            for peer in self.linked()
-        }
+        return {peer: self.addresses(peer) for peer in self.linked()}
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer may be dialled: what it said while it was linked, and where we found it."""
+        return tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.get(peer, ()))))
 
     def refusal(self, peer: PeerId) -> ManifestMismatch | RefusedError | None:
         """Why the last hello with a peer failed: it trains another run, or refuses us."""
@@ -149,16 +150,19 @@ class Links:
 
     def send(self, peer: PeerId, frame: Frame) -> None:
         """Queue a frame; silently nothing if the peer is gone: its end is under way as an event."""
-        queue = self._queues.get(peer)
-        if queue is None:
-            return
-        try:
-            queue.send_nowait(encode_frame(frame))
-        except trio.WouldBlock:
-            logger.warning("link dropped peer=%s reason=queue full", short_id(peer))
-            self._queues.pop(peer).close()
-        except trio.BrokenResourceError:
-            logger.debug("link is closing peer=%s", short_id(peer))
+        self.send_all((peer,), frame)
+
+    def send_all(self, peers: tuple[PeerId, ...], frame: Frame) -> None:
+        """The same to several peers; the frame is encoded once."""
+        data = encode_frame(frame)
+        for peer in (peer for peer in peers if peer in self._queues):
+            try:
+                self._queues[peer].send_nowait(data)
+            except trio.WouldBlock:
+                logger.warning("link dropped peer=%s reason=queue full", short_id(peer))
+                self._queues.pop(peer).close()
+            except trio.BrokenResourceError:
+                logger.debug("link is closing peer=%s", short_id(peer))
 
     def strike(self, peer: PeerId) -> None:
         """Note a fault of a peer. One with too many has no link for a while, and gets none."""

@@ -21,6 +21,7 @@ from node.attached_trainer import Attachment, attachment
 from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
 from node.departure import Departure
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
+from node.heap import keep_freed_memory
 from node.hooks import hooks_named
 from node.interrupts import end_now
 from node.joining import join_run, parse_target
@@ -172,6 +173,7 @@ async def _obtain(
 def main() -> int:
     """Entry point; the exit status, see `node.exit_codes`."""
     arguments = _parser().parse_args()
+    keep_freed_memory()
     departure = Departure()
     try:
         trio.run(_main, arguments, departure)

@@ -77,6 +77,8 @@ class PeopleLog:
                 return f"goes on from round {round_index}, which is on the disk"
             case "synced", {"round": int(round_index)}:
                 return f"has the state of round {round_index} from its peers"
+            case "catching_up", {"text": str(text)}:
+                return text
             case "seated", {"round": int(round_index)} if not self._is_seated:
                 self._is_seated = True
                 return f"takes part from round {round_index} on"

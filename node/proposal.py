@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import islice
 
-from node import roster as rosters
+from node.reducers import Slice
 from node.round_view import RoundView
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Have, Held, Kind, List, NewAttempt
+from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, decode_body
 
 LIST_AFTER = 1.5
 """The closer waits this many deadlines for HAVEs; reducers sign theirs after one."""
@@ -19,17 +19,29 @@ EMPTY_AFTER_ATTEMPTS = 3
 
 def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
     """The LIST to propose now, or None while there is reason to wait."""
-    if view.attempt > 0:
-        reporting = view.ballots.of(Kind.NEWATTEMPT, view.attempt)
-        if not view.has_quorum(set(reporting)):
-            return None
+    if view.attempt > 0 and not view.has_quorum(
+        set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
+    ):
+        return None
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
+    if view.attempt > 0 or view.is_provisional:
         bound = _highest_lock(view)
-        if bound is None and not view.rare("closer-free"):
-            bound = _already_summed(view)
+        if bound is not None:
+            return bound
+    if view.is_meeting and not view.is_provisional:
+        return None
+    if view.bound:
+        # R4: the branch becomes final round by round, or gives way where its bytes cannot be had.
+        body = view.ballots.list_of(view.bound)
+        if body is not None and view.listed(body) is not None:
+            return List(commits=body.commits, drifts=body.drifts, certificate=())
+        if not is_late:
+            return None
+    if view.attempt > 0 and not view.rare("closer-free"):
+        bound = _already_summed(view)
         if bound is not None:
             return bound
     complete = complete_senders(view)
-    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
     has_heard_all = is_late or not awaited_haves(view)
     is_all = complete >= view.expected
     if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
@@ -48,9 +60,20 @@ def _highest_lock(view: RoundView) -> List | None:
         body = List(commits=report.commits, drifts=report.drifts, certificate=())
         if view.ballots.certificate(report.lock_attempt, view.ballots.list_digest(body)):
             best = report
-    if best is None:
-        return None
-    return List(commits=best.commits, drifts=best.drifts, certificate=best.certificate)
+    if best is not None:
+        return List(commits=best.commits, drifts=best.drifts, certificate=best.certificate)
+    return _lock_heard(view) if view.is_provisional else None
+
+
+def _lock_heard(view: RoundView) -> List | None:
+    """R4: a provisional round takes up the highest lock in reach, reported or heard as a SEAL."""
+    for message in view.ballots.locks():
+        seal = decode_body(message)
+        assert isinstance(seal, Seal)
+        body = view.ballots.list_of(seal.list_digest)
+        if body is not None and view.listed(body) is not None:
+            return List(commits=body.commits, drifts=body.drifts, certificate=())
+    return None
 
 
 def _already_summed(view: RoundView) -> List | None:
@@ -70,22 +93,36 @@ def _already_summed(view: RoundView) -> List | None:
 
 
 def complete_senders(view: RoundView) -> set[PeerId]:
-    """Senders whose every cell is held by some reducer that says so in this attempt."""
+    """Senders whose every cell is held by a reducer that says so in this attempt.
+
+    In open runs by two besides the sender, or by all others in reach where there are not so many:
+    of the only copy, the word of whoever has it would be all that one has.
+    """
     if not view.ballots.of(Kind.HAVE, view.attempt):
         return set()
-    held: list[set[PeerId]] = [set() for _ in range(view.num_cells)]
-    for _, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+    # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
+    held: list[list[set[PeerId]]] = [
+        [set() for _ in range(view.num_cells)] for _ in range(view.copies)
+    ]
+    for reducer, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
         for run in body.held:
             senders = unpack_senders(run.senders, view.members)
+            if view.copies > 1 and len(view.expected) > 1:
+                senders -= {reducer}
             for cell in range(run.first, min(run.stop, view.num_cells)):
-                held[cell] |= senders
+                more = senders
+                for by_so_many in held:
+                    again = more & by_so_many[cell]
+                    by_so_many[cell] |= more
+                    more = again
     committed = {sender for sender, _, _ in view.commits()}
-    return committed.intersection(*held)
+    copies = max(1, min(view.copies, len(view.expected) - 1))
+    return committed.intersection(*held[copies - 1])
 
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:
     """Reducers that this node expects to sign a HAVE in this attempt, and that have not yet."""
-    gathering = frozenset(peer for peers in view.gathering() for peer in peers)
+    gathering = frozenset(peer for peers in view.gathering().keeping for peer in peers)
     return (view.expected & gathering).difference(view.ballots.of(Kind.HAVE, view.attempt))
 
 
@@ -96,11 +133,11 @@ def held_runs(view: RoundView) -> Iterator[Held]:
     Yields at most HAVE_RUNS_MAX: senders of every other cell only can make more, and what is not
     said is not listed.
     """
-    runs = (run for piece in view.own_slices() for run in _runs_in(view, piece))
+    runs = (run for piece in view.kept_slices() for run in _runs_in(view, piece))
     return islice(runs, limits.HAVE_RUNS_MAX)
 
 
-def _runs_in(view: RoundView, piece: rosters.Slice) -> Iterator[Held]:
+def _runs_in(view: RoundView, piece: Slice) -> Iterator[Held]:
     commits = [(sender, digest) for sender, digest, _ in view.commits()]
     first, current = piece.first, b""
     for cell in range(piece.first, piece.stop):
@@ -121,9 +158,9 @@ def is_hopeless(view: RoundView) -> bool:
     in which substitutes speak. After some attempts the closer lets the round carry instead: where
     payloads are lost with the disks they were on, no attempt will ever find one complete.
     """
-    if view.closer(view.attempt) != view.me or view.ballots.of(Kind.LIST, view.attempt):
+    if view.closer(view.attempt) != view.me or view.proposal() is not None:
         return False
-    if view.attempt >= EMPTY_AFTER_ATTEMPTS:
+    if view.attempt >= EMPTY_AFTER_ATTEMPTS or view.bound or view.is_meeting:
         return False
     has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
     return has_spoken and not complete_senders(view)
@@ -135,9 +172,9 @@ def holds_all_expected(view: RoundView) -> bool:
         return False
     return not any(
         view.missing_parts(digest, piece)
-        for piece in view.own_slices()
+        for piece in view.kept_slices()
         for sender, digest, _ in view.commits()
-        if sender in view.expected
+        if sender in view.expected and view.gathering().holds(piece, sender)
     )
 
 

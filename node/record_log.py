@@ -148,6 +148,31 @@ def read_records(path: Path, files: Files = SYSTEM_FILES) -> tuple[list[bytes], 
     return _read(files.content(path))
 
 
+def stream_records(path: Path, *, size: int, is_plain: bool = False) -> Iterator[bytes]:
+    """The whole records in the first `size` bytes of a file, one in memory at a time; ends before
+    the first bad one. `is_plain` files have no record that continues an append.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        while size >= _HEADER.size:
+            header = file.read(_HEADER.size)
+            length = _HEADER.unpack(header)[0] % _CONTINUES if len(header) == _HEADER.size else -1
+            size -= _HEADER.size + length
+            if not 0 <= length <= RECORD_BYTES_MAX or size < 0:
+                return
+            data = header + file.read(length)
+            whole = next(_records(data, 0), None)
+            if whole is None or (is_plain and pack_record(whole) != data):
+                return
+            yield whole
+
+
+def pack_record(record: bytes) -> bytes:
+    """A record as a file of records has it that was written at once."""
+    return _packed(record, continues=False)
+
+
 def _read(data: bytes) -> tuple[list[bytes], int, bool]:
     records = list(_records(data, 0))
     position = sum(map(len, records)) + len(records) * _HEADER.size

@@ -16,7 +16,7 @@ from node.journal import Journal
 from node.restart import Restart
 from node.shard_store import ShardStore
 from protocol.errors import DecodeError, StateError
-from protocol.messages import SealCertificate
+from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, decode_body
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +43,45 @@ def recover(
     chain = _linked(genesis, journal.chain())
     head = _place_checkpoint(chain, store, states)
     head = _step_again(chain, head, store, journal)
+    closed = len(chain) - 1
+    branch = _branch_behind(chain[head], journal.branch()) if head == closed else []
+    branch = _step_on(branch, store, journal)
     messages = tuple(journal.messages())
+    journal.begin_receipts(genesis.value, _listed(chain, messages))
     # Of the last round too: whoever is one round behind still asks for its result.
     results = {
         digest
-        for round_index in (head, head + 1)
+        for round_index in range(head, head + len(branch) + 2)
         for digest, data in journal.results(round_index).items()
         if _has_taken(store, digest, data)
     }
-    closed = len(chain) - 1
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
-    signed = max((message.slot.round for message in messages), default=0)
+    known = _provisional(chain[head].value.digest, messages)
+    signed = max((m.slot.round for m in messages if m.slot.basis not in known), default=0)
     silent_through = max(closed if closed > head else 0, signed if signed > head + 1 else 0)
     return Restart(
         chain=tuple(chain[: head + 1]),
+        branch=tuple(branch),
         messages=messages,
         results=frozenset(results),
         silent_through=silent_through,
         is_lost=journal.is_lost,
     )
+
+
+def _provisional(final: bytes, messages: Sequence[SignedMessage]) -> set[bytes]:
+    """The last final seal, and all seals behind it of whose provisional rounds the log tells (R4).
+
+    What was signed on them is in the log, since no round behind a final seal is cut off.
+    """
+    known = {final}
+    for message in sorted(messages, key=lambda message: message.slot.round):
+        if message.slot.kind is Kind.PSEAL and message.slot.basis in known:
+            body = decode_body(message)
+            assert isinstance(body, Seal)
+            known.add(body.value)
+    return known
 
 
 def _linked(genesis: SealCertificate, stored: Sequence[SealCertificate]) -> list[SealCertificate]:
@@ -76,6 +95,15 @@ def _linked(genesis: SealCertificate, stored: Sequence[SealCertificate]) -> list
             break
         chain.append(certificate)
     return chain
+
+
+def _listed(
+    chain: Sequence[SealCertificate], messages: Sequence[SignedMessage]
+) -> list[SignedMessage]:
+    """The COMMITs among the messages that a seal of the chain lists."""
+    rounds = {message.slot.round for message in messages}
+    named = {name for link in chain if link.value.round in rounds for name in link.value.commits}
+    return [message for message in messages if message.digest in named]
 
 
 def _place_checkpoint(
@@ -111,6 +139,35 @@ def _step_again(
         store.adopt(value.list_digest)
         head = value.round
     return head
+
+
+def _branch_behind(
+    final: SealCertificate, stored: Sequence[SealCertificate]
+) -> list[SealCertificate]:
+    """The stored provisional seals that continue the last final one."""
+    branch: list[SealCertificate] = []
+    for link in stored:
+        last = branch[-1].value if branch else final.value
+        if link.value.before == last.digest:
+            branch.append(link)
+    return branch
+
+
+def _step_on(
+    branch: list[SealCertificate], store: ShardStore, journal: Journal
+) -> list[SealCertificate]:
+    """R4: as far along the branch as its results are here."""
+    for number, link in enumerate(branch):
+        value = link.value
+        data = journal.results(value.round).get(value.list_digest, b"")
+        if value.commits and not (data and _has_taken(store, value.list_digest, data)):
+            return branch[:number]
+        digest, is_empty = value.list_digest, not value.commits
+        root = store.apply(digest, is_empty=is_empty, round_index=value.round)
+        if root != value.root:
+            return branch[:number]
+        store.advance(digest)
+    return branch
 
 
 def _has_taken(store: ShardStore, digest: bytes, data: bytes) -> bool:

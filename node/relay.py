@@ -2,17 +2,23 @@
 
 A message goes to every linked peer when it is signed. Whoever hears one forwards it to those of
 its own links that the origin is not linked to, so that two peers that cannot reach each other
-still agree. A heartbeat names what is held; who holds more sends the rest.
+still agree: by the word of either end, and not where the one it came from has forwarded it to. A
+heartbeat names what is held; who holds more sends the rest.
+
+Of a peer that has just been linked nothing is forwarded before its second heartbeat: its first
+one names the few that it was linked to by then. Else all would send all the messages of whoever
+comes to all, for it comes to all of them within a moment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from node.ballots import MESSAGE_ID_BYTES as MESSAGE_ID_BYTES
-from node.events import Send
+from node.events import Send, SendAll
+from node.liveness import Liveness
 from node.rare import Rare, never
 from node.round_view import RoundView
 from protocol import limits
-from protocol.frames import Heartbeat, Messages
+from protocol.frames import BranchEnd, Heartbeat, Messages
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage
 
@@ -31,10 +37,10 @@ class Relay:
         self._rare = rare
         self._settle_s = settle_s
         self._links: dict[PeerId, tuple[PeerId, ...]] = {}
-        self._level: dict[PeerId, tuple[tuple[bytes, ...], tuple[bytes, ...]]] = {}
-        """What each peer held, and what we did, when it last lacked nothing."""
         self._lacked: dict[PeerId, frozenset[bytes]] = {}
         """What each peer lacked by its last heartbeat."""
+        self._new: set[PeerId] = set()
+        """Linked so lately that what they said of their links was soon out of date."""
         self._beyond: dict[PeerId, tuple[PeerId, ...]] = {}
         """Our links whom that peer is not linked to; of those `_linked` only."""
         self._linked: tuple[PeerId, ...] = ()
@@ -53,23 +59,25 @@ class Relay:
     def drop_link(self, peer: PeerId) -> None:
         """A peer is no longer linked to us; what it is linked to is unknown."""
         self._links.pop(peer, None)
-        self._level.pop(peer, None)
-        self._beyond.pop(peer, None)
+        self._new.discard(peer)
+        self._beyond.clear()
         self._lacked.pop(peer, None)
 
     def forward(
         self, message: SignedMessage, source: PeerId, linked: tuple[PeerId, ...]
-    ) -> list[Send]:
+    ) -> list[SendAll]:
         """Pass on a new message to those whom its origin has not sent it to itself."""
         if self._rare("forward-to-none"):
             return []
-        beyond = (
-            linked if self._rare("forward-to-all") else self._not_linked_to(message.sender, linked)
-        )
+        origin = message.sender
+        beyond = linked if self._rare("forward-to-all") else self._not_linked_to(origin, linked)
         if not beyond:
             return []  # As nearly always.
-        frame = Messages(messages=(message,))
-        return [Send(peer, frame) for peer in beyond if peer not in (source, message.sender)]
+        done = {source, origin}
+        if source != origin and beyond is not linked:
+            done.update(self._links.get(source, ()))  # Whoever forwards does so to all its links.
+        peers = tuple(peer for peer in beyond if peer not in done)
+        return [SendAll(peers, Messages(messages=(message,)))] if peers else []
 
     def _not_linked_to(self, origin: PeerId, linked: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         if linked is not self._linked:
@@ -77,9 +85,25 @@ class Relay:
             self._beyond.clear()
         beyond = self._beyond.get(origin)
         if beyond is None:
-            reached = {origin, *self._links.get(origin, ())}
-            beyond = self._beyond[origin] = tuple(p for p in linked if p not in reached)
+            links = self._links
+            reached = {origin, *links.get(origin, ())}
+            beyond = self._beyond[origin] = tuple(
+                peer
+                for peer in (linked if origin not in self._new else ())
+                if peer not in reached and origin not in links.get(peer, ())
+            )
         return beyond
+
+    def _hear_links(self, peer: PeerId, links: tuple[PeerId, ...]) -> None:
+        known = self._links.get(peer)
+        if known is None:
+            self._new.add(peer)
+        elif peer in self._new:
+            self._new.discard(peer)
+        elif known == links:
+            return  # As nearly always.
+        self._links[peer] = links
+        self._beyond.clear()
 
     def detour(self, rounds: Mapping[PeerId, int], view: RoundView) -> PeerId | None:
         """Who has the results of a round and is linked to us, where those who summed are not.
@@ -99,20 +123,17 @@ class Relay:
         those that are for another of its links to send, until its next heartbeat lacks them still:
         else who was away for a moment would get everything from everybody.
         """
-        if self._links.get(peer) != beat.links:
-            self._links[peer] = beat.links
-            self._beyond.pop(peer, None)
-        view = next((view for view in views if view.index == beat.round), None)
-        if view is None or view.basis != beat.head:
+        if self._links.get(peer) is not beat.links or peer in self._new:
+            self._hear_links(peer, beat.links)
+        for view in views:
+            if view.index == beat.round and view.basis == beat.head:
+                break
+        else:
             return ()
-        level = (beat.held, view.ballots.ids)
-        if self._level.get(peer) == level:
-            return ()  # As nearly always.
-        unknown = view.ballots.id_set.difference(beat.held)
+        unknown = view.ballots.unknown_to(beat.held_set)
         if not unknown:
-            self._level[peer] = level
             self._lacked.pop(peer, None)
-            return ()
+            return ()  # As nearly always.
         before, self._lacked[peer] = self._lacked.get(peer, frozenset()), unknown
         links = beat.links if self._me in beat.links else (self._me,)
         place = links.index(self._me)
@@ -140,6 +161,17 @@ def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:
         size += len(message.encoded)
     if batch:
         yield Send(peer, Messages(messages=tuple(batch)))
+
+
+def heartbeat(
+    view: RoundView, liveness: Liveness, branch: tuple[BranchEnd, ...], now_s: float
+) -> Heartbeat:
+    """The sign of life of a node that works on that round; `branch` as in Heartbeat."""
+    links, silent = liveness.linked[:256], liveness.silent_links(now_s)[:256]
+    head, held = view.basis, message_ids(view)
+    return Heartbeat(
+        round=view.index, head=head, held=held, links=links, silent=silent, branch=branch
+    )
 
 
 def message_ids(view: RoundView) -> tuple[bytes, ...]:

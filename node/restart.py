@@ -8,24 +8,28 @@ from dataclasses import dataclass, field
 from node.ballots import Entry
 from node.round_view import RoundView
 from protocol.identity import PeerId
-from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, decode_body
+from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage, decode_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """Where a node goes on. Nothing of it stands for a node that never ran.
 
-    `chain` begins with genesis; the state of its last seal is in the store. `messages` are of the
-    rounds before and behind that seal; `results` names the LISTs whose results are in the store.
+    `chain` begins with genesis; the state of its last seal is in the store, and that of the last
+    one of `branch`, the provisional seals behind it (R4). `messages` are of the rounds before and
+    behind the last final seal; `results` names the LISTs whose results are in the store.
     In no round up to `silent_through` may this node sign, because it cannot know what it signed
-    there. `is_lost` says that signatures are missing: others must be asked.
+    there. `is_lost` says that signatures are missing: others must be asked. `begun` is the
+    digest of a seal whose state was being fetched, and how many bytes of it are on the disk.
     """
 
     chain: tuple[SealCertificate, ...]
+    branch: tuple[SealCertificate, ...] = ()
     messages: tuple[SignedMessage, ...] = ()
     results: frozenset[bytes] = field(default_factory=frozenset)
     silent_through: int = 0
     is_lost: bool = False
+    begun: tuple[bytes, int] = (b"", 0)
 
     @property
     def is_whole(self) -> bool:
@@ -35,11 +39,14 @@ class Restart:
     @property
     def has_run(self) -> bool:
         """Whether this node did anything before."""
-        return self.is_lost or bool(self.messages) or len(self.chain) > 1
+        return self.is_lost or bool(self.messages or self.branch) or len(self.chain) > 1
 
 
 def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
-    """File in a round's view what this node said and heard of it before it went down."""
+    """File in a round's view what this node said and heard of it before it went down.
+
+    Of its results only those are here still which `resume` names.
+    """
     for message in restart.messages:
         slot = message.slot
         if (slot.round, slot.basis) != (view.index, view.basis):
@@ -52,9 +59,14 @@ def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
             view.own_commit = message.digest
         if slot.attempt > view.attempt:
             view.attempt, view.entered_s, view.opened_s = slot.attempt, now_s, now_s
-    for digest in restart.results:
-        view.results[digest] = set(range(view.num_cells))
     _relock(view)
+
+
+def recall_results(view: RoundView, restart: Restart) -> None:
+    """Note which results are in the store."""
+    for digest in restart.results:
+        if view.ballots.list_of(digest) is not None:
+            view.results[digest] = set(range(view.num_cells))
 
 
 def _relock(view: RoundView) -> None:
@@ -67,11 +79,10 @@ def _relock(view: RoundView) -> None:
             return
 
 
-def own_seal(restart: Restart, me: PeerId) -> bytes:
-    """The own SEAL of the head, of whatever attempt: the next COMMIT carries it (R1)."""
-    head = restart.chain[-1].value
+def own_seal(restart: Restart, head: SealValue, me: PeerId) -> bytes:
+    """The own SEAL or PSEAL of a head, of whatever attempt: the next COMMIT carries it (R1)."""
     for message in restart.messages:
-        if message.sender == me and message.slot.kind is Kind.SEAL:
+        if message.sender == me and message.slot.kind in (Kind.SEAL, Kind.PSEAL):
             body = decode_body(message)
             if isinstance(body, Seal) and body.value == head.digest:
                 return message.encoded
@@ -80,7 +91,7 @@ def own_seal(restart: Restart, me: PeerId) -> bytes:
 
 def was_listed(restart: Restart, me: PeerId) -> bool:
     """Whether the own contribution is in the head's seal (R6)."""
-    commits = restart.chain[-1].value.commits
+    commits = (*restart.chain, *restart.branch)[-1].value.commits
     return any(
         message.sender == me and message.slot.kind is Kind.COMMIT and message.digest in commits
         for message in restart.messages

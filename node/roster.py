@@ -1,6 +1,7 @@
-"""From one seal to the next round: roster, voters, quorum, closer, reducers, leases, clock.
+"""From one seal to the next round: roster, voters, quorum, closer, leases, clock.
 
-All pure functions of sealed values (R1, R8, R9): what gossip or one's own view says has no say.
+All pure functions of sealed values (R1, R9; R8 is `node.reducers`): what gossip or one's own view
+says has no say.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from node.reducers import measured
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -43,14 +45,25 @@ class ClockRules:
     tokens: int
     """The run ends with so many rounds, or with so many tokens unless 0."""
 
+    tokens_each: int = 1
+    """Tokens per sample: what a COMMIT may claim is so many times the samples that it used."""
+
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
         """The law of the run."""
         return cls(
             samples_each=manifest.inner.inner_steps * manifest.inner.batch,
+            tokens_each=_tokens_each(manifest),
             rounds=manifest.rounds,
             tokens=manifest.stop.tokens,
         )
+
+
+def _tokens_each(manifest: RunManifest) -> int:
+    """A sample is a window of `context` tokens; one token where the model has no such setting."""
+    named = {setting.name: setting.value for setting in manifest.model.settings}
+    context = named.get("context")
+    return context if isinstance(context, int) and context > 0 else 1
 
 
 def genesis_roster(founder: PeerId) -> Roster:
@@ -64,15 +77,24 @@ def voters(roster: Roster) -> tuple[PeerId, ...]:
     return roster.voters
 
 
+OPEN_VOTERS_MIN = 4
+"""With fewer voters not one of them may lie, and an open run decides as friends do."""
+
+
+def liars(num_voters: int, trust: str) -> int:
+    """b: how many voters may lie and nothing final be wrong; less than a third in open runs."""
+    return (num_voters - 1) // 3 if trust == "open" else 0
+
+
 def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool:
     """Whether the voters among `peers` are a quorum.
 
-    Friends: a majority, or with an even number the half that holds the eldest voter. Open: two
-    thirds, rounded up.
+    Friends, and open runs of fewer than four voters: a majority, or with an even number the half
+    that holds the eldest voter. Open: two thirds, rounded up.
     """
     electorate = roster.voter_set
     agreeing = len(electorate.intersection(peers))
-    if trust == "open":
+    if trust == "open" and len(electorate) >= OPEN_VOTERS_MIN:
         return agreeing >= -(-2 * len(electorate) // 3)
     if 2 * agreeing == len(electorate):
         return eldest_voter(roster) in peers
@@ -81,8 +103,8 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
 
 def blocking(num_voters: int, trust: str) -> int:
     """So many voters, and not all of them lying, that every quorum has one of them in it (R12)."""
-    if trust == "open":
-        return num_voters - -(-2 * num_voters // 3) + 1 + (num_voters - 1) // 3
+    if trust == "open" and num_voters >= OPEN_VOTERS_MIN:
+        return num_voters - -(-2 * num_voters // 3) + 1 + liars(num_voters, trust)
     # The smallest quorum of an even number is the half with the eldest voter.
     return num_voters - (num_voters + 1) // 2 + 1
 
@@ -100,28 +122,15 @@ def closer(roster: Roster, basis: bytes, shard: int, attempt: int) -> PeerId:
     return electorate[(start + attempt) % len(electorate)]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Cells [first, stop), and who sums them: `reducers` by rank, the substitute second."""
+def provisional_closer(roster: Roster, basis: bytes, attempt: int) -> PeerId:
+    """Who proposes the LIST in this attempt of a provisional round; `roster` is of the final seal.
 
-    first: int
-    stop: int
-    reducers: tuple[PeerId, ...]
-
-
-def slices(members: Sequence[PeerId], basis: bytes, num_cells: int) -> tuple[Slice, ...]:
-    """One contiguous slice per reducer, equal to within a cell; only slices that have cells.
-
-    The order of the reducers is permuted by the last seal, so that nobody sums the same cells in
-    every round. Shares by measured rate (R8) come behind this function.
+    See `node.branches.provisional_closer`.
     """
-    order = sorted(members, key=lambda peer: blake3(basis + peer).digest())
-    count = min(len(order), num_cells)
-    bounds = [num_cells * index // count for index in range(count + 1)]
-    return tuple(
-        Slice(bounds[index], bounds[index + 1], tuple(order[index:] + order[:index]))
-        for index in range(count)
-    )
+    electorate = voters(roster)
+    order = (*electorate, *(peer for peer in roster.members if peer not in roster.voter_set))
+    start = int.from_bytes(blake3(basis).digest()[:8], "big")
+    return order[(start + attempt) % len(order)]
 
 
 def leases(value: SealValue, samples_each: int) -> tuple[dict[PeerId, Lease], SealClock]:
@@ -149,10 +158,12 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
     """
     leased, clock = leases(value, rules.samples_each)
     used = {entry.sender: min(entry.commit.samples, rules.samples_each) for entry in listed}
-    unused: Lease = tuple((gap.first, gap.stop) for gap in clock.unused)
+    returned: list[tuple[int, int]] = []
     for peer, lease in leased.items():
         spent = used.get(peer, 0)
-        unused = give_back(unused, part_of_lease(lease, spent, lease_size(lease) - spent))
+        returned += part_of_lease(lease, spent, lease_size(lease) - spent)
+    # All at once: what is too short to be kept by itself may touch what the next one gives back.
+    unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
     tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
     past_end = sum(entry.commit.is_past_end for entry in listed)
     return SealClock(
@@ -164,6 +175,18 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
         or 0 < rules.tokens <= tokens
         or 2 * past_end > len(listed),
     )
+
+
+def num_forgotten(clock: SealClock, tokens_each: int, *, drift_tokens: int = 0) -> int:
+    """Samples that were leased, came back, and were too many intervals to be kept: the trace that
+    a seal has of them.
+
+    Every COMMIT that counts claims `tokens_each` tokens for each sample that it used, so the tokens
+    say how many were; what was not used and is not among the unused was forgotten. `drift_tokens`
+    are of samples that other branches leased (R4).
+    """
+    used = (clock.tokens - drift_tokens) // tokens_each
+    return clock.cursor - sum(gap.stop - gap.first for gap in clock.unused) - used
 
 
 def _weighted_median_steps(listed: Sequence[Listed]) -> int:
@@ -200,6 +223,7 @@ def next_roster(
         seats[seat.peer] = replace(
             seat, absent=absent, proved=round_index if is_proved else seat.proved
         )
+    seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in listed])
     # Room for the voters too: where nobody else would vote, they keep their seats.
     taken = len(seats.keys() | set(voters(roster)))
     for peer in _joiners(roster, listed, trust=trust)[: limits.SEATS_MAX - taken]:
@@ -224,7 +248,7 @@ def _suspected(listed: Sequence[Listed]) -> set[PeerId]:
 
 def _joiners(roster: Roster, listed: Sequence[Listed], *, trust: str) -> list[PeerId]:
     """Named by enough listed COMMITs (friends 1, open f+1), ascending, not seated yet."""
-    needed = 1 if trust == "friends" else (len(voters(roster)) - 1) // 3 + 1
+    needed = liars(len(voters(roster)), trust) + 1
     counts: dict[PeerId, int] = {}
     for entry in listed:
         for peer in set(entry.commit.joins):

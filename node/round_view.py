@@ -1,16 +1,18 @@
 """What one round knows: the messages, who holds which cells, and the questions asked of them."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from node import roster as rosters
+from node.asking import Asking
 from node.ballots import Ballots, Entry
 from node.events import Contributed
+from node.gathering import Gathering
 from node.rare import Rare, never
+from node.reducers import Slice, copies, slices
+from node.round_config import RoundConfig as RoundConfig
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.manifest import RunManifest
 from protocol.messages import (
     Agg,
     Commit,
@@ -29,75 +31,29 @@ Request = tuple[str, bytes, int, PeerId]
 """What was asked for once: what to do with which cells of which subject, and by or to whom."""
 
 
-RETRY_GROWTH = 1.5
-RETRY_GROWTH_STEPS_MAX = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Whom some cells were asked of last, when, and how often they were asked for."""
-
-    source: PeerId
-    at_s: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResultPlace:
-    """Where a result cell belongs: the AGG's root over cells [first, stop)."""
-
-    root: bytes
-    first: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundConfig:
-    """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
-
-    A founder holds its first COMMIT until
-    `wait_seats` joiners have proved their seats, for at most `wait_seats_s`. `rare` says when a
-    simulated node takes a rare branch.
-    """
-
-    trust: str
-    num_cells: int
-    clock: rosters.ClockRules
-    deadline_floor_s: float
-    deadline_cap_s: float
-    wait_seats: int = 0
-    wait_seats_s: float = 12.0
-    rare: Rare = field(default=never, compare=False, repr=False)
-
-    @classmethod
-    def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
-        """The law of the run, with no local taste."""
-        return cls(
-            trust=manifest.trust,
-            num_cells=manifest.layout(shard).num_cells(0),
-            clock=rosters.ClockRules.from_manifest(manifest),
-            deadline_floor_s=manifest.timing.deadline_floor_s,
-            deadline_cap_s=manifest.timing.deadline_cap_s,
-        )
-
-
 @dataclass(slots=True, kw_only=True)
-class RoundView:
-    """The round that follows the final seal `head`, as this node sees it.
+class RoundView(Asking):
+    """The round that follows the seal `head`, as this node sees it.
 
-    `basis` is the digest of `head`; `members`, ascending, may contribute, `electorate` votes;
+    `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
+    seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
+    digest of `head`; `members`, ascending, may contribute, `electorate` votes;
     `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
     who were expected when the own parts were pushed last.
 
-    `asked` says of whom the cells of a subject from some cell on were asked last, `moved_s` when
-    bytes of a subject came from a peer. `awaited` are the COMMITs known when the first HAVE was
+    `awaited` are the COMMITs known when the first HAVE was
     signed without some of their parts; `is_timed` says that a deadline was learned from this round.
 
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
     their seals would say. `own_seal` is the own SEAL of `head`, `early` messages of the next round
-    by digest. `draw` is the config's `rare`.
+    by digest. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
+    branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
+    while `is_meeting` there may be one that is not known yet.
+
+    `copies` is how many members sum each slice. `agreed` has the result roots that are believed in
+    open runs, by LIST and first cell of the slice.
     """
 
     me: PeerId
@@ -105,10 +61,11 @@ class RoundView:
     num_cells: int
     trust: str
     started_s: float
-    suspects: frozenset[PeerId]
+    final: SealValue
+    may_branch: bool = False
     draw: Rare = never
     ballots: Ballots = field(init=False)
-    slices: tuple[rosters.Slice, ...] = field(init=False)
+    slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
     time_outs: int = 0
     opened_s: float | None = None
@@ -123,15 +80,18 @@ class RoundView:
     values: dict[bytes, SealValue] = field(default_factory=dict)
     pushed_among: frozenset[PeerId] | None = None
     requested: set[Request] = field(default_factory=set)
-    asked: dict[tuple[bytes, int], "Asked"] = field(default_factory=dict)
-    moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
     awaited: frozenset[bytes] = frozenset()
     is_timed: bool = False
     contribution: Contributed | None = None
     own_seal: bytes = b""
     proven_seats: set[PeerId] = field(default_factory=set)
     early: dict[bytes, Entry] = field(default_factory=dict)
+    followed: bytes = b""
+    bound: bytes = b""
+    is_meeting: bool = False
     is_diverged: bool = False
+    agreed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    copies: int = field(init=False)
     members: tuple[PeerId, ...] = field(init=False)
     member_set: frozenset[PeerId] = field(init=False)
     electorate: tuple[PeerId, ...] = field(init=False)
@@ -139,24 +99,52 @@ class RoundView:
     basis: bytes = field(init=False)
     index: int = field(init=False)
     is_member: bool = field(init=False)
-    is_voter: bool = field(init=False)
     _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
     _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
-    _gathering: tuple[int, frozenset[PeerId], list[tuple[PeerId, ...]]] = field(
-        default=(-1, frozenset(), []), init=False
-    )
-    _own_slices: list[rosters.Slice] = field(default_factory=list, init=False)
+    _gathering: Gathering = field(init=False)
 
     def __post_init__(self) -> None:
         self.basis, self.index = self.head.digest, self.head.round + 1
+        self.copies = copies(self.trust)
         self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
         self.electorate = rosters.voters(self.head.roster)
-        self.is_member, self.is_voter = self.me in self.member_set, self.me in self.electorate
+        self.is_member = self.me in self.member_set
         self.suspect(self.suspects)
         self.ballots = Ballots(
             self.basis, self.head.shard, self.index, self.head.roster, self.trust
         )
-        self.slices = rosters.slices(self.members, self.basis, self.num_cells)
+        self.slices = slices(self.head.roster, self.basis, self.num_cells, trust=self.trust)
+        self._gathering = Gathering(self.slices, self.me, self.copies)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether no quorum is in reach, and the round is sealed provisionally (R4)."""
+        return bool(self.ballots.sealers)
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node votes here: with VOTEs, or in a provisional round with PVOTEs."""
+        return self.me in (self.ballots.sealers or self.electorate)
+
+    @property
+    def is_speaker(self) -> bool:
+        """Whether this node has a say here: on a branch a voter need not be a member."""
+        return self.is_member or self.is_voter
+
+    def may_speak(self, peer: PeerId) -> bool:
+        """Whether that peer may be one whom a provisional round needs."""
+        return peer in self.member_set or peer in self.final.roster.member_set
+
+    def elect(self, sealers: frozenset[PeerId]) -> None:
+        """Go on as a provisional round of these sealers, or with nobody as an ordinary one."""
+        if bool(sealers) != self.is_provisional:
+            self._closers.clear()
+        self.ballots.elect(sealers)
+
+    def promote(self) -> None:
+        """The seal before is final now: this round decides what is final next."""
+        self.final = self.head
+        self._closers.clear()
 
     def rare(self, name: str) -> bool:
         """Whether a rare branch is taken; drawn once per attempt, however often a rule asks."""
@@ -174,7 +162,7 @@ class RoundView:
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
-        if event.round != self.index:
+        if event.round != self.index or event.basis not in (b"", self.basis):
             return
         self.contribution = event
         # Committed before a restart: the same bytes again, or the COMMIT stands without them.
@@ -184,8 +172,15 @@ class RoundView:
 
     def start_clock(self, now_s: float) -> None:
         """The clock of attempt 0 starts when a quorum has committed: until then all train."""
-        if self.opened_s is None and self.has_quorum(set(self.ballots.of(Kind.COMMIT))):
+        if self.opened_s is None and self.can_open():
             self.opened_s = self.progress_s = now_s
+
+    def can_open(self) -> bool:
+        """Whether enough have committed: a quorum; provisionally, most of those in reach."""
+        committed = self.ballots.of(Kind.COMMIT)
+        if self.is_provisional:
+            return 2 * sum(peer in committed for peer in self.expected) > len(self.expected)
+        return self.has_quorum(set(committed))
 
     def is_listed_in(self, value: SealValue) -> bool:
         """Whether the contribution in the trainer's hands is in that seal (R6).
@@ -198,6 +193,16 @@ class RoundView:
         if self.contribution is None:
             return own[0] == self.own_commit
         return self.contribution.root == own[1].root
+
+    def is_doubtful(self, value: SealValue) -> bool:
+        """Whether that seal may list what the trainer is about to give again, as nobody can tell.
+
+        After a damaged log, a COMMIT that only others remember is sealed before the trainer is up:
+        it may be what the trainer holds, or of a disk that is lost (R6, R12).
+        """
+        own = self.ballots.commits.get(self.me)
+        is_theirs = own is not None and own[0] in value.commits and own[0] != self.own_commit
+        return is_theirs and self.contribution is None
 
     def is_about(self, subject: bytes) -> bool:
         """Whether that is a COMMIT or a LIST of this round."""
@@ -227,7 +232,9 @@ class RoundView:
             yield sender, digest, body
 
     def has_quorum(self, peers: set[PeerId]) -> bool:
-        """Whether the voters among `peers` are a quorum."""
+        """Whether the voters among `peers` are a quorum; a provisional round needs them all."""
+        if self.is_provisional:
+            return self.ballots.sealers <= peers
         return rosters.has_quorum(self.head.roster, peers, trust=self.trust)
 
     @property
@@ -250,7 +257,7 @@ class RoundView:
     @property
     def is_quorum_alone(self) -> bool:
         """Whether this node needs no other voter to make a round final."""
-        return self.has_quorum({self.me})
+        return rosters.has_quorum(self.head.roster, {self.me}, trust=self.trust)
 
     @property
     def may_be_open(self) -> int:
@@ -264,33 +271,47 @@ class RoundView:
         """Who proposes in `attempt`."""
         found = self._closers.get(attempt)
         if found is None:
-            found = rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+            found = self._ordinary_closer(attempt)
+            if self.is_provisional:
+                found = rosters.provisional_closer(self.final.roster, self.basis, attempt)
             self._closers[attempt] = found
         return found
 
-    def gathering(self) -> list[tuple[PeerId, ...]]:
-        """Who gathers and sums each of the slices now.
+    def _ordinary_closer(self, attempt: int) -> PeerId:
+        return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
 
-        The first reducer does; the next in rank once all before it are suspected here, or once as
-        many attempts have failed (R3).
-        """
-        attempt, suspects, found = self._gathering
-        if attempt != self.attempt or suspects != self.suspects:
-            found = [self._gathering_of(piece) for piece in self.slices]
-            self._gathering = (self.attempt, self.suspects, found)
-            pairs = zip(self.slices, found, strict=True)
-            self._own_slices = [piece for piece, peers in pairs if self.me in peers]
-        return found
+    def can_close(self, attempt: int) -> bool:
+        """Whether the closer of `attempt` is in reach; of a provisional round, one who seals it."""
+        closer = self.closer(attempt)
+        return (
+            closer in self.ballots.sealers if self.is_provisional else closer not in self.suspects
+        )
 
-    def _gathering_of(self, piece: rosters.Slice) -> tuple[PeerId, ...]:
-        ranks = enumerate(piece.reducers)
-        alive = next((rank for rank, peer in ranks if peer not in self.suspects), len(self.members))
-        return piece.reducers[: max(alive, self.attempt) + 1]
+    def may_close(self, peer: PeerId, attempt: int) -> bool:
+        """Whether that peer proposes in `attempt`, be it ordinary or provisional for it."""
+        rosters_named = (self.final.roster, self.head.roster)
+        provisional = (
+            rosters.provisional_closer(roster, self.basis, attempt) for roster in rosters_named
+        )
+        return peer in (self._ordinary_closer(attempt), *provisional)
 
-    def own_slices(self) -> list[rosters.Slice]:
+    def proposal(self) -> Entry | None:
+        """The LIST of this attempt, from its closer."""
+        return self.ballots.of(Kind.LIST, self.attempt).get(self.closer(self.attempt))
+
+    def gathering(self) -> Gathering:
+        """Who holds and sums which slices now."""
+        # Provisional attempts pass by the closers that are out of reach: few of them have failed.
+        failed = self.time_outs if self.is_provisional else self.attempt
+        return self._gathering.at(failed, self.suspects)
+
+    def own_slices(self) -> list[Slice]:
         """Slices that this node gathers and sums now."""
-        self.gathering()
-        return self._own_slices
+        return self.gathering().own
+
+    def kept_slices(self) -> list[Slice]:
+        """Slices of which this node holds parts now: in open runs more than it sums."""
+        return self.gathering().kept
 
     def slot(self, kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
         """A signature's place in this round."""
@@ -304,15 +325,18 @@ class RoundView:
             subject=subject,
         )
 
-    def own_seal_of(self, value: SealValue) -> bytes:
-        """The own SEAL of `value`, of whatever attempt; empty if there is none."""
-        for attempt in self.ballots.attempts(Kind.SEAL):
-            entry = self.ballots.of(Kind.SEAL, attempt, self.basis).get(self.me)
-            if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
-                return entry.message.encoded
+    def own_seal_of(
+        self, value: SealValue, kinds: tuple[Kind, ...] = (Kind.SEAL, Kind.PSEAL)
+    ) -> bytes:
+        """The own SEAL of `value`, or else PSEAL, of whatever attempt; empty if there is none."""
+        for kind in kinds:
+            for attempt in self.ballots.attempts(kind):
+                entry = self.ballots.of(kind, attempt, self.basis).get(self.me)
+                if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
+                    return entry.message.encoded
         return b""
 
-    def missing_parts(self, commit: bytes, piece: rosters.Slice) -> tuple[int, ...]:
+    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
         """Cells of a slice of which the part of that COMMIT is not here."""
         held = self.parts.get(commit, set())
         if held.issuperset(range(piece.first, piece.stop)):
@@ -336,54 +360,12 @@ class RoundView:
             found.append((commit[0], digest, commit[1]))
         return found
 
-    def agg_of(self, digest: bytes, piece: rosters.Slice) -> dict[PeerId, Agg]:
+    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
         """Who announced which result root for a slice of a LIST."""
         subject = slice_subject(digest, piece.first, piece.stop)
         return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
 
-    def result_place(self, digest: bytes, cell: int) -> ResultPlace | None:
-        """Where a result cell of a LIST belongs, once an AGG of its slice is known."""
-        for piece in self.slices:
-            if piece.first <= cell < piece.stop:
-                for agg in self.agg_of(digest, piece).values():
-                    return ResultPlace(agg.root, piece.first, piece.stop)
-        return None
-
     def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""
-        if self.is_about(subject) and source in self.members:
+        if source in self.member_set and self.is_about(subject):
             self.moved_s[subject, source] = now_s
-
-    def is_moving(self, subject: bytes, source: PeerId, *, now_s: float, within_s: float) -> bool:
-        """Whether bytes of a subject came from a peer so lately."""
-        return now_s - self.moved_s.get((subject, source), -math.inf) < within_s
-
-    def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
-        """When cells may be asked for that were asked for before.
-
-        At once if their source is suspected; else when nothing has come from it for a while, which
-        is longer each time: on a slow line a second answer is what delays the first.
-        """
-        asked = self.asked[subject, first]
-        if asked.source in self.suspects:
-            return asked.at_s
-        moved_s = self.moved_s.get((subject, asked.source), asked.at_s)
-        growth = RETRY_GROWTH ** min(asked.count - 1, RETRY_GROWTH_STEPS_MAX)
-        return max(asked.at_s, moved_s) + retry_s * growth
-
-    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> bool:
-        """Whether there is no reason to wait before these cells are asked for."""
-        is_new = (subject, first) not in self.asked
-        return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
-
-    def ask(
-        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
-    ) -> PeerId | None:
-        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
-        asked = self.asked.get((subject, first))
-        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
-            return None
-        count = 0 if asked is None else asked.count
-        source = sources[(count + self.rare("other-source")) % len(sources)]
-        self.asked[subject, first] = Asked(source, now_s, count + 1)
-        return source

@@ -27,6 +27,7 @@ from node.invite import invite_link, invite_to
 from node.lingering import Lingering
 from node.links import CONTROL_PROTOCOL, Links
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
+from node.probing import probe
 from node.state.folder import (
     KNOWN_PEERS_FILE,
     has_history,
@@ -93,17 +94,18 @@ async def run_node(node: Node, around: Around) -> None:
         departure.begin()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_leave, departure, made.driver, nursery.cancel_scope)
+                nursery.start_soon(_leave, departure, made, nursery.cancel_scope)
                 _watch_parent(node, around, made.driver, nursery)
                 await _start_status(node, around, made, transport, nursery)
                 _tell_addresses(node, transport)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
+                nursery.start_soon(made.entries.run, around.board)
                 if node.trace is not None:
                     nursery.start_soon(node.trace.keep_telling_use, made.driver.core)
                 nursery.start_soon(_work, made, departure)
                 await nursery.start(directory.run)
-                nursery.start_soon(_watch_connections, transport, made.links)
+                nursery.start_soon(_watch_connections, transport, made.links, made.driver)
                 entry = Entry(node, transport, directory, made.links)
                 if is_resumed:
                     nursery.start_soon(entry.knock)
@@ -119,6 +121,8 @@ async def run_node(node: Node, around: Around) -> None:
             if not departure.is_asked:
                 _trace_end(node, str(_first(group)))
                 raise
+        finally:
+            made.entries.close()
     ending = "finished" if made.driver.finished.is_set() else "stopped"
     _trace_end(node, "left" if departure.is_asked else ending)
     if departure.is_asked:
@@ -241,6 +245,7 @@ async def _start_status(
         traffic=transport.traffic,
         own_addresses=lambda: full_addresses(node.signer.peer_id, transport.addresses()),
         addresses=made.links.acquaintances,
+        told=lambda: made.entries.told,
         checkpoint=lambda: made.checkpoints.latest,
         is_observer=node.config.is_observer,
         num_tasks=lambda: trio.lowlevel.current_statistics().tasks_living,
@@ -268,20 +273,25 @@ def _keeper(node: Node, links: Links) -> KnownPeersKeeper:
     )
 
 
-async def _watch_connections(transport: Libp2pTransport, links: Links) -> None:
-    async for _ in transport.connection_events():
-        links.connection_changed()
+async def _watch_connections(transport: Libp2pTransport, links: Links, driver: Driver) -> None:
+    async with trio.open_nursery() as nursery:
+        async for peer, is_up in transport.connection_events():
+            links.connection_changed()
+            if not is_up:
+                nursery.start_soon(probe, transport, links, peer, driver.tell)
 
 
 # Leaving ----------------------------------------------------------------------------------------
 
 
-async def _leave(departure: Departure, driver: Driver, scope: trio.CancelScope) -> None:
+async def _leave(departure: Departure, made: Machinery, scope: trio.CancelScope) -> None:
     """Once asked: say that we go, give it a moment to be heard, and go."""
     await departure.asked()
     logger.info("leaving signal=%s", departure.signal_name or "none")
-    with trio.move_on_after(LEAVE_QUEUED_S):
-        await driver.tell(ev.Leaving())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.entries.leave, departure.signal_name or "asked to")
+        with trio.move_on_after(LEAVE_QUEUED_S):
+            await made.driver.tell(ev.Leaving())
     await trio.sleep(LEAVE_S)
     scope.cancel()
 

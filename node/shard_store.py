@@ -1,309 +1,105 @@
-"""The bytes of one shard: anchor and outer slots, and the parts and results of rounds in flight.
+"""The state of one shard from round to round, final and provisional; bytes are in `cell_store`."""
 
-Plain synchronous arithmetic on numpy arrays. The node calls it from worker threads, the simulator
-inline; both run this very code. Nothing here is believed before it is checked against a root.
+from collections.abc import Set as AbstractSet
 
-A state cell is one cell of the anchor or of one outer slot, as little-endian float32; cell i of
-vector v has index v * num_cells + i, the anchor being vector 0.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from blake3 import blake3
-from numpy.typing import NDArray
-
-from node.events import ListEntry
-from protocol import limits
-from protocol.errors import ProofError, StateError
-from protocol.grid import cell_root, check_merkle_proof, merkle_proof, merkle_root
-from protocol.identity import PeerId
-from protocol.manifest import RunManifest
-from training.aggregation import AGGREGATORS
-from training.arithmetic import cell_norms
-from training.compression import CODECS
-from training.outer import OuterInfo, make_outer
-
-Vector = NDArray[np.float32]
-
-ROUNDS_KEPT = 2
-"""Results and states of this many sealed rounds stay, for those who are a round behind."""
+from node.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
+from node.cell_store import CellSizes as CellSizes
+from node.cell_store import CellStore as CellStore
+from node.cell_store import Item as Item
+from node.cell_store import State as State
+from node.cell_store import Step as Step
+from node.cell_store import Vector as Vector
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Anchor and outer slots after a round. Nobody writes to the arrays once they are in here."""
+class ShardStore(CellStore):
+    """See CellStore; this takes the outer steps."""
 
-    anchor_N: Vector
-    slots: Mapping[str, Vector]
-    cell_roots: tuple[bytes, ...]
-    root: bytes
+    def apply(self, digest: bytes, *, is_empty: bool, round_index: int, base: bytes = b"") -> bytes:
+        """The outer step on the results of a LIST, as a candidate; the root of its state.
 
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A stored cell as it travels: bytes, and the proof from its root to the tree's."""
-
-    index: int
-    payload: bytes
-    proof: tuple[bytes, ...]
-
-
-class ShardStore:
-    """What one node holds of one shard. One fragment; more come with streaming (R5)."""
-
-    def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector) -> None:
-        self.layout = manifest.layout(shard)
-        self.num_cells = self.layout.num_cells(0)
-        self._codec = CODECS[manifest.outer.codec]()
-        # R7: results travel at eight bits or more, so a coarser codec's results go as float32.
-        result_codec = manifest.outer.codec if manifest.outer.codec in ("none", "fp16") else "none"
-        self._result_codec = CODECS[result_codec]()
-        self._aggregator = AGGREGATORS[manifest.outer.aggregator]()
-        self._outer = make_outer(manifest.outer)
-        slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
-        self.state = self.make_state(anchor_N, slots)
-        self._parts: dict[bytes, dict[int, Item]] = {}
-        self._results: dict[bytes, dict[int, bytes]] = {}
-        self._states: dict[bytes, State] = {self.state.root: self.state}
-        self._candidates: dict[bytes, State] = {}
-        self._kept: list[tuple[set[bytes], set[bytes], set[bytes]]] = []
-
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """The outer optimizer's slots."""
-        return tuple(self._outer.slots)
-
-    # State --------------------------------------------------------------------------------------
-
-    @property
-    def num_state_cells(self) -> int:
-        """Cells of the anchor and of every outer slot."""
-        return self.num_cells * (1 + len(self._outer.slots))
-
-    def make_state(self, anchor_N: Vector, slots: Mapping[str, Vector]) -> State:
-        """A state with its Merkle root."""
-        vectors = [anchor_N, *(slots[name] for name in self._outer.slots)]
-        roots = tuple(
-            cell_root(self._cell_bytes(vector_N, cell))
-            for vector_N in vectors
-            for cell in range(self.num_cells)
-        )
-        # One fragment: the tree of fragment roots is that fragment's root.
-        return State(anchor_N, slots, roots, merkle_root([merkle_root(roots)]))
-
-    def _cell_bytes(self, vector_N: Vector, cell: int) -> bytes:
-        start, stop = self.layout.cell_range(0, cell)
-        return vector_N[start:stop].astype("<f4", copy=False).tobytes()
-
-    def seat_proof(self, peer: PeerId, basis: bytes) -> bytes:
-        """BLAKE3 over the whole state, keyed by peer and seal: only a holder can make it."""
-        hasher = blake3(key=blake3(peer + basis).digest())
-        for vector_N in (self.state.anchor_N, *self.state.slots.values()):
-            hasher.update(vector_N.astype("<f4", copy=False).tobytes())
-        return hasher.digest()
-
-    def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
-        """The state that verified state cells make up. Raises StateError unless it has `root`."""
-        vectors = []
-        for number in range(1 + len(self._outer.slots)):
-            span = range(number * self.num_cells, (number + 1) * self.num_cells)
-            if any(index not in cells for index in span):
-                raise StateError("state cells are missing")
-            vectors.append(np.frombuffer(b"".join(cells[i] for i in span), dtype="<f4").copy())
-        slots = dict(zip(self._outer.slots, vectors[1:], strict=True))
-        state = self.make_state(vectors[0], slots)
-        if state.root != root:
-            raise StateError("the assembled state does not have the sealed root")
-        return state
-
-    def replace_state(self, state: State) -> None:
-        """Go on from a synchronised state; forgets parts and results."""
-        self.state = state
-        self._states = {state.root: state}
-        self._parts.clear()
-        self._results.clear()
-        self._candidates.clear()
-        self._kept.clear()
-
-    # Cells --------------------------------------------------------------------------------------
-
-    def part_bytes(self, cell: int) -> int:
-        """Exact size of a part of `cell`."""
-        return self._codec.payload_bytes(self.layout.cell_numel(0, cell))
-
-    def result_bytes(self, cell: int) -> int:
-        """Exact size of the encoded result of `cell`."""
-        return self._result_codec.payload_bytes(self.layout.cell_numel(0, cell))
-
-    def state_bytes(self, index: int) -> int:
-        """Exact size of a state cell."""
-        return 4 * self.layout.cell_numel(0, index % self.num_cells)
-
-    def put_part(self, root: bytes, item: Item) -> None:
-        """Keep a part of the contribution with that root.
-
-        Raises ProofError for other bytes and DecodeError for bytes that decode to no finite cell:
-        such a contribution is never complete, so it is never listed.
+        It is taken on the state of root `base`: the anchor, or on a branch the last final state.
         """
-        node = cell_root(item.payload)
-        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_cells)
-        self._codec.decode(item.payload, self.layout.cell_numel(0, item.index))
-        self._parts.setdefault(root, {})[item.index] = item
-
-    def put_result(self, digest: bytes, root: bytes, item: Item, *, first: int, stop: int) -> None:
-        """Keep a result cell of the LIST `digest`; `root` is the AGG's over [first, stop).
-
-        Raises ProofError and DecodeError as `put_part` does.
-        """
-        node = cell_root(item.payload)
-        check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
-        self._result_codec.decode(item.payload, self.layout.cell_numel(0, item.index))
-        self._results.setdefault(digest, {})[item.index] = item.payload
-
-    def check_state_cell(self, root: bytes, item: Item) -> None:
-        """Raise ProofError unless `item` is a cell of the state with that root."""
-        if len(item.payload) != self.state_bytes(item.index):
-            raise ProofError(f"state cell {item.index} has {len(item.payload)} bytes")
-        node = cell_root(item.payload)
-        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_state_cells)
-
-    def parts(self, root: bytes, cells: Iterable[int]) -> list[Item]:
-        """Those of the cells that are here, of the own contribution or another's."""
-        held = self._parts.get(root, {})
-        return [held[cell] for cell in cells if cell in held]
-
-    def results(self, digest: bytes, *, first: int, stop: int) -> list[Item]:
-        """All result cells of a slice, or none while one of them is not here."""
-        held = self._results.get(digest, {})
-        if any(cell not in held for cell in range(first, stop)):
-            return []
-        roots = [cell_root(held[cell]) for cell in range(first, stop)]
-        return [
-            Item(cell, held[cell], merkle_proof(roots, cell - first)) for cell in range(first, stop)
-        ]
-
-    def state_cells(self, root: bytes, cells: Sequence[int]) -> list[Item]:
-        """Cells of one of the last states; none if it is gone."""
-        state = self._states.get(root)
-        if state is None or any(index >= self.num_state_cells for index in cells):
-            return []
-        vectors = [state.anchor_N, *(state.slots[name] for name in self._outer.slots)]
-        return [
-            Item(
-                index,
-                self._cell_bytes(vectors[index // self.num_cells], index % self.num_cells),
-                merkle_proof(state.cell_roots, index),
-            )
-            for index in cells
-        ]
-
-    def result_cells(self, digest: bytes) -> list[bytes]:
-        """The encoded result of a LIST, all cells of it; asked when it is whole."""
-        held = self._results.get(digest, {})
-        return [held[cell] for cell in range(self.num_cells)] if held else []
-
-    def restore_result(self, digest: bytes, data: bytes) -> None:
-        """Take back what `result_cells` gave, its cells behind one another.
-
-        Raises StateError for another size and DecodeError for bytes that are no result.
-        """
-        sizes = [self.result_bytes(cell) for cell in range(self.num_cells)]
-        if len(data) != sum(sizes):
-            raise StateError(f"a stored result has {len(data)} bytes of {sum(sizes)}")
-        cells, position = {}, 0
-        for cell, size in enumerate(sizes):
-            cells[cell] = data[position : position + size]
-            self._result_codec.decode(cells[cell], self.layout.cell_numel(0, cell))
-            position += size
-        self._results[digest] = cells
-
-    # Arithmetic ---------------------------------------------------------------------------------
-
-    def contribute(self, payloads: Sequence[bytes]) -> tuple[bytes, tuple[float, ...]]:
-        """Keep the own contribution; its root and the norms of its decoded cells.
-
-        Raises StateError if the trainer sent something else than one payload per cell.
-        """
-        sizes = [self.part_bytes(cell) for cell in range(self.num_cells)]
-        if [len(payload) for payload in payloads] != sizes:
-            raise StateError("the trainer's contribution does not fit the grid")
-        decoded_N = self.decode(payloads)
-        norms = cell_norms(decoded_N, self.layout.cell_elements)
-        if max(norms) > limits.CELL_NORM_MAX:
-            raise StateError(f"training diverged: a cell of the contribution has norm {max(norms)}")
-        roots = [cell_root(payload) for payload in payloads]
-        root = merkle_root(roots)
-        self._parts[root] = {
-            cell: Item(cell, payload, merkle_proof(roots, cell))
-            for cell, payload in enumerate(payloads)
-        }
-        return root, norms
-
-    def decode(self, payloads: Sequence[bytes]) -> Vector:
-        """The vector that the payloads of a whole contribution stand for."""
-        return np.concatenate(
-            [
-                self._codec.decode(payload, self.layout.cell_numel(0, cell))
-                for cell, payload in enumerate(payloads)
-            ]
-        )
-
-    def reduce(
-        self,
-        digest: bytes,
-        entries: Sequence[tuple[ListEntry, bytes]],
-        *,
-        first: int,
-        stop: int,
-    ) -> bytes:
-        """Sum cells [first, stop); keep the encoded result; the root over its cell roots.
-
-        `entries` come with the root of each contribution, in ascending order of sender: the order
-        of the rows, and so of the additions.
-        """
-        weights_P = np.array([float(entry.tokens) for entry, _ in entries])
-        coefficients_P = self._aggregator.coefficients(np.empty(0), weights_P)
-        roots = []
-        for cell in range(first, stop):
-            numel = self.layout.cell_numel(0, cell)
-            slice_PN = np.stack(
-                [self._codec.decode(self._parts[root][cell].payload, numel) for _, root in entries]
-            )
-            payload = self._result_codec.encode(self._aggregator.combine(slice_PN, coefficients_P))
-            self._results.setdefault(digest, {})[cell] = payload
-            roots.append(cell_root(payload))
-        return merkle_root(roots)
-
-    def apply(self, digest: bytes, *, is_empty: bool, round_index: int) -> bytes:
-        """The outer step on the results of a LIST, as a candidate; the root of its state."""
-        candidate = self.state
-        if not is_empty:
-            held = self._results[digest]
-            aggregate_N = np.concatenate(
-                [
-                    self._result_codec.decode(held[cell], self.layout.cell_numel(0, cell))
-                    for cell in range(self.num_cells)
-                ]
-            )
-            info = OuterInfo(round=round_index, slots=self.state.slots)
-            step = self._outer.step(self.state.anchor_N, aggregate_N, info)
-            candidate = self.make_state(step.anchor_N, dict(step.slots))
-        self._candidates[digest] = candidate
+        step = Step(base or self.state.root, round_index, is_empty)
+        self._stepped[digest] = step
+        candidate = self._candidates[digest] = self._take(digest, step)
         return candidate.root
+
+    def _take(self, digest: bytes, step: Step) -> State:
+        # Whose state is not the sealed one gets another root than the others, and sees that.
+        before = self._states.get(step.base, self.final)
+        if step.is_empty:
+            return before
+        return self.stepped(before, self.result_cells(digest), round_index=step.round)
+
+    def _candidate(self, digest: bytes) -> State:
+        """What the step on a LIST gives; taken once more where the round was left meanwhile."""
+        candidate = self._candidates.pop(digest, None)
+        return candidate or self._take(digest, self._stepped[digest])
 
     def adopt(self, digest: bytes) -> None:
         """The candidate of the sealed LIST replaces the anchor; what is older than needed goes."""
-        previous, self.state = self.state, self._candidates.pop(digest)
+        previous, self.state = self.final, self._candidate(digest)
+        self.final = self.state
         self._candidates.clear()
-        self._kept.append((set(self._parts), set(self._results), {previous.root}))
         self._states[self.state.root] = self.state
+        unsealed = {listed for listed in self._results if listed not in self._stepped}
+        self._forget(digest, previous, unsealed)
+        self._pinned.clear()
+        self._age_parts()
+
+    def advance(self, digest: bytes, kept: AbstractSet[bytes] = frozenset()) -> None:
+        """R4: the anchor goes on by a LIST that is sealed provisionally; what is final stays.
+
+        So do the contributions of these roots, whenever they come.
+        """
+        left, self.state = self.state, self._candidate(digest)
+        self._candidates.clear()
+        self._pinned |= kept
+        self._age_parts()
+        if left is not self.final:
+            self._states.pop(left.root, None)
+        self._states[self.final.root] = self.final
+        self._states[self.state.root] = self.state
+
+    def confirm(self, digest: bytes) -> bytes:
+        """R4: what was sealed provisionally by this LIST is final; the root of the final state."""
+        step = self._stepped[digest]
+        previous = self.final
+        self.final = self._take(digest, Step(previous.root, step.round, step.is_empty))
+        if self.final.root == self.state.root:
+            self.final = self.state
+        self._states[self.final.root] = self.final
+        self._forget(digest, previous, set())
+        for kept in self._kept_parts[-1:]:
+            kept |= self._pinned
+        self._pinned.clear()
+        return self.final.root
+
+    def fall_back(self) -> None:
+        """R4: the branch is given up: the last final state is the anchor again."""
+        if self.state.root != self.final.root:
+            self._states.pop(self.state.root, None)
+        self.state = self.final
+        self._candidates.clear()
+
+    def _forget(self, digest: bytes, previous: State, unsealed: set[bytes]) -> None:
+        """A LIST is final: what is older than needed goes. Results of later rounds stay (R4)."""
+        sealed, stepped = self._stepped[digest].round, self._stepped
+        over = {listed for listed, step in stepped.items() if step.round <= sealed}
+        self._stepped = {
+            d: step for d, step in stepped.items() if step.round >= sealed - ROUNDS_KEPT
+        }
+        self._kept.append((over | unsealed, {previous.root}))
         if len(self._kept) > ROUNDS_KEPT:
-            parts, results, states = self._kept.pop(0)
-            for root in parts:
-                self._parts.pop(root, None)
+            results, states = self._kept.pop(0)
             for listed in results:
                 self._results.pop(listed, None)
-            for root in states - {self.state.root}:
+            for root in states - {self.state.root, self.final.root}:
                 self._states.pop(root, None)
+
+    def _age_parts(self) -> None:
+        """Contributions to rounds that are over stay a little, for those who are a round behind."""
+        self._kept_parts.append(set(self._parts) - self._pinned)
+        if len(self._kept_parts) > ROUNDS_KEPT:
+            for root in self._kept_parts.pop(0) - self._pinned:
+                self._parts.pop(root, None)

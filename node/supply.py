@@ -4,10 +4,12 @@ Each returns the actions that are due now and remembers in the view what it has 
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
-from node import roster as rosters
+from node.agreed import agreed_root, call_substitutes, caught, is_agreed
 from node.events import Apply, ListEntry, Pull, Push, Reduce, RoundAction
 from node.proposal import unpack_senders
+from node.reducers import Slice
 from node.round_view import Request, RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
@@ -26,13 +28,16 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
         return
     view.pushed_among = view.expected
     for piece in view.slices:
-        target = next((peer for peer in piece.reducers if peer in view.expected), view.me)
-        place = ("part", view.own_commit, piece.first, target)
-        if target != view.me and place not in view.requested:
-            view.requested.add(place)
-            if view.rare("part-unpushed"):
-                continue
-            yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
+        reducers = (peer for peer in piece.reducers if peer in view.expected)
+        if view.copies > 1:
+            reducers = (peer for peer in reducers if peer != view.me)
+        for target in islice(reducers, view.copies):
+            place = ("part", view.own_commit, piece.first, target)
+            if target != view.me and place not in view.requested:
+                view.requested.add(place)
+                if view.rare("part-unpushed"):
+                    continue
+                yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
 
 
 def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
@@ -44,20 +49,23 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     """
     if view.opened_s is None:
         return
+    call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
-    for piece in view.own_slices():
+    for piece in view.kept_slices():
         if certified and all(
             _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
         ):
             continue  # Summed: all that is wanted is here.
-        is_first = piece.reducers[0] == view.me and view.attempt == 0
+        is_first = view.attempt == 0 and view.me in piece.reducers[: 2 * view.copies - 1]
         is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
         if is_soon and not view.rare("part-at-once"):
             continue
         for sender, digest, _ in view.commits():
             missing = view.missing_parts(digest, piece)
             if not missing or (certified and digest not in wanted):
+                continue
+            if not view.gathering().holds(piece, sender):
                 continue
             retry_s = deadline_s / PART_RETRIES
             if is_first and view.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
@@ -106,7 +114,7 @@ def has_lost_parts(view: RoundView) -> bool:
     return False
 
 
-def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: rosters.Slice) -> bool:
+def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: Slice) -> bool:
     """Whether nobody in reach says that it holds a sender's part of a slice, nor does this node."""
     missing = view.missing_parts(commit, piece)
     return bool(missing) and not _part_sources(view, sender, missing[0])
@@ -114,14 +122,19 @@ def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: rosters.Slic
 
 def _has_whole_result(view: RoundView, digest: bytes) -> bool:
     """Whether a peer in reach has sealed a LIST, and so holds its result."""
-    return any(
-        body.list_digest == digest and sealer not in view.suspects
-        for attempt in view.ballots.attempts(Kind.SEAL)
-        for sealer, body in view.ballots.bodies(Kind.SEAL, Seal, attempt, view.basis)
-    )
+    return any(_sealers(view, digest))
 
 
-def _reduce_of(view: RoundView, digest: bytes, piece: rosters.Slice) -> Request:
+def _sealers(view: RoundView, digest: bytes) -> Iterator[PeerId]:
+    """Peers in reach that have sealed a LIST, for good or provisionally."""
+    for kind in (Kind.SEAL, Kind.PSEAL):
+        for attempt in view.ballots.attempts(kind):
+            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.basis):
+                if body.list_digest == digest and sealer not in view.suspects:
+                    yield sealer
+
+
+def _reduce_of(view: RoundView, digest: bytes, piece: Slice) -> Request:
     """The place in `requested` of the sum of a slice."""
     return ("reduce", digest, piece.first, view.me)
 
@@ -151,12 +164,17 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
                 yield Reduce(digest, entries, piece.first, piece.stop)
 
 
-def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterator[RoundAction]:
+def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[RoundAction]:
     """The result of a slice, to every member that is expected to need it.
 
-    A substitute keeps it for those who ask, until all who come before it are suspected.
+    A substitute keeps it for those who ask, until all who come before it are suspected, or caught.
+    In open runs nobody can check it before another reducer has said the same.
     """
-    before = piece.reducers[: piece.reducers.index(view.me)]
+    before = set(piece.reducers[: piece.reducers.index(view.me)])
+    if view.copies > 1:
+        before -= caught(view, digest, piece)
+        if not is_agreed(view, digest, piece):
+            return
     place = ("result", digest, piece.first, view.me)
     if place in view.requested or not view.suspects.issuperset(before):
         return
@@ -170,12 +188,13 @@ def push_results(view: RoundView, digest: bytes, piece: rosters.Slice) -> Iterat
 def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
     """Results that should be here by now.
 
-    Members are pushed to, and ask after half a deadline. An observer and a straggler ask at once,
-    but only for what is final.
+    Members are pushed to, and ask after half a deadline; at once where whoever summed is suspected
+    and somebody has the whole result. An observer and a straggler ask at once, but only for what is
+    final, or what they follow on a branch.
     """
     final = _sealed_list(view)
     digests = [final] if final else []
-    if view.is_member:
+    if view.is_speaker:
         digests += [digest for digest, _ in view.ballots.certified_lists() if digest != final]
     for digest in digests:
         missing = set(view.missing_results(digest))
@@ -183,11 +202,15 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
             continue
         certified_s = view.certified_s.get(digest, now_s)
         is_due = digest == final or now_s >= certified_s + deadline_s / 2
-        if not (is_due or view.rare("result-at-once")):
+        is_due = is_due or view.rare("result-at-once")
+        if not (is_due or view.suspects):
             continue
         for piece in view.slices:
             cells = tuple(cell for cell in _cells(piece) if cell in missing)
-            sources = _result_sources(view, digest, piece)
+            if view.copies > 1 and agreed_root(view, digest, piece) is None:
+                continue  # Nobody could check them.
+            find = _result_sources if is_due else _sources_behind_the_dead
+            sources = find(view, digest, piece)
             if not cells or not sources:
                 continue
             retry_s = deadline_s / RESULT_RETRIES
@@ -198,31 +221,49 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
                 yield Pull(source, Bulk.RESULT, digest, cells)
 
 
-def retry_times(view: RoundView, deadline_s: float) -> Iterator[float]:
-    """When cells may be asked for that were not asked for last time."""
+def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> Iterator[float]:
+    """When cells may be asked for that were not asked for last time; some may be past."""
     for certified_s in view.certified_s.values():
         yield certified_s + deadline_s / 2
-    retries_s = (deadline_s / PART_RETRIES, deadline_s / RESULT_RETRIES)
-    for retry_s in retries_s:
-        for moved_s in view.moved_s.values():
-            yield moved_s + retry_s
-        for subject, first in view.asked:
-            yield view.ask_due_s(subject, first, retry_s)
+    # Of what is missing here alone: nearly everybody sums nothing, and is told of every COMMIT.
+    own_slices, lately_s = view.own_slices(), now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
+    moved_s = {key: time_s for key, time_s in view.moved_s.items() if time_s > lately_s}
+    for subject in dict.fromkeys([subject for subject, _ in (*moved_s, *view.asked)]):
+        if view.ballots.commit_of(subject) is None:
+            retry_s, is_wanted = deadline_s / RESULT_RETRIES, bool(view.missing_results(subject))
+        else:
+            retry_s = deadline_s / PART_RETRIES
+            is_wanted = any(view.missing_parts(subject, piece) for piece in own_slices)
+        if is_wanted:
+            yield from (at_s + retry_s for (of, _), at_s in moved_s.items() if of == subject)
+            yield from (
+                view.ask_due_s(*asked, retry_s) for asked in view.asked if asked[0] == subject
+            )
 
 
 def _sealed_list(view: RoundView) -> bytes:
+    """The LIST that is sealed: for good, or by others of a branch."""
     sealed = view.ballots.sealed(view.basis)
-    return sealed[0].list_digest if sealed else b""
+    return sealed[0].list_digest if sealed else view.followed
 
 
-def _result_sources(view: RoundView, digest: bytes, piece: rosters.Slice) -> list[PeerId]:
+def _sources_behind_the_dead(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
+    """Who has the result of a slice that nobody pushes any more: all who summed are suspected."""
+    pushing = view.agg_of(digest, piece).keys()
+    if not pushing or not pushing <= view.suspects:
+        return []
+    return [peer for peer in dict.fromkeys(_sealers(view, digest)) if peer != view.me]
+
+
+def _result_sources(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
     """Who announced the result, then whoever sealed, then all other members."""
     sources = list(view.agg_of(digest, piece))
-    for attempt in view.ballots.attempts(Kind.SEAL):
-        sources += view.ballots.of(Kind.SEAL, attempt, view.basis)
+    for kind in (Kind.SEAL, Kind.PSEAL):
+        for attempt in view.ballots.attempts(kind):
+            sources += view.ballots.of(kind, attempt, view.basis)
     sources += view.members
-    alive = [peer for peer in dict.fromkeys(sources) if peer not in view.suspects]
-    return [peer for peer in alive if peer != view.me]
+    left_out = {view.me, *view.suspects, *caught(view, digest, piece)}
+    return [peer for peer in dict.fromkeys(sources) if peer not in left_out]
 
 
 def apply_results(view: RoundView) -> Iterator[RoundAction]:
@@ -230,7 +271,8 @@ def apply_results(view: RoundView) -> Iterator[RoundAction]:
     complete = {digest: not body.commits for digest, body in view.ballots.certified_lists()}
     sealed = _sealed_list(view)
     if sealed:
-        complete.setdefault(sealed, False)
+        body = view.ballots.list_of(sealed)
+        complete.setdefault(sealed, body is not None and not body.commits)
     for digest, is_empty in complete.items():
         place = ("apply", digest, 0, view.me)
         if place not in view.requested and (is_empty or not view.missing_results(digest)):
@@ -238,5 +280,5 @@ def apply_results(view: RoundView) -> Iterator[RoundAction]:
             yield Apply(digest, is_empty)
 
 
-def _cells(piece: rosters.Slice) -> tuple[int, ...]:
+def _cells(piece: Slice) -> tuple[int, ...]:
     return tuple(range(piece.first, piece.stop))

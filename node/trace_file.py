@@ -20,9 +20,12 @@ from node.tracing import (
     TRACE_LINE_BYTES_MAX,
     Accused,
     Adopted,
+    Advanced,
     Began,
+    Confirmed,
     Diverged,
     Ended,
+    FellBack,
     Record,
     Signed,
     Synced,
@@ -180,6 +183,8 @@ class NodeTrace:
                 is_lost=restart.is_lost,
             )
         )
+        for link in restart.branch:
+            self._advanced(link, link.value.root, now_s, was_listed=False)
         for message in restart.messages:
             if message.sender == self._peer and message.slot.round > head.value.round:
                 self.signed(message)
@@ -199,6 +204,26 @@ class NodeTrace:
                 was_listed=was_listed,
             )
         )
+
+    def advanced(self, certificate: SealCertificate, root: bytes, *, was_listed: bool) -> None:
+        """See Advanced."""
+        self._advanced(certificate, root, self._now_s(), was_listed=was_listed)
+
+    def _advanced(
+        self, link: SealCertificate, root: bytes, at_s: float, *, was_listed: bool
+    ) -> None:
+        self._tell(
+            Advanced(at_s=at_s, peer=self._peer, certificate=link, root=root, was_listed=was_listed)
+        )
+
+    def confirmed(self, certificate: SealCertificate, root: bytes) -> None:
+        """See Confirmed."""
+        at_s = self._now_s()
+        self._tell(Confirmed(at_s=at_s, peer=self._peer, certificate=certificate, root=root))
+
+    def fell_back(self, final: SealCertificate, lost: SealCertificate) -> None:
+        """See FellBack."""
+        self._tell(FellBack(at_s=self._now_s(), peer=self._peer, final=final, lost=lost))
 
     def synced(self, certificate: SealCertificate, root: bytes) -> None:
         """See Synced."""

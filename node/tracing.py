@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from protocol import limits
 from protocol.errors import DecodeError
@@ -18,13 +19,15 @@ from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SignedMessage, decode_message
 from protocol.wire import decode, encode
 
-TRACE_LINE_BYTES_MAX = 2 * limits.CONTROL_FRAME_BYTES_MAX
-"""A seal of the largest roster in base64, and its name."""
+TRACE_LINE_BYTES_MAX = 4 * limits.CONTROL_FRAME_BYTES_MAX
+"""Two seals of the largest roster in base64, and their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """A node began, or began again, at the round that follows `head`.
+    """A node began, or began again, at the round that follows the final seal `head`.
+
+    Where it stands on a branch (R4), an Advanced in the same moment follows for each seal of that.
 
     `is_lost` says that it knows signatures of its own to be missing (R12).
     """
@@ -57,6 +60,40 @@ class Adopted:
     certificate: SealCertificate
     root: bytes
     was_listed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """A round is sealed provisionally here (R4), and the node goes on from it.
+
+    The certificate holds PSEALs. `root` is of the state that it goes on from.
+    """
+
+    at_s: float
+    peer: PeerId
+    certificate: SealCertificate
+    root: bytes
+    was_listed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """The first round of the branch that the node is on is final; `root` is of its state."""
+
+    at_s: float
+    peer: PeerId
+    certificate: SealCertificate
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack:
+    """The node gave its branch up, and goes on from the last final seal; `lost` was the head."""
+
+    at_s: float
+    peer: PeerId
+    final: SealCertificate
+    lost: SealCertificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +146,20 @@ class Ended:
     reason: str
 
 
-Record = Began | Signed | Adopted | Synced | Accused | Diverged | Used | Ended
-_KINDS: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind
-    for kind in (Began, Signed, Adopted, Synced, Accused, Diverged, Used, Ended)
-}
+Record = (
+    Began
+    | Signed
+    | Adopted
+    | Advanced
+    | Confirmed
+    | FellBack
+    | Synced
+    | Accused
+    | Diverged
+    | Used
+    | Ended
+)
+_KINDS: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 Tracer = Callable[[Record], None]
 """SEAM: takes each record as it happens; never waits."""

@@ -11,6 +11,7 @@ import trio
 from numpy.typing import NDArray
 
 from node import events as ev
+from node.admission import claim_breach
 from node.checkpoints import run_clock
 from node.core import NodeCore
 from node.fates import Fates
@@ -19,6 +20,7 @@ from node.shard_store import ShardStore
 from node.status.board import EventLog
 from node.trainer import ContributionReady, Trainer
 from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from protocol.errors import TrainerError
 from training.exchange import Contribution, Outcome
 from training.frames import Progress, Ready, Start, Validation
 
@@ -67,6 +69,8 @@ class TrainerWork:
         self._wanted: _Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
+        self._taken: _Wanted | None = None
+        """What the trainer has heard of last."""
         self._fates = Fates()
         self._round = -1
         self._is_open = False
@@ -129,7 +133,14 @@ class TrainerWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         parts = self._parts
         self.train_loss = contribution.loss
-        if parts.core.machine.view.index == self._round:
+        rules = parts.core.machine.config.clock
+        wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
+        if wrong:
+            # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
+            raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
+        assert self._taken is not None
+        basis = self._taken.action.certificate.value.digest
+        if parts.core.machine.standing.top.basis == basis:
             store = partial(parts.store.contribute, contribution.payloads)
             root, norms = await trio.to_thread.run_sync(store)
             parts.hooks.own_contribution(partial(parts.store.decode, contribution.payloads))
@@ -143,6 +154,7 @@ class TrainerWork:
                     steps=contribution.steps,
                     residual_before=contribution.residual_before,
                     residual_after=contribution.residual_after,
+                    basis=basis,
                 )
             )
         else:
@@ -156,7 +168,7 @@ class TrainerWork:
             await self._changed.wait()
             self._changed = trio.Event()
             wanted = self._wanted
-            if wanted is None or wanted.round <= self._round:
+            if wanted is None or wanted is self._taken:
                 continue
             is_over = self._parts.core.is_finished
             if self._round < 0:
@@ -166,7 +178,7 @@ class TrainerWork:
                 await self._deliver(trainer, wanted)
 
     async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
-        fates, self._round = self._fates, wanted.round
+        fates, self._round, self._taken = self._fates, wanted.round, wanted
         start = Start(
             clock=run_clock(wanted.action.certificate),
             lease=wanted.action.lease,
@@ -179,7 +191,7 @@ class TrainerWork:
 
     async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
         fates, contributed = self._fates, self._round
-        self._round, self._is_open = wanted.round, False
+        self._taken, self._round, self._is_open = wanted, wanted.round, False
         outcome = Outcome(
             listed=fates.was_listed(contributed),
             is_resync=fates.is_behind(contributed),

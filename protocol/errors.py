@@ -16,6 +16,7 @@
     │   └── StreamClosedError  the stream ended before the message did
     └── StateError             our own state is not what the swarm sealed: resync
         ├── CheckpointError    a checkpoint is torn, foreign or of another run
+        ├── LedgerError        receipts that do not hold; names the round
         └── TrainerError       the trainer process died or broke the channel's rules
 
 Bugs are not here: they are asserts, and they propagate.
@@ -119,6 +120,19 @@ class StateError(BarnraiseError):
 
 class CheckpointError(StateError):
     """A checkpoint file is torn, foreign or of another run."""
+
+
+class LedgerError(StateError):
+    """A seal or receipt of a run's ledger does not hold; `round` is where, 0 before the first."""
+
+    def __init__(self, message: str, round_index: int = 0) -> None:
+        super().__init__(message)
+        self.round = round_index
+
+    @classmethod
+    def at(cls, round_index: int, reason: str) -> "LedgerError":
+        """The error with its round in its words."""
+        return cls(f"round {round_index}: {reason}", round_index)
 
 
 class TrainerError(StateError):

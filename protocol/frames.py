@@ -6,10 +6,12 @@ stream proves who sent it, so these need no signature; nothing in them is passed
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated
 
 from protocol import limits
 from protocol.errors import DecodeError
+from protocol.gossip import GOSSIP_FRAMES, GossipFrame
 from protocol.messages import Peer, Round, SealCertificate, SignedMessage
 from protocol.wire import Digest, Range, Size, decode, encode
 
@@ -41,17 +43,34 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchEnd:
+    """Where a node stands that is on a branch (R4): its last final round, and the branch's head."""
+
+    final: Round
+    head: Digest
+
+
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Sign of life; `held` names the messages of the current round, so that gaps are filled.
 
-    `round` is the round under way, `head` the digest of the last final seal, `links` the peers
-    that the sender is linked to (so that nobody forwards what the origin has sent there itself).
+    `round` is the round under way, `head` the digest of the seal that it stands on, the last final
+    one unless `branch` says otherwise; `links` are the peers that the sender is linked to (so that
+    nobody forwards what the origin has sent there itself), `silent` those of them that it has not
+    heard of late: for the others it stands surety.
     """
 
     round: Round
     head: Digest
     held: Annotated[tuple[MessageId, ...], Size(0, limits.MESSAGES_PER_ROUND_MAX)]
     links: Annotated[tuple[Peer, ...], Size(0, 256)]
+    silent: Annotated[tuple[Peer, ...], Size(0, 256)] = ()
+    branch: Annotated[tuple[BranchEnd, ...], Size(0, 1)] = ()
+
+    @cached_property
+    def held_set(self) -> frozenset[bytes]:
+        """`held`, to look things up in; made once."""
+        return frozenset(self.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +86,8 @@ class Bulk(IntEnum):
     PART = 1
     RESULT = 2
     STATE = 3
+    STEP = 4
+    """The result of a round that is final: without proofs, for the sealed root is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +95,8 @@ class Want:
     """Please push these cells.
 
     `subject` is a COMMIT digest for parts, a LIST digest for results, a seal digest for state,
-    whose cells are those of the anchor and of each outer slot in turn.
+    whose cells are those of the anchor and of each outer slot in turn, and for a step: the result
+    that leads from the state before that seal to its own.
     """
 
     bulk: Bulk
@@ -97,6 +119,26 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantBranch:
+    """Please send the provisional seals that you stand on behind this final seal (R4)."""
+
+    final: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A provisional seal with the PSEALs that made it one; as many frames as the branch has seals.
+
+    They ascend from the seal `final` on; the last frame has none. `lock` is a SEAL of the round
+    behind `final`, of the latest attempt of which the sender knows one; empty if it knows none.
+    """
+
+    final: Digest
+    seals: Annotated[tuple[SealCertificate, ...], Size(0, limits.CHAIN_SEALS_PER_FRAME_MAX)]
+    lock: Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusAsk:
     """A peer that slept asks where the others are (R3); `nonce` pairs question and answer."""
 
@@ -112,7 +154,20 @@ class StatusAnswer:
     head: Digest
 
 
-Frame = Hello | Refusal | Heartbeat | Messages | Want | WantChain | Chain | StatusAsk | StatusAnswer
+Frame = (
+    Hello
+    | Refusal
+    | Heartbeat
+    | Messages
+    | Want
+    | WantChain
+    | Chain
+    | StatusAsk
+    | StatusAnswer
+    | GossipFrame
+    | WantBranch
+    | Branch
+)
 
 _TYPES: dict[int, type[Frame]] = {
     1: Hello,
@@ -124,6 +179,9 @@ _TYPES: dict[int, type[Frame]] = {
     7: Chain,
     8: StatusAsk,
     9: StatusAnswer,
+    **GOSSIP_FRAMES,
+    23: WantBranch,
+    24: Branch,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 

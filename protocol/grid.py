@@ -10,7 +10,7 @@ who is present, so a commitment stays valid whatever happens to the reducers.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -119,6 +119,68 @@ def merkle_root(nodes: Sequence[bytes]) -> bytes:
     while len(level) > 1:
         level = _parents(level)
     return level[0]
+
+
+class MerkleTree:
+    """All nodes of the tree over `nodes`, for many proofs; a leaf that is not known is None.
+
+    A node above one that is not known is not known either.
+    """
+
+    def __init__(self, nodes: Sequence[bytes | None]) -> None:
+        self._levels = [list(nodes)]
+        while len(self._levels[-1]) > 1:
+            self._levels.append(_known_parents(self._levels[-1]))
+
+    @property
+    def root(self) -> bytes | None:
+        """The root over all leaves; EMPTY_ROOT if there are none."""
+        return self._levels[-1][0] if self._levels[-1] else EMPTY_ROOT
+
+    def node(self, height: int, index: int) -> bytes | None:
+        """The node over the leaves from `index << height` on, `1 << height` of them at most."""
+        return self._levels[height][index]
+
+    def proof(self, index: int) -> tuple[bytes, ...]:
+        """As `merkle_proof`, of a tree of which all is known."""
+        found = []
+        for height, place in _siblings(len(self._levels[0]), index):
+            node = self._levels[height][place]
+            assert node is not None, "a proof needs the whole tree"
+            found.append(node)
+        return tuple(found)
+
+
+def proven_subtrees(
+    proof: Sequence[bytes], *, index: int, count: int
+) -> Iterator[tuple[int, int, bytes]]:
+    """What a proof that was checked says of the leaves beside number `index` of `count`.
+
+    Height and place of each subtree on its way, as `MerkleTree.node` takes them, and its root.
+    """
+    for (height, place), node in zip(_siblings(count, index), proof, strict=True):
+        yield height, place, node
+
+
+def _siblings(count: int, index: int) -> Iterator[tuple[int, int]]:
+    """Height and place of the siblings on the way from leaf `index` of `count` to the root."""
+    height = 0
+    while count > 1:
+        if index ^ 1 < count:
+            yield height, index ^ 1
+        index //= 2
+        count = (count + 1) // 2
+        height += 1
+
+
+def _known_parents(level: Sequence[bytes | None]) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for left, right in zip(level[::2], level[1::2], strict=False):
+        is_known = left is not None and right is not None
+        found.append(_parents([left, right])[0] if is_known else None)  # type: ignore[list-item]
+    if len(level) % 2:
+        found.append(level[-1])
+    return found
 
 
 def merkle_proof(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:

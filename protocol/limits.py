@@ -66,6 +66,9 @@ FRAGMENTS_MAX = 1024
 SEATS_MAX = 64
 """Seats of one replica group; a LIST, a certificate and a roster have at most as many items."""
 
+RATE_LEVEL_MAX = 254
+"""A measured rate in a byte of a COMMIT: quarters of an octave, up to 2^63 bytes per second."""
+
 SEAL_WINDOW = 4
 """Non-empty rounds in which a voter must have proved a correct SEAL (R1)."""
 
@@ -85,8 +88,16 @@ MESSAGES_PER_ROUND_MAX = 4096
 CHAIN_PAGE_SEALS = 256
 """Seals sent per request: a quarter of what a peer's queue of frames holds."""
 
+RESULT_ROUNDS_KEPT = 16
+"""Encoded results of so many final rounds stay with every peer, for those who step through them. A
+joiner whose fetch takes ten rounds has time to begin with the first of the ten before it goes."""
+
 CHAIN_SEALS_PER_FRAME_MAX = 1
 """A seal of 64 seats with its certificate takes 33 KiB: two fit no control frame."""
+
+BRANCH_ROUNDS_MAX = 256
+"""Provisional seals behind a final one (R4): what a peer is sent at once, like a page of the chain.
+Their results lie on the disk until they are final; a longer branch waits for its quorum."""
 
 ADDRESSES_PER_PEER_MAX = 16
 ADDRESS_BYTES_MAX = 256
@@ -117,3 +128,60 @@ DHT_CLOCK_SKEW_S = 60.0
 DHT_PINGS_MAX = 64
 DHT_STREAMS_PER_PEER_MAX = 8
 DHT_STREAMS_MAX = 512
+
+ENTRY_BYTES_MAX = 16 * KIB
+"""One entry of the replicated state, or one piece of evidence: three fit a control frame."""
+
+CRDT_VALUE_BYTES_MAX = 2 * KIB
+CRDT_ITEMS_MAX = 65_536
+"""Items of one replicated set or map: 256 live entries of 256 writers."""
+
+ENTRY_BODY_BYTES_MAX = ENTRY_BYTES_MAX - 512
+"""An entry's other fields take at most 305 bytes."""
+
+ENTRIES_PER_WRITER_MAX = 256
+ENTRY_BYTES_PER_WRITER_MAX = 64 * KIB
+"""Of all kinds together: `protocol.entry_kinds` shares both out, so that each kind has a count."""
+
+ENTRIES_TOTAL_BYTES_MAX = 96 * MIB
+"""What all kinds and the evidence come to if everything is as large as it may be: 89 MiB. Members'
+own records are small: those of 10,000 take about 15 MiB."""
+
+EVIDENCE_MAX = 4096
+EVIDENCE_BYTES_MAX = 4 * KIB
+"""Evidence that is held, and its size: a fork takes some 700 bytes, two VOTEs or SEALs as much.
+What is larger (two COMMITs) is content, which an entry names."""
+
+EVIDENCE_PROOF_BYTES_MAX = MIB + 256 * KIB
+"""A proof that is fetched as content: a leaf of 16 KiB with its path, of every cell of a slice."""
+
+ENTRY_ADDRESSES_MAX = 8
+ENTRY_ADDRESS_BYTES_MAX = 192
+"""A relayed address names two peers and takes 160 bytes."""
+
+STATE_ROWS_MAX = 150_000
+"""Of the replicated state on disk: 116,736 entries of all kinds, and the evidence."""
+
+STATE_FILE_BYTES_MAX = 256 * MIB
+"""The bytes of all of them with SQLite's pages, which are half full at worst, and ids and sums."""
+
+GOSSIP_BUCKETS = 256
+BUCKET_DIGEST_BYTES = 16
+"""Of a bucket's digest: who writes entries so that two sets look alike needs 2^64 tries."""
+
+GOSSIP_IDS_MAX = 1024
+"""Ids in one frame: 34 bytes each, 34 KiB."""
+
+GOSSIP_EXCHANGE_BYTES_MAX = 1 * MIB
+"""Ids and entries that one side sends in one exchange; the next exchange goes on."""
+
+INCARNATION_MAX = 2**40
+RUMOURS_PER_FRAME_MAX = 8
+INTRODUCTIONS_PER_FRAME_MAX = 16
+INTRODUCTION_AGE_S_MAX = 3600
+GOSSIP_ADDRESSES_MAX = 4
+GOSSIP_ADDRESS_BYTES_MAX = 192
+"""As of an entry (`ENTRY_ADDRESS_BYTES_MAX`). 16 introductions of 4 are 13 KiB."""
+
+PARTIAL_VIEW_MAX = 256
+"""Peers that a node keeps in mind, besides the seated."""

@@ -12,12 +12,12 @@ from protocol.identity import PeerId, Signer
 from protocol.slots import Kind as Kind
 from protocol.slots import Round as Round
 from protocol.slots import Slot as Slot
+from protocol.slots import slice_subject as slice_subject
 from protocol.wire import Digest, Range, Signature, Size, decode, encode
 
 _MESSAGE_DOMAIN = b"barnraise/message/1"
 _LIST_DOMAIN = b"barnraise/list/1"
 _SEAL_DOMAIN = b"barnraise/seal/1"
-_SLICE_DOMAIN = b"barnraise/slice/1"
 
 Peer = Annotated[PeerId, Size(32, 32)]
 Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
@@ -74,7 +74,9 @@ class Commit:
 
     `root` is over the cell roots of the encoded fragment; `base` names the seal whose anchor it is
     relative to; `seal` is the sender's own SEAL of round r - L, or empty. `is_past_end` says that
-    by the sender's clock the date is past at which the manifest stops the run.
+    by the sender's clock the date is past at which the manifest stops the run. `seen` has a byte
+    for each member of the roster: 0 for one to which the sender has no link, 1 for one of no known
+    rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody.
     """
 
     root: Digest
@@ -93,6 +95,7 @@ class Commit:
     gone: Peers
     bans: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
     is_past_end: bool
+    seen: Annotated[bytes, Size(0, limits.SEATS_MAX)] = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +221,11 @@ def sign_message(signer: Signer, slot: Slot, body: Body) -> SignedMessage:
     assert isinstance(body, _BODIES[slot.kind])
     assert _fits(slot, body), f"this {slot.kind.name} belongs into another slot"
     encoded = encode(body)
-    signature = signer.sign(_preimage(slot, signer.peer_id, encoded))
-    return SignedMessage(slot=slot, sender=signer.peer_id, body=encoded, signature=signature)
+    preimage = _preimage(slot, signer.peer_id, encoded)
+    signature = signer.sign(preimage)
+    message = SignedMessage(slot=slot, sender=signer.peer_id, body=encoded, signature=signature)
+    vars(message).update(digest=blake3(preimage).digest(), _content=body, _preimage=preimage)
+    return message
 
 
 @lru_cache(maxsize=1024)
@@ -234,10 +240,7 @@ def decode_message(data: bytes) -> tuple[SignedMessage, Body]:
 
 
 def decode_body(message: SignedMessage) -> Body:
-    """The body of a message, decoded once.
-
-    Raises DecodeError, also for a body that belongs into another slot.
-    """
+    """The body, decoded once. Raises DecodeError, also where it belongs into another slot."""
     return message._content
 
 
@@ -256,7 +259,7 @@ def is_signed(message: SignedMessage, signer: Signer) -> bool:
     """
     kept = vars(message)
     if kept.get("_signed_for") is not type(signer):
-        preimage = _preimage(message.slot, message.sender, message.body)
+        preimage = kept.get("_preimage") or _preimage(message.slot, message.sender, message.body)
         if not signer.verify(message.sender, preimage, message.signature):
             return False
         kept["_signed_for"] = type(signer)
@@ -269,7 +272,9 @@ class SeatRecord:
 
     `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
     does not vote. `proved` is the last round whose listed COMMIT carried its own correct SEAL, -1
-    before the first. `absent` counts non-empty rounds in a row that did not list it.
+    before the first. `absent` counts non-empty rounds in a row that did not list it. `reached` says
+    whether most others have a link with it, `rate` is the level of the rate at which they get bytes
+    from it, the median of theirs, 0 while nobody has measured it (R8).
     """
 
     peer: Peer
@@ -277,6 +282,8 @@ class SeatRecord:
     voter_since: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
     proved: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
     absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    reached: bool = True
+    rate: Annotated[int, Range(0, limits.RATE_LEVEL_MAX)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,10 +398,3 @@ def list_digest(
     head = basis + shard.to_bytes(4, "big") + round_index.to_bytes(8, "big")
     counts = len(commits).to_bytes(4, "big") + len(drifts).to_bytes(4, "big")
     return blake3(_LIST_DOMAIN + head + counts + b"".join(commits) + b"".join(drifts)).digest()
-
-
-def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
-    """The slot subject of GRAM and AGG: one LIST, one slice."""
-    return blake3(
-        _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
-    ).digest()

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
+from blake3 import blake3
+
 from protocol import limits
 from protocol.wire import Digest, DigestOrEmpty, Range
+
+_SLICE_DOMAIN = b"barnraise/slice/1"
 
 Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
 
@@ -63,3 +67,10 @@ class Slot:
         expected = 32 if self.kind in _WITH_SUBJECT else 0
         if len(self.subject) != expected:
             raise ValueError(f"the subject of {self.kind.name} has {expected} bytes")
+
+
+def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
+    """The slot subject of GRAM and AGG: one LIST, one slice."""
+    return blake3(
+        _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
+    ).digest()

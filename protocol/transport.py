@@ -18,6 +18,14 @@ class Stream(Protocol):
         """The proven identity of the other end."""
         ...
 
+    @property
+    def num_buffered(self) -> int:
+        """Bytes that have arrived and were not asked for yet: to ask for them does not wait.
+
+        Never more than there are; more may be under way.
+        """
+        ...
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send every byte, 1 MiB or less at a time.
 

@@ -1,5 +1,6 @@
 """One simulated process, made of what its peer owns. Nothing runs yet; as `node.assembly`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from node.rare import Rare, never
 from node.round_view import RoundConfig
 from node.shard_store import ShardStore
 from protocol.identity import PeerId, Signer, short_id
-from protocol.messages import SealCertificate
+from protocol.manifest import RunManifest
+from protocol.messages import Roster, SealCertificate, SeatRecord
 from sim.devices import Clock, Device
 from sim.disk import Disk
 from sim.nodes import Around, NodeParts
@@ -37,7 +39,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     clock = Clock(world.luck(f"clock/{path}").uniform(*CLOCK_START_S), owned.device.clock_rate)
     anchor_N = np.zeros(manifest.layout(0).fragment_numels[0], dtype=np.float32)
     store = ShardStore(manifest, 0, anchor_N)
-    start = genesis(manifest, 0, store.state.root)
+    start = genesis_of(manifest, store.state.root, world.settings.seated)
     config = replace(owned.config, rare=_rare(world, path))
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(
@@ -49,6 +51,19 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         clock=clock,
     )
     return parts, start
+
+
+def genesis_of(manifest: RunManifest, root: bytes, seated: Sequence[PeerId]) -> SealCertificate:
+    """Genesis; with `seated` all of them vote from the start, and are equally old."""
+    start = genesis(manifest, 0, root)
+    if not seated:
+        return start
+    seats = tuple(
+        SeatRecord(peer=peer, seated=0, voter_since=0, proved=0, absent=0)
+        for peer in sorted(seated)
+    )
+    roster = Roster(seats=seats, window=(0,))
+    return SealCertificate(value=replace(start.value, roster=roster), seals=())
 
 
 def _rare(world: Around, path: str) -> Rare:

@@ -7,9 +7,10 @@ import typer
 
 from node.commands.app import app, print_json
 from protocol.errors import ConfigError
+from sim.bench import commands as bench_commands
 from sim.local import commands as local_commands
 
-__all__ = ["local_commands", "sim_app"]
+__all__ = ["bench_commands", "local_commands", "sim_app"]
 
 sim_app = typer.Typer(
     help="Run many nodes in virtual time: any disaster, from one seed, the same every time.",
@@ -158,6 +159,22 @@ def list_scenarios(json: JsonOption = False) -> None:
         print_json(playing.listing())
     else:
         playing.show_listing()
+
+
+@sim_app.command(
+    "gossip",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+    help="Measure gossip among many nodes: lag, splits, the dead, bytes. See `gossip --help`.",
+)
+def gossip(context: typer.Context) -> None:
+    """Hand the arguments on to the measurement, which has options of its own."""
+    from sim.gossiping import app as gossiping
+
+    gossiping(context.args, prog_name="barnraise sim gossip")
 
 
 @sim_app.command(

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from node.round_view import RoundConfig
-from node.tracing import Adopted, Record, Synced
+from node.tracing import Adopted, Confirmed, Record, Synced
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from sim.devices import Device
@@ -101,7 +101,7 @@ class _Heard:
 
     def saw(self, record: Record) -> None:
         """A tracer of the world."""
-        if isinstance(record, Adopted | Synced):
+        if isinstance(record, Adopted | Confirmed | Synced):
             index = record.certificate.value.round
             self.first_s.setdefault(index, record.at_s)
             self.nodes.setdefault(record.peer, []).append((record.at_s, index))

@@ -18,7 +18,11 @@ import numpy as np
 from blake3 import blake3
 
 from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.partial_cells import PartialCells
 from node.recovery import StoredState
+from node.served import FindCheckpoint, StateInMemory
+from node.shard_store import ShardStore
+from protocol.messages import SealCertificate
 from sim.files import Fate, SimFiles
 from training.durable import WRITING, Bytes, make_folder_durably, replace_durably
 from training.state import CHECKPOINTS_KEPT, checkpoint_name
@@ -70,6 +74,7 @@ class Disk:
         self._spec = spec or DiskSpec()
         self._files = SimFiles(stream, before=self._before)
         self._journal: FileJournal | None = None
+        self._fetched: PartialCells | None = None
         self._begun: StoredState | None = None
         self._is_wiped = False
 
@@ -78,6 +83,25 @@ class Disk:
         """The journal of the process that opened the disk last."""
         assert self._journal is not None, "reopen first"
         return self._journal
+
+    @property
+    def fetched(self) -> PartialCells:
+        """What the process that opened the disk last has fetched of a state."""
+        assert self._fetched is not None, "reopen first"
+        return self._fetched
+
+    def finder(self, store: ShardStore) -> FindCheckpoint:
+        """Finds sealed states in the checkpoints."""
+
+        def find(certificate: SealCertificate) -> StateInMemory | None:
+            value = certificate.value
+            for stored in self.states():
+                if stored.round == value.round:
+                    state = store.make_state(stored.anchor_N, stored.slots)
+                    return StateInMemory(store, state) if state.root == value.root else None
+            return None
+
+        return find
 
     @property
     def bytes_used(self) -> int:
@@ -106,6 +130,7 @@ class Disk:
         self._journal = FileJournal(
             RUN_FOLDER, rotate_bytes=self._spec.rotate_bytes, is_wiped=is_wiped, files=files
         )
+        self._fetched = PartialCells(RUN_FOLDER, files)
 
     def crash(self, *, is_power_off: bool | None = None) -> None:
         """The process is gone; with the power also what was not synced. None: one of the two."""

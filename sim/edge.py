@@ -7,20 +7,26 @@ the edge leave out is listed in `sim.world`.
 
 from math import inf
 
-from node import bulk
 from node import events as ev
+from node.batch import batch_of
+from node.gathered import Gathered
 from node.lingering import Lingering
-from node.recovery import StoredState
 from node.restart import Restart
-from node.round_view import RoundView
-from node.shard_store import State
+from node.served import Served
 from node.strikes import Strikes
-from node.tracing import Adopted, Began, Diverged, Signed, Synced
+from node.tracing import (
+    Began,
+    Diverged,
+    Signed,
+    Synced,
+)
 from protocol import limits
-from protocol.frames import Bulk, Chain, Frame, Want, decode_frame, encode_frame
-from protocol.identity import PeerId, short_id
-from protocol.messages import SealCertificate, SignedMessage
+from protocol.frames import Chain, Frame
+from protocol.identity import PeerId
 from sim.nodes import Around, NodeParts, Session, SimNode, Transfer, Wire
+from sim.sessions import GONE_S, send_frame
+from sim.storing import Computed as Computed
+from sim.storing import Storing
 from sim.transfers import Transfers
 from sim.work import SimWork
 
@@ -33,34 +39,25 @@ TRAINER_END_S, TRAINER_LOOK_S = 5.0, 0.1
 LATE_S = 1e-6
 """A timer is never early: rounding must not wake a node before the time that it named."""
 
-Computed = ev.Reduce | ev.Apply | ev.CheckSeat | ev.ProveSeat
 
-
-class Edge(SimNode):
+class Edge(Storing):
     """See SimNode. `begin` comes first, once; then the world calls what happens."""
 
     def __init__(self, world: Around, parts: NodeParts) -> None:
-        super().__init__(parts)
-        self.world = world
+        super().__init__(world, parts)
         self.work = SimWork(world, self)
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
         self._logged_round, self._is_lost = 0, False
         self._chain_readers: set[PeerId] = set()
-        self._arrived: tuple[SealCertificate, State] | None = None
-        self._synced: SealCertificate | None = None
-        """A state that was put in place, of which nothing is told yet."""
-        self._offered: StoredState | None = None
-        self._wake_s, self._due_s = inf, inf
-        self._busy_s = 0.0
+        self._wake_s, self._wake_own_s = inf, inf
+        """When the timer goes off, in the world's time and in the node's own."""
+        self._told_s = 0.0
+        """The own time of the last event."""
         self._lingers_s = 0.0
         """Until when the last round is served; 0 while the run goes on."""
         self._is_going, self._was_finished = False, False
         self._lingering: Lingering | None = None
-        self._sent: tuple[Frame | None, ev.FrameArrived | None] = (None, None)
-        path = short_id(self.peer)
-        self._compute_luck = world.luck(f"compute/{path}")
-        self._save_luck = world.luck(f"checkpoint/{path}")
 
     @property
     def own_s(self) -> float:
@@ -69,9 +66,14 @@ class Edge(SimNode):
 
     def begin(self, restart: Restart) -> None:
         """The first actions; and what the disk lacks of the state that recovery led to."""
+        disk = self.disk
+        self.gathered = Gathered(self.store, disk.journal, disk.fetched)
+        self.served = Served(self.store, disk.journal, disk.finder(self.store))
         head, lost, world = restart.chain[-1], restart.is_lost, self.world
         self._logged_round, self._is_lost, first = head.value.round, lost, head.value.round + 1
         world.emit(Began(at_s=world.now_s, peer=self.peer, round=first, head=head, is_lost=lost))
+        for link in restart.branch:
+            self._advanced(link, root=link.value.root, was_listed=False)
         self.core.wants_seat = False  # Until the trainer is up.
         self.work.begin()
         if head.value.round:
@@ -80,48 +82,54 @@ class Edge(SimNode):
         self.carry_out(self.core.start(self.own_s, restart))
         if self.is_alive:
             self._was_finished = self.core.is_finished
-            self._after()
+            self._after(self.own_s)
             self._finish()
 
     def tell(self, event: ev.CoreEvent) -> None:
         """See SimNode. A synchronised state is put in place before the core hears of it."""
         if type(event) is ev.StateReady and not self._take_state(event):
             return
-        actions = self.core.handle(event, self.clock.own_s(self.world.now_s))
+        own_s = self.clock.own_s(self.world.now_s)
+        actions = self.core.handle(event, own_s)
         if actions:
             self.carry_out(actions)
         if self.is_alive:
-            self._after()
+            self._after(own_s)
         if type(event) is ev.StateReady:
             self._finish()
 
-    def _after(self) -> None:
-        """What every event may have made due at the edge."""
+    def _after(self, own_s: float) -> None:
+        """What every event may have made due at the edge; `own_s` is the node's own time."""
         if self._is_lost and not self.core.machine.is_muted:
             # Once it is known again what may be signed, a restart need not ask anew.
             self._is_lost = False
             self.disk.journal.forgive_loss()
         if self.transfers.waiting:
             self.transfers.look_again()
-        world, clock = self.world, self.clock
-        world.ask(self, None)
+        self.world.ask(self, None)
         if self._lingers_s and self.is_alive:
             self._linger()
-        due_s = clock.world_s(self.core.wakeup_s(clock.own_s(world.now_s))) + LATE_S
-        self._due_s = due_s
-        if due_s < self._wake_s and self.is_alive:
-            self._wake_s = due_s
-            world.push(due_s, self, self._wake)
+        self._told_s = own_s
+        # Only the machine may want to be woken earlier: else it is a time from the last event.
+        is_set = self._wake_own_s < inf and self.core.machine.wakeup_s() >= self._wake_own_s
+        if self.is_alive and not is_set:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Wake up when the core wants to be told of the time, if nothing happens before."""
+        self._wake_own_s = self.core.wakeup_s(self._told_s)
+        self._wake_s = self.clock.world_s(self._wake_own_s) + LATE_S
+        self.world.push(self._wake_s, self, self._wake)
 
     def _wake(self) -> None:
         """The loop's timer; events since it was set may have put it off."""
         now_s = self.world.now_s
         if self._wake_s > now_s:
             return
-        self._wake_s = inf
-        if self._due_s > now_s:
-            self._wake_s = self._due_s
-            self.world.push(self._due_s, self, self._wake)
+        self._wake_s = self._wake_own_s = inf
+        due_s = self.clock.world_s(self.core.wakeup_s(self._told_s)) + LATE_S
+        if due_s > now_s:
+            self._set_timer()
         else:
             self.tell(ev.Tick())
 
@@ -134,12 +142,20 @@ class Edge(SimNode):
 
     def unlinked(self, session: Session) -> None:
         """See SimNode."""
-        peer = session.other(self).peer
+        other = session.other(self)
+        peer = other.peer
         wire = self.wires.get(peer)
         if wire is not None and wire.session is session:
             del self.wires[peer]
             self.tell(ev.Unlinked(peer))
             self.world.look_for(self, peer)
+            if not other.is_alive:
+                self.world.push(self.world.now_s + GONE_S, self, self._told_gone, other)
+
+    def _told_gone(self, other: SimNode) -> None:
+        """As `node.probing`: the system of a process that ended refuses connections."""
+        if other.peer not in self.wires and not other.is_alive:
+            self.tell(ev.Unlinked(other.peer, is_gone=True))
 
     def is_paused(self, peer: PeerId) -> bool:
         """See SimNode."""
@@ -153,24 +169,7 @@ class Edge(SimNode):
 
     def send(self, peer: PeerId, frame: Frame) -> None:
         """Send a frame; silently nothing if the peer is gone: its end is under way as an event."""
-        wire = self.wires.get(peer)
-        if wire is None:
-            return
-        direction = wire.direction
-        if direction.held is not None:
-            direction.held.append(lambda: self.send(peer, frame))
-            return
-        if direction.is_blocked:
-            return
-        last, event = self._sent
-        if last is not frame or event is None:
-            # A broadcast is one frame to many peers.
-            heard = decode_frame(encode_frame(frame)) if self.world.settings.is_encoding else frame
-            event = ev.FrameArrived(self.peer, heard)
-            self._sent = (frame, event)
-        world, to = self.world, wire.to
-        for time_s in direction.frame_times(world.now_s):
-            world.push(time_s, to, to.hear, wire, event)
+        send_frame(self.world, self, (peer,), frame)
 
     def hear(self, wire: Wire, event: ev.FrameArrived) -> None:
         """See SimNode. Nothing that was sent on an earlier link arrives on this one."""
@@ -186,44 +185,33 @@ class Edge(SimNode):
 
     def carry_out(self, actions: list[ev.CoreAction]) -> None:
         """In order; but what must survive reaches the disk first, all of a batch together (R12)."""
+        world = self.world
         self._make_durable(actions)
-        sent: Frame | None = None
         for action in actions:
-            if type(action) is ev.Send and action.frame is sent:
-                self.send(action.peer, action.frame)
-                continue  # A broadcast is one action, whoever asks.
-            self.world.ask(self, action)
+            world.ask(self, action)
             if not self.is_alive:
                 return
-            if type(action) is ev.Send:
-                sent = action.frame
-                self.send(action.peer, sent)
+            if type(action) is ev.SendAll:
+                send_frame(world, self, action.peers, action.frame)
+            elif type(action) is ev.Send:
+                self.send(action.peer, action.frame)
             else:
                 self.act(action)
 
     def _make_durable(self, actions: list[ev.CoreAction]) -> None:
         core, world = self.core, self.world
-        if core.chain[-1].value.round > self._logged_round:
-            links = [c for c in core.chain if c.value.round > self._logged_round]
-            # The chain first: a signature of a round that it does not reach could not be used.
-            self.disk.journal.extend_chain(links)
-            self._logged_round = links[-1].value.round
+        batch = batch_of(core, actions, logged_round=self._logged_round)
+        if not batch.is_empty:
+            batch.write(self.disk.journal)
+        if batch.links:
+            self._logged_round = batch.links[-1].value.round
             core.trim_chain()
         if self._synced is not None:
             certificate, self._synced = self._synced, None
             root = self.store.state.root
             world.emit(Synced(at_s=world.now_s, peer=self.peer, certificate=certificate, root=root))
-        signed: list[SignedMessage] = []
-        own = [action.message for action in actions if type(action) is ev.RecordSlot]
-        for action in actions if own else ():
-            if isinstance(action, ev.RecordSlot):
-                signed.append(action.message)
-            elif isinstance(action, ev.RecordProof):
-                signed += action.messages
-        if signed:
-            self.disk.journal.record(signed)
-            for message in own:
-                world.emit(Signed(at_s=world.now_s, peer=self.peer, message=message))
+        for message in batch.own:
+            world.emit(Signed(at_s=world.now_s, peer=self.peer, message=message))
 
     def act(self, action: ev.CoreAction) -> None:
         """Carry one action out."""
@@ -237,10 +225,12 @@ class Edge(SimNode):
                 self._send_chain(peer, first)
             case ev.Adopt():
                 self._adopt(action)
+            case ev.Advance() | ev.Confirm() | ev.FallBack():
+                self._stand(action)
             case ev.Train():
                 self.work.train(action, self.store.state.anchor_N)
-            case ev.FetchState(certificate=certificate, source=source):
-                self._fetch(certificate, source)
+            case ev.FetchState() | ev.FetchSteps():
+                world.push(world.now_s, self, self.transfers.order, action)
             case ev.Fault(peer=peer, reason=reason):
                 world.accuse(self, peer, reason)
             case ev.Resync(reason=reason):
@@ -261,107 +251,6 @@ class Edge(SimNode):
         self._chain_readers.discard(peer)
         for seal in self.disk.journal.read_chain(first, limits.CHAIN_PAGE_SEALS):
             self.send(peer, Chain(seals=(seal,)))
-
-    def _fetch(self, certificate: SealCertificate, source: PeerId) -> None:
-        cells = tuple(range(self.store.num_state_cells))
-        self.transfers.expect_state(certificate, source)
-        for start in range(0, len(cells), limits.WANT_CELLS_MAX):
-            page = cells[start : start + limits.WANT_CELLS_MAX]
-            self.send(source, Want(bulk=Bulk.STATE, subject=certificate.value.digest, cells=page))
-
-    # The worker thread --------------------------------------------------------------------------
-
-    def _computing_s(self) -> float:
-        low, high = self.device.compute_s
-        return low + (high - low) * self._compute_luck.random()
-
-    def _compute(self, action: Computed) -> None:
-        """One thread: first come, first served."""
-        view = self.core.machine.view
-        entries = bulk.rooted(self.core, action) if isinstance(action, ev.Reduce) else ()
-        self._busy_s = max(self.world.now_s, self._busy_s) + self._computing_s()
-        self.world.push(self._busy_s, self, self.computed, action, view, entries)
-
-    def computed(
-        self, action: Computed, view: RoundView, entries: list[tuple[ev.ListEntry, bytes]]
-    ) -> None:
-        """A task of the thread is done; sums of a round that is over are dropped."""
-        store = self.store
-        if isinstance(action, ev.Reduce | ev.Apply) and self.core.machine.view is not view:
-            return
-        match action:
-            case ev.Reduce(list_digest=digest, first=first, stop=stop):
-                root = store.reduce(digest, entries, first=first, stop=stop)
-                self.tell(ev.Reduced(digest, first, stop, root))
-            case ev.Apply(list_digest=digest, is_empty=is_empty):
-                root = store.apply(digest, is_empty=is_empty, round_index=view.index)
-                cells = [] if is_empty else store.result_cells(digest)
-                # On the disk before the SEAL that it leads to is signed.
-                self.disk.journal.keep_result(view.index, digest, cells)
-                self.tell(ev.Applied(digest, root))
-            case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
-                is_proved = store.seat_proof(peer, basis) == proof
-                self.tell(ev.SeatChecked(peer, basis, is_proved))
-            case ev.ProveSeat(basis=basis):
-                self.tell(ev.SeatProven(basis, store.seat_proof(self.peer, basis)))
-
-    # State --------------------------------------------------------------------------------------
-
-    def _adopt(self, action: ev.Adopt) -> None:
-        world, certificate = self.world, action.certificate
-        value = certificate.value
-        self.store.adopt(value.list_digest)
-        state = self.store.state
-        world.emit(
-            Adopted(
-                at_s=world.now_s,
-                peer=self.peer,
-                certificate=certificate,
-                root=state.root,
-                was_listed=action.was_listed,
-            )
-        )
-        self.sealed[value.round] = value.digest
-        self.anchors[value.round] = state.anchor_N.tobytes()
-        self._offer(certificate)
-        self._finish()
-
-    def _offer(self, certificate: SealCertificate) -> None:
-        """A checkpoint, behind the rounds: of the newest state by the time that it is written."""
-        is_busy, self._offered = self._offered is not None, self._stored(certificate)
-        if not is_busy:
-            low, high = self.device.checkpoint_s
-            at_s = self.world.now_s + low + (high - low) * self._save_luck.random()
-            self.world.push(at_s, self, self._save)
-
-    def _save(self) -> None:
-        offered, self._offered = self._offered, None
-        if offered is not None:
-            self.disk.save_behind(offered)
-
-    def _stored(self, certificate: SealCertificate) -> StoredState:
-        state, value = self.store.state, certificate.value
-        return StoredState(value.round, value.digest, state.anchor_N, state.slots)
-
-    def state_came(self, certificate: SealCertificate, state: State) -> None:
-        """See SimNode."""
-        self._arrived = (certificate, state)
-        self.world.push(self.world.now_s, self, self.tell, ev.StateReady(certificate))
-
-    def _take_state(self, event: ev.StateReady) -> bool:
-        """Put a synchronised state in place; False if the core has given it up meanwhile."""
-        arrived, self._arrived = self._arrived, None
-        is_it = arrived is not None and arrived[0] == event.certificate
-        if arrived is None or not is_it or not self.core.awaits_state(event.certificate):
-            return False
-        self.store.replace_state(arrived[1])
-        # On the disk before the chain says so, and before anything is built on it. An older state
-        # that still waits to be written would take its place there.
-        self._offered = None
-        self.disk.save(self._stored(event.certificate))
-        self.anchors[event.certificate.value.round] = self.store.state.anchor_N.tobytes()
-        self._synced = event.certificate
-        return True
 
     # Ends ---------------------------------------------------------------------------------------
 

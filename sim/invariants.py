@@ -7,7 +7,7 @@ a look into the nodes of a world comes on top, with `sim.watching.watch`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.tracing import Adopted, Began, Record, Signed, Synced
+from node.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting
@@ -51,13 +51,15 @@ class Circumstances:
     `bent` are peers that may be accused: they break rules on purpose, or a link spoils what they
     send. `stall_s` is how long processes that run may go without a seal, None for what the
     manifest allows at most. `skew_s` is how far the clocks of two nodes may be apart. `is_world`
-    says that progress is looked after by who knows the world.
+    says that progress is looked after by who knows the world, `may_skip` that nodes take rare
+    branches now and then.
     """
 
     bent: frozenset[PeerId] = frozenset()
     stall_s: float | None = None
     skew_s: float = 0.0
     is_world: bool = False
+    may_skip: bool = False
 
 
 class Invariants:
@@ -77,7 +79,13 @@ class Invariants:
         self._stalls = Stalls(self.history, manifest, stall_s=known.stall_s)
         checks: list[Check] = [
             Durability(self.history, skew_s=known.skew_s),
-            Forks(self.history, signer, manifest.trust, skew_s=known.skew_s),
+            Forks(
+                self.history,
+                signer,
+                manifest.trust,
+                skew_s=known.skew_s,
+                may_skip=known.may_skip,
+            ),
             Equality(self.history),
             Accounting(self.history, manifest, skew_s=known.skew_s),
             Accusations(self.history, known.bent),
@@ -97,6 +105,10 @@ class Invariants:
         """A node's disk was taken away or set back: what it had told of itself is void."""
         self.history.forget_head(peer)
 
+    def bend(self, peer: PeerId) -> None:
+        """From now on this node is not honest, or its machine is broken."""
+        self.history.bent.add(peer)
+
     def disturbed(self, at_s: float) -> None:
         """Something was done to the nodes at that time, which may hold a round up."""
         self._stalls.disturbed(at_s)
@@ -112,7 +124,7 @@ class Invariants:
             self._parked.setdefault(record.message.slot.basis, []).append(record)
             return
         self._take(record)
-        if self._parked and isinstance(record, Began | Adopted | Synced):
+        if self._parked and isinstance(record, Began | Adopted | Advanced | Confirmed | Synced):
             certificate = record.head if isinstance(record, Began) else record.certificate
             for parked in self._parked.pop(certificate.value.digest, ()):
                 self._take(parked)

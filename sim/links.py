@@ -67,6 +67,7 @@ class Direction:
         "_frame_luck",
         "_free_s",
         "_last_s",
+        "_least_s",
         "_link",
         "_median_s",
         "_most_s",
@@ -109,7 +110,7 @@ class Direction:
         self.is_plain = not (link.loss or link.duplication or link.reordering or link.clog)
         low, high = link.latency_s
         self._delay_s = FRAME_BYTES / link.bytes_per_s
-        self._span_s = high - low
+        self._least_s, self._span_s = low, high - low
         self._most_s = LOGNORMAL_MAX * high
         is_uniform = link.spread == "uniform"
         self._sigma = 0.0 if is_uniform else math.log(high / low) / LOGNORMAL_SIGMAS
@@ -117,8 +118,8 @@ class Direction:
 
     def latency_s(self, luck: random.Random) -> float:
         """One draw of the one-way latency."""
-        if self._link.spread == "uniform":
-            return self._link.latency_s[0] + self._span_s * luck.random()
+        if not self._sigma:
+            return self._least_s + self._span_s * luck.random()
         drawn_s = self._median_s * math.exp(self._sigma * luck.gauss(0.0, 1.0))
         return min(drawn_s, self._most_s)
 
@@ -128,7 +129,11 @@ class Direction:
 
     def ordered_s(self, now_s: float) -> float:
         """When what the stream itself says arrives, such as its end: never lost, never early."""
-        sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        if self._sigma:
+            sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        else:
+            latency_s = self._least_s + self._span_s * self._frame_luck.random()
+            sent_s = now_s + self._delay_s + latency_s
         if sent_s < self._last_s:
             sent_s = self._last_s
         if sent_s < self._stuck_s:
@@ -141,15 +146,17 @@ class Direction:
         if self.is_plain:
             return (self.ordered_s(now_s),)
         link, luck = self._link, self._frame_luck
-        num_copies = self._copies(luck)
+        drawn = luck.random()
         times = []
-        for _ in range(num_copies):
+        # One copy, as nearly always, or two, or none.
+        for _ in range(0 if drawn < link.loss else 2 if drawn > 1.0 - link.duplication else 1):
             if luck.random() < link.reordering:
                 sent_s = now_s + self._delay_s + self.latency_s(luck)
                 times.append(max(sent_s, self._stuck_s))
             else:
                 times.append(self.ordered_s(now_s))
-        self._clog(luck, now_s)
+        if luck.random() < link.clog:
+            self.stick(now_s + link.clog_s)
         return tuple(times)
 
     def bulk_times(self, num_bytes: int, now_s: float) -> tuple[tuple[float, float], ...]:

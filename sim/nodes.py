@@ -13,7 +13,9 @@ from blake3 import blake3
 
 from node import events as ev
 from node.core import NodeCore
+from node.gathered import Gathered
 from node.restart import Restart
+from node.served import Served
 from node.shard_store import Item, ShardStore, State
 from node.tracing import Record
 from protocol.frames import BulkHeader
@@ -37,7 +39,9 @@ class WorldSettings:
     and header through its wire form. `rare` is the chance that a named rare branch is taken
     (`node.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
     (`sim.text_model`). `linger_s` is how long a node serves its peers after the last round; if it
-    is infinite, nobody goes at the end of the run. `disk` is what disks do wrong.
+    is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives joiners
+    of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in
+    a run that is old already: open runs admit few voters in sixteen rounds.
     """
 
     is_signing_for_real: bool = False
@@ -45,7 +49,9 @@ class WorldSettings:
     rare: float = 0.0
     trainer: str = "drift"
     linger_s: float = 15.0
+    state_bytes_per_s: float = 0.0
     disk: DiskSpec = field(default_factory=DiskSpec)
+    seated: tuple[PeerId, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rare <= 1.0:
@@ -71,8 +77,12 @@ class SimNode(ABC):
 
     `waiting` holds what happened while it is frozen, and is None while it runs. `is_over` says
     that it ended because its run did. By round, over all processes of the peer: `sealed` the
-    digests of the seals that it adopted, `anchors` the bytes of the anchors that it had.
+    digests of the seals that it adopted, `anchors` the bytes of the anchors that it had. `gathered`
+    and `served` are there once it has begun.
     """
+
+    gathered: Gathered
+    served: Served
 
     def __init__(self, parts: NodeParts) -> None:
         self.peer: PeerId = parts.core.machine.view.me
@@ -80,6 +90,8 @@ class SimNode(ABC):
         self.trainer, self.disk = parts.trainer, parts.disk
         self.device, self.clock = parts.device, parts.clock
         self.is_alive = True
+        self.sums_wrongly = False
+        """Whether what it sums is off by a bit: a broken machine, or a crude liar."""
         self.is_over = False
         self.waiting: list[tuple[Call, tuple[object, ...]]] | None = None
         self.sealed: dict[int, bytes] = {}
@@ -164,16 +176,26 @@ class Transfer:
     """One bulk stream: items of one header, of which the first `num_here` have arrived.
 
     `wait_s` is when its next cell is given up, because nothing here commits to it; below 0 it is
-    not waited for. `expected` is the state that was asked for when the stream began.
+    not waited for.
     """
 
-    __slots__ = ("expected", "header", "is_over", "items", "next", "num_here", "wait_s", "wire")
+    __slots__ = (
+        "header",
+        "is_over",
+        "items",
+        "next",
+        "num_here",
+        "timed_s",
+        "wait_s",
+        "wire",
+    )
 
-    def __init__(self, wire: Wire, header: BulkHeader, items: list[Item]) -> None:
+    def __init__(self, wire: Wire, header: BulkHeader, items: list[Item], begin_s: float) -> None:
         self.wire, self.header, self.items = wire, header, items
         self.num_here = self.next = 0
         self.wait_s = -1.0
-        self.expected: tuple[SealCertificate, PeerId] | None = None
+        self.timed_s = begin_s
+        """Until when its bytes were timed; at first, when they began to arrive."""
         self.is_over = False
 
 

@@ -5,9 +5,17 @@ and a link that ended is tried again soon. What was sent on an earlier link neve
 one. A direction that is silent ends nobody's link before `Link.break_s` is over.
 """
 
+from collections.abc import Iterable
+from functools import partial
+
+from node import events as ev
+from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, short_id
 from sim.links import Direction
 from sim.nodes import Around, Session, SimNode, Wire
+
+GONE_S = 0.1
+"""Two looks of `dht.gone` at a process that is not there any more."""
 
 AGAIN_S = (0.25, 1.0)
 """From the end of a link to the next attempt, as the search of a node takes it."""
@@ -149,3 +157,27 @@ class Sessions:
             for send in held:
                 send()
             self.link_soon(direction.source, direction.target)
+
+
+def send_frame(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Frame) -> None:
+    """A node's frame to each of these peers: one object, which all of them hear.
+
+    Silently nothing to a peer that is gone: its end is under way as an event.
+    """
+    wires, push, now_s = node.wires, world.push, world.now_s
+    heard = decode_frame(encode_frame(frame)) if world.settings.is_encoding else frame
+    event = ev.FrameArrived(node.peer, heard)
+    for peer in peers:
+        wire = wires.get(peer)
+        if wire is None:
+            continue
+        direction, to = wire.direction, wire.to
+        if direction.held is not None:
+            direction.held.append(partial(send_frame, world, node, (peer,), frame))
+        elif direction.is_blocked:
+            pass
+        elif direction.is_plain:
+            push(direction.ordered_s(now_s), to, to.hear, wire, event)
+        else:
+            for time_s in direction.frame_times(now_s):
+                push(time_s, to, to.hear, wire, event)

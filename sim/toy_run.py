@@ -26,7 +26,13 @@ CREATED_UNIX_S = 1_700_000_000
 
 
 def toy_run(
-    founder: PeerId, *, rounds: int, cells: int, timing: TimingSpec, ends_after_s: float = 0.0
+    founder: PeerId,
+    *,
+    rounds: int,
+    cells: int,
+    timing: TimingSpec,
+    ends_after_s: float = 0.0,
+    trust: str = "friends",
 ) -> RunManifest:
     """The manifest of a run over `cells` cells of one tensor; 0 s stands for no date of its end."""
     tensor = TensorSpec("w", (cells * CELL_ELEMENTS - _SHORT_BY,))
@@ -36,7 +42,7 @@ def toy_run(
         title="simulated",
         founder=founder,
         created_unix_s=CREATED_UNIX_S,
-        trust="friends",
+        trust=trust,
         survive="any",
         rounds=rounds,
         model=ModelSpec(name="gpt", settings=(Setting("width", 3),), seed=0),

@@ -4,7 +4,17 @@ from struct import pack
 
 from blake3 import blake3
 
-from node.tracing import Accused, Adopted, Began, Record, Signed, Synced
+from node.tracing import (
+    Accused,
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    FellBack,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.identity import PeerId
 
 
@@ -37,10 +47,18 @@ def _told(record: Record) -> bytes:
             return message.digest
         case Began(head=head, is_lost=is_lost):
             return head.value.digest + bytes([is_lost])
-        case Adopted(certificate=certificate, root=root, was_listed=was_listed):
+        case (
+            Adopted(certificate=certificate, root=root, was_listed=was_listed)
+            | Advanced(certificate=certificate, root=root, was_listed=was_listed)
+        ):
             return certificate.value.digest + root + bytes([was_listed])
-        case Synced(certificate=certificate, root=root):
+        case (
+            Synced(certificate=certificate, root=root)
+            | Confirmed(certificate=certificate, root=root)
+        ):
             return certificate.value.digest + root
+        case FellBack(final=final, lost=lost):
+            return final.value.digest + lost.value.digest
         case Accused(of=of, reason=reason):
             return of + reason.encode()
         case _:

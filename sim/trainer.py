@@ -105,8 +105,9 @@ class SimTrainer:
         encoded = self.feedback.encode(learned.drift_N)
         after_N = self.feedback.residual_after_N
         self._saved[self._round] = _Saved(self._anchor_N, encoded, before_N, after_N)
-        for index in sorted(self._saved)[:-INNER_STATES_KEPT]:
-            del self._saved[index]
+        # Of later rounds there may be some of a branch that was given up.
+        kept = sorted(index for index in self._saved if index <= self._round)[-INNER_STATES_KEPT:]
+        self._saved = {index: self._saved[index] for index in kept}
         return encoded
 
     def finish(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> None:

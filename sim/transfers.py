@@ -7,14 +7,15 @@ wait behind cells here.
 
 from node import bulk
 from node import events as ev
-from node.bulk_queue import PushQueue
+from node.bulk_queue import PIECE_BYTES, PushQueue
 from node.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
+from node.gathered import WrongStep
 from node.shard_store import Item
+from node.throttle import Throttle
 from protocol import limits
 from protocol.errors import PeerError, ProofError, StateError
 from protocol.frames import Bulk, BulkHeader, BulkItem
 from protocol.identity import PeerId
-from protocol.messages import SealCertificate
 from protocol.wire import decode, encode
 from sim.nodes import Around, SimNode, Transfer, Wire
 
@@ -27,8 +28,7 @@ class Transfers:
         self._node = node
         self._queue = PushQueue()
         self._under_way: list[tuple[ev.Push, Wire]] = []
-        self._expected: tuple[SealCertificate, PeerId] | None = None
-        self._cells: dict[int, bytes] = {}
+        self._throttle = Throttle(world.settings.state_bytes_per_s, now_s=world.now_s)
         self.waiting: list[Transfer] = []
         """Transfers whose next cell overtook the message that commits to it."""
 
@@ -56,7 +56,7 @@ class Transfers:
                 self._queue.forget(to)
                 self._queue.done(due)
                 return
-            items = bulk.outgoing(node.core, node.store, due)
+            items = self._served(due) if due.bulk in bulk.IS_SERVED else self._of_round(due)
             if not items or not bulk.is_of_use(node.core, due):
                 self._queue.done(due)
                 continue
@@ -64,8 +64,29 @@ class Transfers:
             if self._world.settings.is_encoding:
                 header, items = _as_on_the_wire(header, items)
             self._under_way.append((due, wire))
-            end_s = self._send(wire, header, items)
+            end_s = self._send(wire, header, items, self._pause_s(header, items))
             self._world.push(end_s, node, self._sent, due)
+
+    def _of_round(self, due: ev.Push) -> list[Item]:
+        return bulk.outgoing(self._node.core, self._node.store, due)
+
+    def _served(self, due: ev.Push) -> list[Item]:
+        node, certificate = self._node, self._node.core.sealed(due.subject)
+        if certificate is None:
+            return []
+        source = node.served.find(due.bulk, certificate, now_s=self._world.now_s)
+        if source is None:
+            return []
+        return [source.item(index) for index in dict.fromkeys(due.cells) if index < source.count]
+
+    def _pause_s(self, header: BulkHeader, items: list[Item]) -> float:
+        """What the node's owner makes joiners wait, in all."""
+        if header.bulk is not Bulk.STATE:
+            return 0.0
+        size = sum(len(item.payload) for item in items)
+        return self._throttle.delay_s(
+            size, took_s=0.0, is_round_moving=False, now_s=self._world.now_s
+        )
 
     def _sent(self, due: ev.Push) -> None:
         """The taker has all of it, or it is given up."""
@@ -77,12 +98,12 @@ class Transfers:
         self._under_way = [(other, wire) for other, wire in self._under_way if other is not due]
         self._queue.done(due)
 
-    def _send(self, wire: Wire, header: BulkHeader, items: list[Item]) -> float:
+    def _send(self, wire: Wire, header: BulkHeader, items: list[Item], pause_s: float) -> float:
         """Let them arrive; returns when the sender is through with them."""
         world, direction = self._world, wire.direction
         now_s = world.now_s
         if direction.held is not None:
-            direction.held.append(lambda: self._send(wire, header, items))
+            direction.held.append(lambda: self._send(wire, header, items, pause_s))
             return now_s + STALL_S
         if direction.is_blocked:
             return now_s + STALL_S
@@ -91,8 +112,9 @@ class Transfers:
         if not times:
             # A real stream loses nothing: it breaks, and both ends learn of it.
             return now_s + size / direction.link.bytes_per_s
+        times = tuple((first_s, last_s + pause_s) for first_s, last_s in times)
         for first_s, last_s in times:
-            transfer = Transfer(wire, header, items)
+            transfer = Transfer(wire, header, items, first_s)
             num_pieces = 1 + int((last_s - first_s) / TOLD_EVERY_S)
             for piece in range(1, num_pieces + 1):
                 at_s = last_s - (last_s - first_s) * (num_pieces - piece) / num_pieces
@@ -103,9 +125,21 @@ class Transfers:
 
     # In -----------------------------------------------------------------------------------------
 
-    def expect_state(self, certificate: SealCertificate, source: PeerId) -> None:
-        """Take state cells of this seal, from this peer; forget any other state under way."""
-        self._expected, self._cells = (certificate, source), {}
+    def order(self, order: ev.FetchOrder) -> None:
+        """Gather a state, or the steps to it; forget any other state under way."""
+        node = self._node
+        if isinstance(order, ev.FetchState):
+            held = node.gathered.expect_state(order.certificate)
+        else:
+            held = node.gathered.expect_steps(order.certificates)
+        node.tell(ev.FetchBegun(node.gathered.subject, held))
+        if node.is_alive:
+            self._fetch_on()
+
+    def forget(self) -> None:
+        """The state is in place and on the disk, or not needed any more."""
+        if self._node.gathered.certificate is not None:
+            self._node.gathered.forget()
 
     def arrived(self, transfer: Transfer, num_here: int) -> None:
         """More of a transfer is here."""
@@ -116,19 +150,35 @@ class Transfers:
         if own is None or own.session is not wire.session or wire.direction.is_blocked:
             transfer.is_over = True
             return
-        is_first, transfer.num_here = transfer.num_here == 0, num_here
+        had, transfer.num_here = transfer.num_here, num_here
+        came = self._came(transfer, had)
         try:
-            if transfer.header.bulk is Bulk.STATE:
-                self._take_state(transfer, is_first=is_first)
+            if transfer.header.bulk in bulk.IS_SERVED:
+                self._take_fetched(transfer, came)
             elif transfer.wait_s < 0.0:
-                self._take_cells(transfer)
+                self._take_cells(transfer, came)
         except PeerError as error:
             transfer.is_over = True
             self._world.accuse(node, wire.direction.source, f"bulk: {error}")
+            if transfer.header.bulk in bulk.IS_SERVED:
+                node.tell(ev.FetchedWrong(wire.direction.source))
 
-    def _take_cells(self, transfer: Transfer) -> None:
-        node, header = self._node, transfer.header
-        source, cells = transfer.wire.direction.source, []
+    def _came(self, transfer: Transfer, had: int) -> ev.BytesArrived:
+        """That bytes came; and what the line took for them, where more came than one piece."""
+        since_s, transfer.timed_s = transfer.timed_s, self._world.now_s
+        items, header = transfer.items, transfer.header
+        is_timed = len(items) > 1 or len(items[0].payload) > PIECE_BYTES
+        num_bytes = sum(len(item.payload) for item in items[had : transfer.num_here])
+        return ev.BytesArrived(
+            transfer.wire.direction.source,
+            header.bulk in bulk.IS_SERVED,
+            header.subject,
+            num_bytes=num_bytes if is_timed else 0,
+            seconds=(self._world.now_s - since_s) * self._node.clock.rate if is_timed else 0.0,
+        )
+
+    def _take_cells(self, transfer: Transfer, came: ev.BytesArrived) -> None:
+        node, header, cells = self._node, transfer.header, []
         try:
             while transfer.next < transfer.num_here:
                 item = transfer.items[transfer.next]
@@ -143,7 +193,7 @@ class Transfers:
                 cells.append(item.index)
         finally:
             transfer.is_over |= transfer.next == len(transfer.items)
-            node.tell(ev.BytesArrived(source, subject=header.subject))
+            node.tell(came)
             if cells and node.is_alive:
                 node.tell(ev.CellsArrived(header.bulk, header.subject, tuple(cells)))
 
@@ -163,43 +213,44 @@ class Transfers:
         transfer.wait_s = -1.0
         self.arrived(transfer, transfer.num_here)
 
-    def _take_state(self, transfer: Transfer, *, is_first: bool) -> None:
+    def _take_fetched(self, transfer: Transfer, came: ev.BytesArrived) -> None:
+        """Cells of a state or step; what nobody asked for any more is nobody's fault."""
         node, header = self._node, transfer.header
-        source = transfer.wire.direction.source
-        if is_first:
-            transfer.expected = self._expected
-            if self._expected is None or self._expected[1] != source:
-                transfer.is_over = True
-                return  # A source that was given up delivers after all: nobody's fault.
-        expected = transfer.expected
-        assert expected is not None
-        certificate = expected[0]
-        if certificate.value.digest != header.subject:
-            transfer.is_over = True
-            return
+        source, gathered = transfer.wire.direction.source, self._node.gathered
         while transfer.next < transfer.num_here and node.is_alive:
+            if not gathered.takes(header.bulk, header.subject):
+                transfer.is_over = True
+                return
             item = transfer.items[transfer.next]
             _check_size(node, header, item)
-            node.store.check_state_cell(certificate.value.root, item)
-            if self._expected is not expected:
-                transfer.is_over = True
-                return  # Given up for another seal or source: cells of two states do not mix.
-            self._cells[item.index] = item.payload
             transfer.next += 1
-            node.tell(ev.BytesArrived(source, is_state=True))
-        is_whole = len(self._cells) == node.store.num_state_cells
-        if transfer.next == len(transfer.items) and self._expected is expected and is_whole:
-            self._expected = None
-            self._assemble(certificate)
+            is_asked = node.core.catchup.is_asked(source, header.subject, item.index)
+            if not (is_asked or header.bulk is Bulk.STATE):
+                continue
+            fresh = gathered.take(header.bulk, header.subject, item)
+            if fresh:
+                node.tell(ev.Fetched(source, header.subject, fresh))
+                if node.is_alive:
+                    self._fetch_on()
+        if node.is_alive:
+            node.tell(came)
 
-    def _assemble(self, certificate: SealCertificate) -> None:
-        node = self._node
+    def _fetch_on(self) -> None:
+        """Take the steps that are due; tell once the state is there."""
+        node, certificate = self._node, self._node.gathered.certificate
         try:
-            state = node.store.assemble(certificate.value.root, self._cells)
+            node.gathered.advance()
+            if certificate is None or not node.gathered.is_whole:
+                return
+            state = node.gathered.state()
+        except WrongStep as error:
+            node.tell(ev.StepFailed(error.subject))
         except StateError:
+            assert certificate is not None
+            node.gathered.forget()
             node.tell(ev.StateFailed(certificate.value.digest))
-            return
-        node.state_came(certificate, state)
+        else:
+            node.state_came(certificate, state)
 
 
 def _check_size(node: SimNode, header: BulkHeader, item: Item) -> None:

@@ -4,14 +4,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from node import events as ev
+from node.credit import prove
 from node.tracing import Began, Record
-from protocol.identity import KeyedHashSigner, PeerId
+from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
+from sim.assembly import genesis_of
 from sim.checks.bounds import Bounds
 from sim.checks.leaving import Leaving
 from sim.checks.progress import Progress
+from sim.checks.receipts import OwnRounds, check_receipts
 from sim.checks.reference import Reference
 from sim.invariants import ALL, Circumstances, InvariantBroken, Invariants
+from sim.nodes import signer_named
 from sim.world import SimNode, World
 
 
@@ -24,16 +28,17 @@ class Checks:
         self._record: Record | None = None
         self.records = Invariants(
             world.manifest,
-            signer=KeyedHashSigner(world.manifest.founder),
+            signer=_verifier(world),
             names=names,
             # In a world progress is measured by what is known of it, not by who says something.
-            circumstances=replace(circumstances, is_world=True),
+            circumstances=replace(circumstances, is_world=True, may_skip=world.settings.rare > 0.0),
         )
         history = self.records.history
         self.reference = Reference(history, world)
         self.progress = Progress(history, world)
         self.bounds = Bounds(world)
         self.leaving = Leaving(self.records.leaks, world)
+        self._own_rounds = OwnRounds()
         self._watches_progress, self._counts = "I4" in names, "I7" in names
         self._unseen: dict[PeerId, SimNode] = {}
         """Processes that began, and have not handled an event yet."""
@@ -41,12 +46,16 @@ class Checks:
     def disk_replaced(self, peer: PeerId) -> None:
         """Somebody took a node's disk away, or set it back: what was promised of it is void."""
         self.records.disk_replaced(peer)
+        self._own_rounds.disk_replaced(peer)
         self.progress.lost(peer)
 
     def saw(self, record: Record) -> None:
         """A tracer of the world."""
         self._record = record
+        if self._world.nodes[record.peer].sums_wrongly:
+            self.records.bend(record.peer)
         self.records.saw(record)
+        self._own_rounds.saw(record)
         if "I2" in self._names and isinstance(record, self.reference.kinds):
             self._raise_first("I2", self.reference.saw(record))
         if isinstance(record, Began):
@@ -64,6 +73,8 @@ class Checks:
 
     def looked(self, node: SimNode) -> None:
         """A node is through with an event."""
+        if node.sums_wrongly:
+            self.records.bend(node.peer)  # It may have summed, and be mute: then it signs nothing.
         if self._unseen and self._unseen.get(node.peer) is node:
             del self._unseen[node.peer]
             if "I1" in self._names:
@@ -80,11 +91,29 @@ class Checks:
         self.records.finish()
         if "I2" in self._names:
             self._raise_first("I2", self.reference.finish())
+        if "I5" in self._names:
+            for _, node in sorted(self._world.nodes.items()):
+                self._raise_first("I5", self._receipts(node))
         if "I7" in self._names:
             for _, node in sorted(self._world.nodes.items()):
                 self._raise_first("I7", self.bounds.look(node))
         if "I8" in self._names:
             self._raise_first("I8", self.leaving.finish())
+
+    def _receipts(self, node: SimNode) -> Iterator[str]:
+        """I5: what a node keeps of the run adds up to it. Of one that is down nothing is asked."""
+        if not (node.is_alive or node.is_over):
+            return
+        folded, commits = node.disk.journal.read_receipts()
+        if folded is None:
+            yield "keeps no ledger"
+            return
+        chain = node.disk.journal.read_chain(1, self._world.manifest.rounds)
+        rounds = prove(chain, folded, commits)
+        own = self._own_rounds.of(node.peer)
+        manifest, seated = self._world.manifest, self._world.settings.seated
+        start = genesis_of(manifest, folded.genesis_root, seated).value
+        yield from check_receipts(manifest, folded, rounds, own=own, start=start)
 
     def _forgotten(self, node: SimNode) -> Iterator[str]:
         """I1: what a node signed in the round that it comes back to is filed again, or it is mute.
@@ -101,6 +130,13 @@ class Checks:
     def _raise_first(self, name: str, found: Iterable[str]) -> None:
         for text in found:
             raise InvariantBroken(name, text, self._record)
+
+
+def _verifier(world: World) -> Signer:
+    """By the rules of the world's own signers; it signs nothing."""
+    if world.settings.is_signing_for_real:
+        return signer_named("checks")
+    return KeyedHashSigner(world.manifest.founder)
 
 
 def watch(

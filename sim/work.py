@@ -34,6 +34,8 @@ class SimWork:
         self._node = node
         self._path = short_id(node.peer)
         self._wanted: Wanted | None = None
+        self._taken: Wanted | None = None
+        """What the trainer has heard of last."""
         self._fates = Fates()
         self._ready_s = 0.0
         self._is_open = False
@@ -54,7 +56,7 @@ class SimWork:
 
     def _feed(self) -> None:
         wanted = self._wanted
-        if wanted is None or wanted.round <= self.round:
+        if wanted is None or wanted is self._taken:
             return
         is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
         if self.round < 0:
@@ -65,6 +67,7 @@ class SimWork:
 
     def start(self, wanted: Wanted) -> None:
         """The first lease of this process."""
+        self._taken = wanted
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
             wanted.round, wanted.anchor_N, action.lease, self._fates
@@ -75,7 +78,7 @@ class SimWork:
     def deliver(self, wanted: Wanted) -> None:
         """Answer the contribution, and go on."""
         lease = wanted.action.lease
-        self.round, self._is_open = wanted.round, False
+        self._taken, self.round, self._is_open = wanted, wanted.round, False
         self._node.trainer.finish(wanted.round, wanted.anchor_N, lease, self._fates)
         self._fates.taken_over(self.round)
         self._train(is_under_way=False)
@@ -102,7 +105,9 @@ class SimWork:
         encoded = node.trainer.contribute(world.luck(f"learn/{self._path}"))
         if node.trainer.loss is not None:
             world.learned(node, self.round, node.trainer.loss)
-        if node.core.machine.view.index == self.round:
+        assert self._taken is not None
+        basis = self._taken.action.certificate.value.digest
+        if node.core.machine.standing.top.basis == basis:
             root, norms = node.store.contribute(encoded.payloads)
             inner = world.manifest.inner
             samples = inner.inner_steps * inner.batch
@@ -116,6 +121,7 @@ class SimWork:
                     steps=inner.inner_steps,
                     residual_before=encoded.residual_before,
                     residual_after=encoded.residual_after,
+                    basis=basis,
                 )
             )
         self._is_open = True

@@ -314,7 +314,7 @@ class World:
 
     def ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
         """See Around."""
-        for trigger in self.triggers[:]:
+        for trigger in tuple(self.triggers):
             trigger(self, node, action)
         if action is None:
             for look in self.looks:
@@ -364,7 +364,8 @@ class World:
         self.nodes[peer], self._owned[peer] = node, owned
         try:
             owned.disk.reopen()
-            node.begin(recover(start, node.store, owned.disk.journal, owned.disk.states()))
+            restart = recover(start, node.store, owned.disk.journal, owned.disk.states())
+            node.begin(replace(restart, begun=owned.disk.fetched.begun))
         except OSError as error:
             self._fail(node, error)
             return node
@@ -375,8 +376,7 @@ class World:
 
     def _await_end_time(self, node: SimNode) -> None:
         """Its own wall clock tells a node that the run's last date is past."""
-        end_unix_s = self.manifest.stop.unix_s
-        if end_unix_s:
+        if end_unix_s := self.manifest.stop.unix_s:
             start_unix_s = self.manifest.created_unix_s + node.device.wall_offset_s
             at_s = max(self.now_s, float(end_unix_s - start_unix_s))
             self.push(at_s, node, node.tell, ev.EndTimePassed())

@@ -51,6 +51,10 @@ class MemoryStream:
     def peer(self) -> PeerId:
         return self._peer
 
+    @property
+    def num_buffered(self) -> int:
+        return len(self._buffer)
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PIECE_BYTES):

@@ -154,7 +154,8 @@ class DiLoCo:
         """One inner step with the gradients at hand; after the H-th also a round.
 
         `loss` (nats per byte) is only shown to people. `samples` is how many sequences the
-        gradient is of, by default the manifest's batch. Blocks in a round until it is sealed and
+        gradient is of, by default the manifest's batch; a round's are never more than its lease
+        has, or no peer takes the contribution. Blocks in a round until it is sealed and
         then returns its outcome, else None. Where `resume` is due it does that and nothing else:
         the gradients at hand are of samples that were contributed before.
         """

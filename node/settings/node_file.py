@@ -24,6 +24,7 @@ _TEMPLATE = """\
 # wait_seats = 0         # a founder waits for so many joiners with its first round, at most 12 s
 # validate_every = 1     # rounds between looks at held-out text, each some inner steps; 0: never
 # linger_s = 15.0        # seconds to serve others after the last round
+# state_mbit = 0.0       # Mbit/s that joiners may take of our line for their state; 0: no limit
 # is_observer = false    # follow the run without training
 # status_port = 0        # of the status server on this machine; 0 takes a free one
 # has_status = true      # whether there is one
@@ -44,6 +45,7 @@ class NodeFile(Section):
     wait_seats: int = 0
     validate_every: int = 1
     linger_s: float = 15.0
+    state_mbit: float = 0.0
     is_observer: bool = False
     status_port: int = 0
     has_status: bool = True

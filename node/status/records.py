@@ -72,7 +72,12 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
-    """Another node. `round` is the one that it says it works on; addresses are as announced."""
+    """Another node. `round` is the one that it says it works on; addresses are as announced.
+
+    `device` and `software` are its own words, spread through all nodes and last heard
+    `told_s_ago`; None where it has told nothing. A peer without a link and a seat is known by these
+    alone, and its `round` is the one in which it told them.
+    """
 
     peer: str
     is_linked: bool
@@ -82,6 +87,9 @@ class PeerRecord:
     round: int | None
     heard_s_ago: float | None
     addresses: tuple[str, ...]
+    device: str | None = None
+    software: str | None = None
+    told_s_ago: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +124,8 @@ class NodeStatus:
 
     `age_s` is how old the snapshot is when it is sent: a network process that hangs shows by it.
     `rounds_total` is when the run ends at the latest. `was_listed` is about the last sealed round.
-    Bytes count from the node's start.
+    Bytes count from the node's start. `provisional` counts the rounds behind the last final one
+    that are sealed without a quorum (R4): they become final or give way.
     """
 
     schema: int = SCHEMA
@@ -136,6 +145,7 @@ class NodeStatus:
     is_voter: bool
     was_listed: bool | None
     num_sealed: int
+    provisional: int = 0
     linked: int
     bytes_up: int
     bytes_down: int
@@ -152,11 +162,14 @@ class NodeStatus:
     num_faults: int
     faults: tuple[FaultRecord, ...]
     warnings: tuple[str, ...]
+    catching_up: str | None = None
+    """How far the fetch of a state is, for people; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTable:
-    """The answer to `/v1/peers`: all members, and everybody else who is linked."""
+    """The answer to `/v1/peers`: all members, everybody else who is linked, and whom entries of the
+    replicated state tell of."""
 
     schema: int = SCHEMA
     run: str

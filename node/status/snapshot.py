@@ -15,6 +15,7 @@ import trio
 
 from node.core import NodeCore
 from node.round_view import RoundView
+from node.shared_state.told import Told
 from node.shown import shown
 from node.status.board import StatusBoard
 from node.status.records import (
@@ -26,6 +27,7 @@ from node.status.records import (
     State,
 )
 from protocol import limits
+from protocol.clock import WallClock
 from protocol.identity import PeerId, peer_id_text
 
 SNAPSHOT_S = 0.5
@@ -65,6 +67,11 @@ class StatusSources:
     num_lost_lines: Callable[[], int] = int
     """Log lines that the disk did not take of late; `Logs.num_lost`."""
 
+    told: Callable[[], Mapping[PeerId, Told]] = dict
+    """What peers said of themselves in entries of the replicated state."""
+
+    wall_clock: WallClock = time.time
+
 
 async def keep_status(sources: StatusSources, *, every_s: float = SNAPSHOT_S) -> NoReturn:
     """Put a fresh snapshot on the board again and again, until cancelled."""
@@ -81,6 +88,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
     board.has_started |= state != "starting"
     sent, received = sources.traffic()
     checkpoint = sources.checkpoint()
+    progress = core.catchup.progress(now_s)
     validated = max(board.validations, default=None)
     status = NodeStatus(
         pid=os.getpid(),
@@ -98,6 +106,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         is_voter=view.is_voter,
         was_listed=board.rounds[-1].was_listed if board.rounds else None,
         num_sealed=board.num_sealed,
+        provisional=len(core.machine.standing.branch),
         linked=len(core.liveness.linked),
         bytes_up=sent,
         bytes_down=received,
@@ -114,6 +123,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         num_faults=board.num_faults,
         faults=board.faults,
         warnings=(*_warnings(sources, state), *board.warnings),
+        catching_up=progress.text if progress is not None else None,
     )
     return Snapshot(
         taken_s=time.monotonic(),
@@ -136,7 +146,7 @@ def node_state(sources: StatusSources) -> State:
         return "starting"  # The core asks for a seat, or trains, when the trainer is up.
     if core.machine.is_held or view.is_diverged or not view.is_member:
         return "syncing"
-    if view.own_commit and not view.has_quorum(reachable_voters(view)):
+    if view.own_commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
     is_now = board.phase is not None and board.phase.round == view.index
     return _PHASES.get(board.phase.name, "training") if board.phase and is_now else "training"
@@ -154,8 +164,16 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
     reachable, num_voters = reachable_voters(view), len(view.electorate)
     if state == "finished":
         return ()
-    if not view.has_quorum(reachable):
-        found.append(f"waits for a quorum: {len(reachable)} of {num_voters} voters reachable")
+    if machine.standing.branch or view.is_provisional:
+        found.append(
+            f"{len(machine.standing.branch)} rounds are sealed provisionally: they become final or"
+            " give way when enough voters are back"
+        )
+    elif not view.has_quorum(reachable):
+        pause = "sealing pauses, " if view.trust == "open" else ""
+        found.append(
+            f"{pause}waits for a quorum: {len(reachable)} of {num_voters} voters reachable"
+        )
     if machine.is_muted:
         found.append("signs nothing yet: waits until enough voters have told where the run is")
     if not liveness.linked and (view.members != (view.me,)):
@@ -174,14 +192,18 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
 
 
 def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
-    """Members first, then other linked peers; each ascending by id. Without this node itself."""
-    core, known = sources.core, sources.addresses()
+    """Members first, then other linked peers, then those known by entries; each ascending by id.
+    Without this node itself."""
+    core, known, told = sources.core, sources.addresses(), sources.told()
     view, linked, rounds = core.machine.view, core.liveness.linked, core.rounds
     members = [peer for peer in view.members if peer != view.me]
-    others = [peer for peer in linked if peer not in members]
+    shown_peers = dict.fromkeys((*members, *linked, *sorted(told)))
+    wall_s = sources.wall_clock()
     records = []
-    for peer in [*members, *others][:PEERS_SHOWN_MAX]:
-        silence_s = core.liveness.silence_s(peer, now_s)
+    for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
+        silence_s, said = core.liveness.silence_s(peer, now_s), told.get(peer)
+        told_round = None if said is None else said.round
+        addresses = known.get(peer) or (() if said is None else said.addresses)
         records.append(
             PeerRecord(
                 peer=peer_id_text(peer),
@@ -189,9 +211,12 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 is_member=peer in view.members,
                 is_voter=peer in view.electorate,
                 is_suspected=peer in view.suspects,
-                round=rounds.get(peer),
+                round=rounds.get(peer, told_round),
                 heard_s_ago=None if silence_s is None else round(max(0.0, silence_s), 3),
-                addresses=_cut(known.get(peer, ())),
+                addresses=_cut(addresses),
+                device=None if said is None else shown(said.device),
+                software=None if said is None else shown(said.software),
+                told_s_ago=None if said is None else round(max(0.0, wall_s - said.at_unix_s), 3),
             )
         )
     return tuple(records)

@@ -28,6 +28,7 @@ _STATE_STYLES = {
     "finished": "cyan",
 }
 _ID_CHARACTERS = 8
+_DEVICE_CHARACTERS, _VERSION_CHARACTERS = 16, 12
 
 
 def draw_status(status: NodeStatus) -> RenderableType:
@@ -43,8 +44,8 @@ def draw_status(status: NodeStatus) -> RenderableType:
 def draw_peers(table: PeerTable) -> RenderableType:
     """A row per peer."""
     if not table.peers:
-        return Text("no peer is a member or linked yet")
-    grid = _grid(("peer", "link", "part", "round", "heard", "addresses"))
+        return Text("no peer is a member, linked or heard of yet")
+    grid = _grid(("peer", "link", "part", "round", "heard", "device", "version", "addresses"))
     for peer in table.peers:
         grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
     return grid
@@ -87,6 +88,8 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
     if status.state != "finished":
         state.append(f" in round {status.round} of {status.rounds_total}{attempt}", style="default")
     yield "state", state
+    if status.catching_up is not None:
+        yield "fetches", Text(status.catching_up)
     part = ("a voter" if status.is_voter else "a member") if status.is_member else "without a seat"
     yield (
         "swarm",
@@ -150,8 +153,19 @@ def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     yield f"{link}, suspected" if peer.is_suspected else link
     yield ("voter" if peer.is_voter else "member") if peer.is_member else "-"
     yield "-" if peer.round is None else str(peer.round)
-    yield "-" if peer.heard_s_ago is None else f"{peer.heard_s_ago:.1f} s ago"
-    yield peer.addresses[0] if peer.addresses else "-"
+    yield _heard(peer)
+    yield shown(peer.device, _DEVICE_CHARACTERS) if peer.device else "-"
+    version = (peer.software or "-").removeprefix("barnraise ")
+    yield shown(version, _VERSION_CHARACTERS)
+    more = len(peer.addresses) - 1
+    yield (peer.addresses[0] + (f" +{more}" if more > 0 else "")) if peer.addresses else "-"
+
+
+def _heard(peer: PeerRecord) -> str:
+    """By its link, or else by what others passed on."""
+    if peer.heard_s_ago is not None:
+        return f"{peer.heard_s_ago:.1f} s ago"
+    return "-" if peer.told_s_ago is None else f"told {_duration(peer.told_s_ago)} ago"
 
 
 def _round_cells(record: RoundRecord) -> Iterator[str]:

@@ -17,10 +17,10 @@ from training.exported import OpenSigned
 _RUN_FOLDER = re.compile(r"[0-9a-f]{12}")
 _RUNS_SHOWN = 20
 
-_NOBODY = Ed25519Signer(bytes(KEY_SEED_BYTES))
+ANY_SIGNER = Ed25519Signer(bytes(KEY_SEED_BYTES))
 """Any key will do to check signatures; this one signs nothing."""
 
-open_signed: OpenSigned = partial(open_manifest, signer=_NOBODY)
+open_signed: OpenSigned = partial(open_manifest, signer=ANY_SIGNER)
 """The manifest in these bytes, if its founder signed them. Raises PeerError."""
 
 
@@ -47,7 +47,7 @@ def find_run(state: Path, *, run: str | None = None, manifest: Path | None = Non
             "`barnraise export` wrote with --model"
         )
     if manifest is not None:
-        signed = read_signed_manifest(manifest, _NOBODY)
+        signed = read_signed_manifest(manifest, ANY_SIGNER)
         digest = signed.manifest.digest
         folder = run_folder(state, digest)
         if run is not None and not _is_meant(digest.hex(), run):
@@ -60,7 +60,7 @@ def find_run(state: Path, *, run: str | None = None, manifest: Path | None = Non
         manifest = folder / MANIFEST_FILE
         if not manifest.exists():
             raise ConfigError(f"{folder} lacks its {MANIFEST_FILE}: name the file with --manifest")
-        signed = read_signed_manifest(manifest, _NOBODY)
+        signed = read_signed_manifest(manifest, ANY_SIGNER)
         if run_folder(state, signed.manifest.digest) != folder:
             raise ConfigError(f"{manifest} is of another run, {shown(signed.manifest.title)}")
     return RunOnDisk(
@@ -91,6 +91,6 @@ def _is_meant(digest: str, run: str) -> bool:
 
 def _title(folder: Path) -> str:
     try:
-        return shown(read_signed_manifest(folder / MANIFEST_FILE, _NOBODY).manifest.title)
+        return shown(read_signed_manifest(folder / MANIFEST_FILE, ANY_SIGNER).manifest.title)
     except ConfigError:
         return "(without a manifest)"

@@ -1,14 +1,16 @@
 """I5: tokens, steps and samples of every seal follow from the COMMITs that it lists.
 
 Written from the design (R6, R9), not from `node.roster` and `training.leases`: the samples are
-counted here as sets of intervals, and each sample may be used once in the whole chain.
+counted here as sets of intervals. Their numbers go on from epoch to epoch, so each may be used once
+in the whole chain; and of each below the cursor it is known what became of it: used, waiting to be
+leased again, or forgotten, and then the seal says how many were.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from node.tracing import Adopted, Began, Record, Signed, Synced
+from node.tracing import Adopted, Advanced, Began, Confirmed, FellBack, Record, Signed, Synced
 from protocol import limits
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId, short_id
@@ -24,7 +26,7 @@ class Accounting:
     """I5 over records."""
 
     name = "I5"
-    kinds = (Began, Signed, Adopted, Synced)
+    kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
 
     def __init__(self, history: History, manifest: RunManifest, *, skew_s: float = 0.0) -> None:
         self._history = history
@@ -33,11 +35,17 @@ class Accounting:
         """Seals whose COMMITs may be told a little later, where clocks are apart."""
         self._manifest = manifest
         self._each = manifest.inner.inner_steps * manifest.inner.batch
+        named = {setting.name: setting.value for setting in manifest.model.settings}
+        self._tokens_each = int(named.get("context", 1))
         self._used: list[Gap] = []
         """Samples of listed contributions, ascending, merged."""
+        self._forgotten: list[Gap] = []
+        """Those that no seal carries any more, though nobody used them."""
         self._credits: dict[PeerId, int] = {}
         self._counted = 0
-        """The last round whose samples and credits are in the two above."""
+        """The last round whose samples and credits are in those above."""
+        self._is_whole = True
+        """Whether they are of every round from the first on."""
         self._checked: set[bytes] = set()
         self._residuals: dict[PeerId, Said] = {}
         """The last COMMIT of each."""
@@ -50,9 +58,12 @@ class Accounting:
             yield from self._sealed(self._later.popleft()[1])
         if isinstance(record, Signed):
             yield from self._signed(record.peer)
-        elif isinstance(record, Adopted):
+        elif isinstance(record, Advanced):
+            yield from self._was_listed(record, record.certificate.value)
+        elif isinstance(record, Adopted | Confirmed):
             value = record.certificate.value
-            yield from self._was_listed(record, value)
+            if isinstance(record, Adopted):
+                yield from self._was_listed(record, value)
             if value.digest not in self._checked:
                 self._checked.add(value.digest)
                 if self._skew_s:
@@ -80,9 +91,7 @@ class Accounting:
         if commit.bans:
             yield "bans somebody, and there is no evidence of anything in this version"
         last, self._residuals[peer] = self._residuals.get(peer), said
-        # A trainer that was late for a round drops the residual too: its anchor is long gone.
-        is_late = last is not None and last.message.slot.round < said.message.slot.round - 1
-        is_fresh = peer in self._fresh or is_late
+        is_fresh = peer in self._fresh
         self._fresh.discard(peer)
         if last is None or (is_fresh and commit.residual_before == EMPTY_ROOT):
             return
@@ -98,13 +107,13 @@ class Accounting:
             yield f"its last contribution {outcome}, and its residual says otherwise"
 
     def _sealed_behind(self, said: Said) -> SealValue | None:
-        """The seal of the round in which that was said, if it is among the heads that are known."""
-        basis, value = said.message.slot.basis, self._history.heads.get(said.message.sender)
+        """The seal of the round in which that was said, if its sender stands on it now."""
+        basis, value = said.message.slot.basis, self._history.stand(said.message.sender)
         while value is not None and value.round > said.message.slot.round:
             value = self._history.values.get(value.before)
         return value if value is not None and value.before == basis else None
 
-    def _was_listed(self, record: Adopted, value: SealValue) -> Iterator[str]:
+    def _was_listed(self, record: Adopted | Advanced, value: SealValue) -> Iterator[str]:
         mine = [
             said
             for digest in value.commits
@@ -149,6 +158,12 @@ class Accounting:
         step = before.step + _median_steps(commits)
         if after.step != step:
             yield f"round {value.round} seals step {after.step}, its COMMITs give {step}"
+        for commit in commits:
+            worth = commit.samples * self._tokens_each
+            if commit.samples > self._each or commit.tokens != worth:
+                yield (
+                    f"round {value.round} lists {commit.tokens} tokens for {commit.samples} samples"
+                )
         stop = self._manifest.stop
         is_past_end = 2 * sum(commit.is_past_end for commit in commits) > len(commits)
         ends = value.round >= self._manifest.rounds or 0 < stop.tokens <= tokens or is_past_end
@@ -168,29 +183,39 @@ class Accounting:
         if value.clock.cursor != cursor:
             yield f"round {value.round} seals cursor {value.clock.cursor}, and leased to {cursor}"
         given_back = _gaps(value.clock)
-        if given_back != _kept(_merged(free)):
+        kept, forgotten = _kept(_merged(free))
+        if given_back != kept:
             yield f"round {value.round} gives back other samples than were left unused"
         if value.round != self._counted + 1:
-            # The rounds between were fetched: of them the seal is all that is known.
+            # The rounds between were fetched: of them the seal is all that is known, and not which
+            # of the samples that are not to be leased again were used.
             before = previous.clock
             self._used = _merged(_complement(_gaps(before), before.cursor))
+            self._forgotten, self._is_whole = [], False
             self._credits = {previous.roster.members[0]: before.tokens}
         twice = next((gap for gap in used if _overlaps(self._used, gap)), None)
         if twice is not None:
             yield f"round {value.round} lists samples {twice[0]}..{twice[1]}, used before"
-        back = next(
-            (gap for gap in given_back if _overlaps(_merged([*self._used, *used]), gap)), None
-        )
-        if back is not None:
-            yield f"round {value.round} gives samples {back[0]}..{back[1]} back that were used"
         self._used = _merged([*self._used, *used])
+        self._forgotten = _merged([*self._forgotten, *forgotten])
         self._counted = value.round
+        parts = [*self._used, *self._forgotten, *given_back]
+        if _size(parts) != value.clock.cursor or _merged(parts) != _below(value.clock.cursor):
+            yield f"round {value.round} leaves samples of which nobody knows what became of them"
+        yield from self._receipts(value, listed)
+
+    def _receipts(self, value: SealValue, listed: Sequence[Said]) -> Iterator[str]:
+        """The contributions of the whole chain add up to what the seal says."""
         for said in listed:
             sender = said.message.sender
             self._credits[sender] = self._credits.get(sender, 0) + _commit(said).tokens
         total = sum(self._credits.values())
         if value.clock.tokens != total:
             yield f"round {value.round} seals {value.clock.tokens} tokens for credits of {total}"
+        clock = value.clock
+        unknown = clock.cursor - _size(_gaps(clock)) - clock.tokens // self._tokens_each
+        if self._is_whole and unknown != _size(self._forgotten):
+            yield f"round {value.round} counts {unknown} forgotten samples by its tokens"
 
 
 def _commit(said: Said) -> Commit:
@@ -257,11 +282,15 @@ def _complement(gaps: Sequence[Gap], cursor: int) -> list[Gap]:
     return [(first, stop) for first, stop in pairs if first < stop]
 
 
-def _kept(gaps: list[Gap]) -> list[Gap]:
+def _kept(gaps: list[Gap]) -> tuple[list[Gap], list[Gap]]:
     """A seal carries so many intervals; the shortest are forgotten, of equal ones the lowest."""
     excess = max(0, len(gaps) - limits.LEASE_INTERVALS_MAX)
-    forgotten = set(sorted(gaps, key=lambda gap: (gap[1] - gap[0], gap))[:excess])
-    return [gap for gap in gaps if gap not in forgotten]
+    forgotten = sorted(gaps, key=lambda gap: (gap[1] - gap[0], gap))[:excess]
+    return [gap for gap in gaps if gap not in set(forgotten)], forgotten
+
+
+def _below(cursor: int) -> list[Gap]:
+    return [(0, cursor)] if cursor else []
 
 
 def _overlaps(gaps: list[Gap], gap: Gap) -> bool:

@@ -24,6 +24,8 @@ class Accusations:
         """See Check."""
         if not isinstance(record, Accused) or record.of in self._suspects:
             return
+        if {record.peer, record.of} & self._history.bent:
+            return
         if record.of in self._history.lives:
             yield f"accuses {short_id(record.of)}, which is honest: {record.reason}"
 

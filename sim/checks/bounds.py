@@ -58,7 +58,8 @@ class Bounds:
         views = core.views()
         seats = max(len(view.members) for view in views)
         attempts = sum(_attempts(view) for view in views)
-        messages = _messages_max(seats, attempts)
+        copies = views[0].copies
+        messages = _messages_max(seats, attempts, copies)
         linked = len(core.liveness.linked)
         yield "seals in memory", len(core.chain), CHAIN_KEPT + limits.CHAIN_PAGE_SEALS
         yield "links", linked, len(self._world.nodes)
@@ -69,11 +70,15 @@ class Bounds:
             (seats + linked + STRANGERS_MAX),
         )
         yield "links of links", len(core._relay._links), linked
+        # Nothing is forgotten before a round is final, also of branches that were left (R4).
+        standing = core.machine.standing
+        left = list(standing.given_up.values())
+        messages += sum(_messages_max(seats, _attempts(view), copies) for view in left)
         yield "messages whose coming is noted", len(core._relay._heard_s), messages
         yield "peers that left", len(core.machine._left), seats + STRANGERS_MAX
         for view in views:
             held = sum(1 for _ in view.ballots.messages())
-            yield "messages of a round", held, _messages_max(seats, _attempts(view))
+            yield "messages of a round", held, _messages_max(seats, _attempts(view), copies)
             yield "messages of the next round", len(view.early), messages
             # What arrives late, of the round before, is filed in this one.
             yield "contributions", len(view.parts), 2 * seats
@@ -83,8 +88,12 @@ class Bounds:
                 len(view.requested),
                 (4 * (seats + 1) * (seats + _attempts(view)) * max(1, len(view.slices))),
             )
-        rounds = ROUNDS_KEPT + 2
-        yield "contributions stored", len(store._parts), rounds * (seats + STRANGERS_MAX // 64)
+        rounds = ROUNDS_KEPT + 2 + len(standing.views) + len(left)
+        attempts += sum(_attempts(view) for view in left)
+        yield "seals of a branch", len(standing.branch), limits.BRANCH_ROUNDS_MAX
+        # The next roster may be smaller than the one whose contributions stay for a while.
+        most = max(seats, len(self._world.nodes)) + STRANGERS_MAX // 64
+        yield "contributions stored", len(store._parts), rounds * most
         yield "results stored", len(store._results), rounds * (attempts + 1)
         yield "states stored", len(store._states), rounds
         yield "next states", len(store._candidates), attempts + 1
@@ -97,7 +106,9 @@ class Bounds:
         state = 4 * sum(store.layout.cell_numel(0, c) for c in range(store.num_cells))
         states = 4 * state * (1 + len(store.slot_names)) + 64 * limits.KIB
         results = ROUNDS_OF_RESULTS * (state + limits.KIB)
-        seals = (node.core.machine.head.round + 1) * (SEAL_BYTES + SEAL_BYTES_EACH * seats)
+        seals = (node.core.machine.standing.head.value.round + 1) * (
+            SEAL_BYTES + SEAL_BYTES_EACH * seats
+        )
         slots = 4 * ROTATE_BYTES
         return states + results + seals + slots
 
@@ -108,11 +119,12 @@ def _attempts(view: RoundView) -> int:
     return max(view.attempt, heard) + ATTEMPTS_SPARE
 
 
-def _messages_max(seats: int, attempts: int) -> int:
-    """A message of each kind per seat and attempt, an AGG per seat, and SEATs of newcomers."""
+def _messages_max(seats: int, attempts: int, copies: int) -> int:
+    """A message of each kind per seat and attempt, an AGG per seat and slice, of which two reducers
+    make twice as many, and SEATs of newcomers."""
     return min(
         limits.MESSAGES_PER_ROUND_MAX + seats * KINDS,
-        KINDS * seats * attempts + seats * seats * attempts + STRANGERS_MAX // 4,
+        KINDS * seats * attempts + copies * seats * seats * attempts + STRANGERS_MAX // 4,
     )
 
 

@@ -7,10 +7,10 @@ where the node says that its disk was lost (R12): it then asks what it signed.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
-from node.tracing import Adopted, Began, Record, Signed, Synced
+from node.tracing import Adopted, Advanced, Began, Confirmed, FellBack, Record, Signed, Synced
 from protocol.identity import PeerId, short_id
-from protocol.messages import SealValue
 from sim.checks.history import History
 
 
@@ -18,14 +18,14 @@ class Durability:
     """I1 over records."""
 
     name = "I1"
-    kinds = (Began, Signed, Adopted, Synced)
+    kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
 
     def __init__(self, history: History, *, skew_s: float = 0.0) -> None:
         self._history = history
         self._skew_s = skew_s
         self._uncounted: deque[tuple[float, bytes, bytes]] = deque()
         """When to look again, the seal before, and a SEAL that was not told of yet."""
-        self._ahead: dict[PeerId, Signed] = {}
+        self._ahead: dict[PeerId, list[Signed]] = {}
         """Signatures on a seal that their node is to tell of in the same moment."""
 
     def saw(self, record: Record) -> Iterator[str]:
@@ -33,19 +33,26 @@ class Durability:
         while self._uncounted and self._uncounted[0][0] < record.at_s:
             yield from self._counted(*self._uncounted.popleft()[1:])
         ahead = self._ahead.get(record.peer)
-        if ahead is not None and record.at_s > ahead.at_s and not isinstance(record, Began):
+        if ahead and record.at_s > ahead[0].at_s and not isinstance(record, Began):
             del self._ahead[record.peer]
-            yield self._is_ahead(ahead)
+            yield self._is_ahead(ahead[0])
         match record:
             case Began():
                 yield from self._began(record)
             case Signed():
                 yield from self._signed(record)
-            case Adopted():
-                self._reached(record.peer, record.certificate.value)
+            case Adopted() | Confirmed():
+                self._reached(record.peer)
                 yield from self._adopted(record)
+            case Advanced():
+                self._reached(record.peer)
+            case FellBack(final=final):
+                self._reached(record.peer)
+                head = self._history.heads.get(record.peer)
+                if head is not None and final.value.digest != head.digest:
+                    yield f"falls back to round {final.value.round}, and {head.round} is final here"
             case Synced():
-                self._reached(record.peer, record.certificate.value)
+                self._reached(record.peer)
                 before, value = self._history.previous, record.certificate.value
                 if before is not None and value.round <= before.round:
                     yield f"went back from round {before.round} to the state of {value.round}"
@@ -64,8 +71,15 @@ class Durability:
         ahead = self._ahead.pop(record.peer, None)
         if before is None or record.is_lost:
             return
-        if ahead is not None and value.round < ahead.message.slot.round - 1:
-            yield self._is_ahead(ahead)
+        if ahead:
+            # Of what it was about to stand on it tells now.
+            left = self._history.left.get(record.peer, set())
+            self._ahead[record.peer] = [
+                replace(told, at_s=record.at_s)
+                for told in ahead
+                if told.message.slot.round > value.round and told.message.slot.basis not in left
+            ]
+            self._reached(record.peer)
         if value.round < before.round:
             yield f"comes back at round {value.round}, and had told of {before.round} before"
         elif value.round == before.round and value.digest != before.digest:
@@ -73,7 +87,7 @@ class Durability:
         elif value.round == before.round + 1 and value.before != before.digest:
             yield f"comes back with a round {value.round} that does not follow its own"
 
-    def _adopted(self, record: Adopted) -> Iterator[str]:
+    def _adopted(self, record: Adopted | Confirmed) -> Iterator[str]:
         value, before = record.certificate.value, self._history.previous
         if before is not None and value.before != before.digest:
             yield f"adopts a seal of round {value.round} that does not follow its {before.round}"
@@ -103,17 +117,23 @@ class Durability:
             return  # Killed before it could tell: what its journal has is told when it is back.
         if record.message.sender != record.peer:
             yield f"records as its own what {short_id(record.message.sender)} signed"
-        elif head is not None and (slot.round, slot.basis) != (head.round + 1, head.digest):
-            if slot.round == head.round + 2 or record.peer in self._ahead:
-                # A batch is durable before any of it is carried out: its seal is told next.
-                self._ahead.setdefault(record.peer, record)
-            else:
-                yield self._is_ahead(record)
+        elif head is not None and slot.basis not in self._places(record.peer):
+            # A batch is durable before any of it is carried out: its seal is told next.
+            self._ahead.setdefault(record.peer, []).append(record)
 
-    def _reached(self, peer: PeerId, value: SealValue) -> None:
-        ahead = self._ahead.get(peer)
-        if ahead is not None and ahead.message.slot.basis == value.digest:
-            del self._ahead[peer]
+    def _places(self, peer: PeerId) -> set[bytes]:
+        """The seals that a node has told to be durable and to stand on."""
+        head = self._history.heads.get(peer)
+        branch = self._history.branches.get(peer, ())
+        return {value.digest for value in branch} | ({head.digest} if head is not None else set())
+
+    def _reached(self, peer: PeerId) -> None:
+        places = self._places(peer)
+        left = [told for told in self._ahead.get(peer, ()) if told.message.slot.basis not in places]
+        if left:
+            self._ahead[peer] = left
+        else:
+            self._ahead.pop(peer, None)
 
     def _is_ahead(self, record: Signed) -> str:
         slot, head = record.message.slot, self._history.heads.get(record.peer)

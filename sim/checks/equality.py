@@ -5,7 +5,7 @@ That the state is what the listed bytes give is checked in worlds, by `sim.check
 
 from collections.abc import Iterator
 
-from node.tracing import Adopted, Diverged, Record, Signed, Synced
+from node.tracing import Adopted, Advanced, Confirmed, Diverged, Record, Signed, Synced
 from protocol.identity import PeerId, short_id
 from protocol.messages import Kind, Seal
 from sim.checks.history import History
@@ -19,7 +19,7 @@ class Equality:
     """
 
     name = "I2"
-    kinds = (Signed, Adopted, Synced, Diverged)
+    kinds = (Signed, Adopted, Advanced, Confirmed, Synced, Diverged)
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -27,10 +27,17 @@ class Equality:
 
     def saw(self, record: Record) -> Iterator[str]:
         """See Check."""
+        is_bent = record.peer in self._history.bent
         match record:
+            case Signed() | Diverged() if is_bent:
+                pass  # It finds out that the others have sealed something else.
             case Signed():
                 yield from self._signed(record)
-            case Adopted(certificate=certificate, root=root):
+            case (
+                Adopted(certificate=certificate, root=root)
+                | Advanced(certificate=certificate, root=root)
+                | Confirmed(certificate=certificate, root=root)
+            ):
                 value = certificate.value
                 if root != value.root:
                     yield f"goes on from round {value.round} with a state that was not sealed"
@@ -49,7 +56,7 @@ class Equality:
 
     def _signed(self, record: Signed) -> Iterator[str]:
         said = self._history.said
-        if said is None or said.message.slot.kind is not Kind.SEAL:
+        if said is None or said.message.slot.kind not in (Kind.SEAL, Kind.PSEAL):
             return
         slot, body = said.message.slot, said.body
         assert isinstance(body, Seal)

@@ -11,10 +11,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from node.chain import check_seal
-from node.tracing import Adopted, Began, Record, Signed, Synced
-from protocol.errors import ProofError
+from node.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
-from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, Vote
+from protocol.messages import (
+    Kind,
+    Seal,
+    SealCertificate,
+    SignedMessage,
+    Vote,
+    decode_message,
+    is_signed,
+)
 from sim.checks.history import History
 
 WORKED_IN = frozenset({Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.NEWATTEMPT, Kind.SEAL})
@@ -30,13 +38,22 @@ def _never() -> bool:
 
 
 class Forks:
-    """I3 over records. `signer` verifies; it signs nothing."""
+    """I3 over records. `signer` verifies; it signs nothing.
+
+    `may_skip` says that nodes skip attempts by themselves, now and then (`node.rare`).
+    """
 
     name = "I3"
-    kinds = (Began, Signed, Adopted, Synced)
+    kinds = (Began, Signed, Adopted, Advanced, Confirmed, Synced)
 
     def __init__(
-        self, history: History, signer: Signer, trust: str, *, skew_s: float = 0.0
+        self,
+        history: History,
+        signer: Signer,
+        trust: str,
+        *,
+        skew_s: float = 0.0,
+        may_skip: bool = False,
     ) -> None:
         self._history = history
         self._signer = signer
@@ -44,6 +61,7 @@ class Forks:
         self._doubts: deque[tuple[float, Callable[[], bool], str]] = deque()
         """When to look again, whether it is excused by then, and what it is if not."""
         self._trust = trust
+        self._may_skip = may_skip
         self._votes: dict[tuple[bytes, int, bytes], set[PeerId]] = {}
         self._filled: dict[tuple[Kind, bytes, int], set[PeerId]] = {}
         """Who has filled its slot of VOTE or SEAL."""
@@ -71,9 +89,15 @@ class Forks:
                         yield text
             case Began(head=certificate):
                 yield from self._on_chain(certificate)
-            case Adopted(certificate=certificate) | Synced(certificate=certificate):
+            case (
+                Adopted(certificate=certificate)
+                | Confirmed(certificate=certificate)
+                | Synced(certificate=certificate)
+            ):
                 yield from self._on_chain(certificate)
                 yield from self._proved(certificate)
+            case Advanced(certificate=certificate):
+                yield from self._provisional(certificate)
             case _:
                 pass
 
@@ -93,6 +117,7 @@ class Forks:
         said = self._history.said
         if said is None:
             return
+        yield from self._followed(message)
         self._filled.setdefault((slot.kind, slot.basis, slot.attempt), set()).add(peer)
         if slot.kind is Kind.VOTE:
             assert isinstance(said.body, Vote)
@@ -103,6 +128,30 @@ class Forks:
         if slot.kind in WORKED_IN:
             place = (peer, slot.basis)
             self._attempts[place] = max(slot.attempt, self._attempts.get(place, 0))
+
+    def _followed(self, message: SignedMessage) -> Iterator[Finding]:
+        """Of an open run: nobody skips an attempt on the word of so few as may lie (R2).
+
+        Whoever is led to an attempt may find at once that it is hopeless, and report but to the
+        next: one step beyond what others show is its own.
+        """
+        slot, peer = message.slot, message.sender
+        electorate = self._history.electorate(slot.basis)
+        is_asked = self._trust == "open" and slot.kind is Kind.NEWATTEMPT and not self._may_skip
+        if not is_asked or electorate is None or peer in self._history.bent:
+            return
+        if slot.attempt > self._attempts.get((peer, slot.basis), 0) + 1:
+            there = [
+                voter
+                for voter in electorate.voters - {peer}
+                if self._attempts.get((voter, slot.basis), 0) >= slot.attempt - 1
+            ]
+            if 3 * len(there) < len(electorate.voters):
+                yield (
+                    lambda: slot.basis in self._history.restarted,
+                    f"follows {len(there)} voters of {len(electorate.voters)} into attempt"
+                    f" {slot.attempt}",
+                )
 
     def _voted(self, message: SignedMessage, digest: bytes) -> Iterator[Finding]:
         slot, peer = message.slot, message.sender
@@ -187,6 +236,24 @@ class Forks:
             except ProofError as error:
                 yield f"its certificate of round {value.round} proves nothing: {error}"
         self._proven.add(key)
+
+    def _provisional(self, certificate: SealCertificate) -> Iterator[str]:
+        """R4: PSEALs of one attempt, all of them for this value, and nothing else."""
+        value, attempts = certificate.value, set()
+        for data in certificate.seals:
+            try:
+                message, body = decode_message(data)
+            except DecodeError as error:
+                yield f"its provisional seal of round {value.round} holds no PSEAL: {error}"
+                return
+            is_of = isinstance(body, Seal) and body.value == value.digest
+            if message.slot.kind is not Kind.PSEAL or not is_of:
+                yield f"its provisional seal of round {value.round} holds something else"
+            if not is_signed(message, self._signer):
+                yield f"a PSEAL of round {value.round} is not signed by its sender"
+            attempts.add(message.slot.attempt)
+        if len(attempts) != 1:
+            yield f"its provisional seal of round {value.round} has PSEALs of other attempts"
 
     def _is_known(self, certificate: SealCertificate) -> bool:
         """Whether it is made of SEALs that were seen being signed: then none need be verified."""

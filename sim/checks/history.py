@@ -9,7 +9,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from node.tracing import Adopted, Began, Record, Signed, Synced
+from node.tracing import (
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    FellBack,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.identity import PeerId
 from protocol.messages import (
     Body,
@@ -22,7 +31,7 @@ from protocol.messages import (
     decode_body,
 )
 
-BODIES_NEEDED = frozenset({Kind.COMMIT, Kind.VOTE, Kind.SEAL})
+BODIES_NEEDED = frozenset({Kind.COMMIT, Kind.VOTE, Kind.SEAL, Kind.PVOTE, Kind.PSEAL})
 """All other rules are about slots; reading every body would cost more than the rest together."""
 
 ROUNDS_OF_COMMITS = 4
@@ -66,7 +75,7 @@ class Electorate:
     def is_quorum(self, peers: AbstractSet[PeerId]) -> bool:
         """Whether the voters among `peers` decide."""
         agreeing, count = len(self.voters & peers), len(self.voters)
-        if self._is_open:
+        if self._is_open and count >= 4:
             return 3 * agreeing >= 2 * count
         return 2 * agreeing > count or (2 * agreeing == count and self._eldest in peers)
 
@@ -87,7 +96,11 @@ class History:
         self._trust = trust
         self.values: dict[bytes, SealValue] = {}
         self.heads: dict[PeerId, SealValue] = {}
-        """The last seal that each node has told to be durable on it."""
+        """The last final seal that each node has told to be durable on it."""
+        self.branches: dict[PeerId, list[SealValue]] = {}
+        """The provisional seals behind it that each node stands on (R4)."""
+        self.left: dict[PeerId, set[bytes]] = {}
+        """Provisional seals that each node has given up."""
         self.previous: SealValue | None = None
         """The head, before this record, of the node whose record is looked at."""
         self.lives: dict[PeerId, int] = {}
@@ -97,6 +110,8 @@ class History:
         self.seals: dict[bytes, Said] = {}
         """Every SEAL that a traced node has signed, by its encoding."""
         self.commits: dict[bytes, Said] = {}
+        self.bent: set[PeerId] = set()
+        """Who breaks rules on purpose, or computes wrongly: what they say is no promise."""
         self.restarted: dict[bytes, set[PeerId]] = {}
         """By seal: who came back in the round behind it, or in the next. Such a node may have been
         killed between a signature's journal and its record, and serve it all the same."""
@@ -118,12 +133,22 @@ class History:
                 self.previous = self.heads.get(peer)
                 self.lives[peer] = self.lives.get(peer, 0) + 1
                 self._reached(peer, head.value)
+                self._left(peer)
                 if self.lives[peer] > 1:
                     for basis in (head.value.digest, head.value.before):
                         self.restarted.setdefault(basis, set()).add(peer)
             case Adopted(peer=peer, certificate=head) | Synced(peer=peer, certificate=head):
                 self.previous = self.heads.get(peer)
+                self._left(peer)
                 self._reached(peer, head.value)
+            case Advanced(peer=peer, certificate=head):
+                self._went_on(peer, head.value)
+            case Confirmed(peer=peer, certificate=head):
+                self.previous = self.heads.get(peer)
+                del self.branches[peer][:1]
+                self._reached(peer, head.value)
+            case FellBack(peer=peer):
+                self._left(peer)
             case _:
                 pass
 
@@ -162,6 +187,19 @@ class History:
             assert isinstance(body, Commit)
             self.commits[message.digest] = self.said
             self._commits_of.setdefault(message.slot.round, []).append(message.digest)
+
+    def stand(self, peer: PeerId) -> SealValue | None:
+        """The head that a node trains on: the last of its branch, or final."""
+        branch = self.branches.get(peer)
+        return branch[-1] if branch else self.heads.get(peer)
+
+    def _went_on(self, peer: PeerId, value: SealValue) -> None:
+        value = self.values.setdefault(value.digest, value)
+        self.branches.setdefault(peer, []).append(value)
+
+    def _left(self, peer: PeerId) -> None:
+        lost = self.branches.pop(peer, [])
+        self.left.setdefault(peer, set()).update(value.digest for value in lost)
 
     def _reached(self, peer: PeerId, value: SealValue) -> None:
         # One object per seal: what is computed from it once is then there for all.

@@ -34,7 +34,7 @@ class Leaving:
     def asked(self, node: SimNode, action: ev.CoreAction | None) -> Iterator[str]:
         """Before an action: whether a frame that leaves tells the seed."""
         needles = self._needles.get(node.peer)
-        if needles is None or not isinstance(action, ev.Send):
+        if needles is None or not isinstance(action, ev.Send | ev.SendAll):
             return
         key = (node.peer, type(action.frame))
         count = self._counts[key] = self._counts.get(key, 0) + 1

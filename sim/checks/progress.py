@@ -7,6 +7,7 @@ with each seal and whenever no quorum of those who could work before still can.
 
 from collections.abc import Iterator, Sequence
 
+from protocol import limits
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealValue
 from sim.checks.history import Electorate, History
@@ -31,6 +32,9 @@ class Progress:
         self._workers: frozenset[PeerId] = frozenset()
         self._since_s = 0.0
         self._within_s = 0.0
+        self._side: tuple[frozenset[PeerId], tuple[bytes, ...]] = (frozenset(), ())
+        """Who is left without a quorum, and on which heads they stand; since when."""
+        self._side_s = 0.0
         self._lost: set[PeerId] = set()
         """Whose disk is lost, and who may not sign yet for that (R12): nobody can promise when."""
         self._behind: dict[SimNode, tuple[int, float]] = {}
@@ -54,6 +58,7 @@ class Progress:
             return
         workers = self._find_workers(electorate)
         still = workers & self._workers
+        yield from self._left_alone(electorate, workers)
         if final is not self._final or not electorate.is_quorum(still):
             self._start(final, workers, electorate)
             return
@@ -66,6 +71,36 @@ class Progress:
                 f"{len(still)} of {len(electorate.voters)} voters can work, and for"
                 f" {stalled_s:.0f} s nothing was sealed after round {final.round};"
                 f" {self._within_s:.0f} s are allowed"
+            )
+
+    def _left_alone(self, electorate: Electorate, side: frozenset[PeerId]) -> Iterator[str]:
+        """R4: voters without a quorum, whom no other one reaches, seal provisionally."""
+        nodes = [self._world.nodes[peer] for peer in sorted(side)]
+        machines = [node.core.machine for node in nodes]
+        others = [peer for peer in electorate.voters - side if self._is_able(peer)]
+        is_alone = not electorate.is_quorum(side) and not any(
+            self._is_open(one, other) for one in side for other in others
+        )
+        may_seal = all(
+            machine.config.may_branch
+            and not (machine.is_asking or machine.has_forgotten or machine.is_held)
+            and not machine._silence.has_lost(machine.view)
+            and not machine.standing.head.value.clock.ends_run
+            and len(machine.standing.branch) < limits.BRANCH_ROUNDS_MAX
+            for machine in machines
+        )
+        heads = tuple(machine.standing.head.value.digest for machine in machines)
+        if not (side and is_alone and may_seal) or (side, heads) != self._side:
+            self._side, self._side_s = (side, heads), self._world.now_s
+            return
+        # Suspected one after the other, and then for a while.
+        timing = self._world.manifest.timing
+        within_s = self._allowed_s(nodes) + 4 * timing.suspect_s
+        alone_s = self._world.now_s - self._side_s
+        if alone_s > within_s:
+            yield (
+                f"{len(side)} of {len(electorate.voters)} voters are on their own, and for"
+                f" {alone_s:.0f} s sealed nothing provisionally; {within_s:.0f} s are allowed"
             )
 
     def _lagging(self, final: SealValue) -> Iterator[str]:
@@ -94,13 +129,17 @@ class Progress:
             self._workers = frozenset()
             return
         nodes = [self._world.nodes[peer] for peer in sorted(workers)]
+        self._within_s = self._allowed_s(nodes)
+
+    def _allowed_s(self, nodes: Sequence[SimNode]) -> float:
+        """How long these may take to the next seal."""
         everybody = [node for node in self._world.nodes.values() if node.is_alive]
         machines = [node.core.machine for node in nodes]
         slowest_s = max(node.device.train_s[1] + node.device.ready_s[1] for node in everybody)
         napping_s = max(node.device.nap_s[1] if node.device.nap else 0.0 for node in everybody)
         slow_clock = min(1.0, *(node.device.clock_rate for node in nodes))
         waits_s = EXCHANGES * max(self._latency_s(nodes), max(n.device.compute_s[1] for n in nodes))
-        self._within_s = (
+        return (
             seal_within_s(
                 self._world.manifest,
                 train_s=slowest_s + napping_s + waits_s,

@@ -6,21 +6,12 @@ knows the circumstances, and is exact.
 """
 
 from collections.abc import Iterator
+from typing import get_args
 
 from node.agreement import TIME_OUT_AFTER
 from node.catchup import STALL_S, STUCK_S
 from node.deadlines import GROWTH, GROWTH_STEPS_MAX
-from node.tracing import (
-    Accused,
-    Adopted,
-    Began,
-    Diverged,
-    Ended,
-    Record,
-    Signed,
-    Synced,
-    Used,
-)
+from node.tracing import Adopted, Advanced, Began, Ended, Record, Signed
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind
@@ -63,7 +54,7 @@ class Stalls:
     """
 
     name = "I4"
-    kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Used, Ended)
+    kinds = get_args(Record)
 
     def __init__(
         self, history: History, manifest: RunManifest, *, stall_s: float | None = None
@@ -116,7 +107,7 @@ class Stalls:
 
     def _learn(self, record: Record) -> None:
         """How long training takes: from a seal to the COMMIT behind it."""
-        if isinstance(record, Adopted):
+        if isinstance(record, Adopted | Advanced):
             self._trains_s[record.peer] = record.at_s
         elif isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
             began_s = self._trains_s.pop(record.peer, record.at_s)

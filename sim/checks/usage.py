@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.tracing import Began, Record, Used
+from node.tracing import Adopted, Began, Record, Used
 from protocol import limits
 from protocol.identity import PeerId
 from sim.checks.history import History
 
-WARM_UP_S = 30.0
-"""By then a process has loaded and allocated what it needs for any round."""
+WARM_UP_S, WARM_UP_ROUNDS = 30.0, 5
+"""By then a process has loaded and allocated what it needs for any round, and holds as many rounds
+as it ever keeps; of large vectors a round takes long."""
 
 MEMORY_GROWTH = 1.25
 MEMORY_SPARE_BYTES = 64 * limits.MIB
@@ -28,6 +29,7 @@ class _Warm:
     """The most that one life of a node used while it warmed up."""
 
     until_s: float
+    rounds: int = 0
     memory_bytes: int = 0
     files: int = 0
     tasks: int = 0
@@ -37,7 +39,7 @@ class Usage:
     """I7 over records."""
 
     name = "I7"
-    kinds = (Began, Used)
+    kinds = (Began, Used, Adopted)
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -47,6 +49,9 @@ class Usage:
         """See Check."""
         if isinstance(record, Began):
             self._warm[record.peer] = _Warm(record.at_s + WARM_UP_S)
+        elif isinstance(record, Adopted):
+            if record.peer in self._warm:
+                self._warm[record.peer].rounds += 1
         elif isinstance(record, Used):
             yield from self._used(record.peer, record)
 
@@ -60,7 +65,7 @@ class Usage:
         warm = self._warm.get(peer)
         if warm is None:
             return
-        if record.at_s < warm.until_s:
+        if record.at_s < warm.until_s or warm.rounds < WARM_UP_ROUNDS:
             warm.memory_bytes = max(warm.memory_bytes, record.memory_bytes)
             warm.files = max(warm.files, record.files)
             warm.tasks = max(warm.tasks, record.tasks)

@@ -56,7 +56,6 @@ DERIVED = (
     "_closers",
     "_drawn",
     "_gathering",
-    "_own_slices",
 )
 INDEX = (
     "roster",

@@ -26,7 +26,7 @@ GOOD_BEATS = 8
 
 IGNORED = {
     **peers.IGNORED,
-    NodeCore: ("manifest", "liveness", "_relay", "_catchup", "_rounds", "chain"),
+    NodeCore: ("manifest", "liveness", "_relay", "catchup", "_rounds", "chain"),
     Liveness: (),
 }
 """Of a core only the machine and the number of its last question make a difference here."""
@@ -138,5 +138,9 @@ class Waking:
 
     def _sent(self, seat: int, actions: list[ev.CoreAction]) -> Iterator[Question]:
         for action in actions:
-            if isinstance(action, ev.Send) and isinstance(action.frame, StatusAsk | StatusAnswer):
-                yield Question(seat, self._seats[action.peer], action.frame)
+            if not isinstance(action, ev.Send | ev.SendAll):
+                continue
+            if isinstance(action.frame, StatusAsk | StatusAnswer):
+                peers = action.peers if isinstance(action, ev.SendAll) else (action.peer,)
+                for peer in peers:
+                    yield Question(seat, self._seats[peer], action.frame)

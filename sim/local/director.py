@@ -1,27 +1,24 @@
 """Plays a local run: starts real nodes, deals faults, undoes them, and watches."""
 
-import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import trio
 
-from node.demo.events import parse_event
-from node.demo.log_tail import log_tail
 from node.demo.node_process import NodeProcess
 from protocol.errors import StateError
 from sim.local.chaos import Chaos, Fault
-from sim.local.local_node import ALL_HERE_FILE, LocalNode, node_name
+from sim.local.local_node import LocalNode, node_name
 from sim.local.options import LocalOptions
-from sim.local.shape import Shape
-from sim.local.shaper import Shaper, free_port
 from sim.local.story import Dealt, Story
+from sim.local.swarm import LocalSwarm
 
-BOOTSTRAP_MAX = 3
 _HUNG_S = 15.0
 """From a trainer's death to the end of its network process; it promises a second."""
+
+PEERS_USUAL = 4
+"""More of them take longer to start."""
 
 _END_S = 20.0
 """For a node whose run is over: it lingers for those who are still at it."""
@@ -32,6 +29,8 @@ class Patience:
     """How long a local run waits, in seconds, before something is wrong."""
 
     start_s: float = 60.0
+    """Of so many nodes as are usual."""
+
     stuck_s: float = 90.0
     """Without a seal."""
 
@@ -54,19 +53,10 @@ class Director:
         self._options = options
         self._patience = patience
         self._now_s = now_s
-        self._changed = trio.Event()
         self._calm = trio.Event()
         """Set when faults are to be undone, and no more are dealt."""
 
-        self._ports = random.Random(f"{options.seed}/ports")
-        self._nursery: trio.Nursery | None = None
-        self._shaper: Shaper | None = None
-        self._has_started = False
-
-    @property
-    def manifest(self) -> Path:
-        """The signed manifest, as a file for all nodes."""
-        return self._options.folder / "manifest.msgpack"
+        self._swarm = LocalSwarm(options, story, now_s)
 
     async def play(self) -> None:
         """Until the run is over; no process is left, however it ends.
@@ -76,11 +66,8 @@ class Director:
         """
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                if self._options.needs_shaper:
-                    shape = self._options.shape or Shape()
-                    self._shaper = Shaper(shape, seed=self._options.seed, nursery=nursery)
-                await self._start_swarm()
+                start_s = self._patience.start_s * max(1.0, self._options.peers / PEERS_USUAL)
+                await self._swarm.begin(nursery, within_s=start_s)
                 nursery.start_soon(self._watch_for_standstill)
                 async with trio.open_nursery() as chaos:
                     if self._options.kinds:
@@ -93,68 +80,7 @@ class Director:
             # The first failure is the story; what follows from it is not.
             raise group.exceptions[0] from None
         finally:
-            await self._end_all()
-
-    # Nodes --------------------------------------------------------------------------------------
-
-    async def _start_swarm(self) -> None:
-        nodes = self.story.nodes
-        with trio.move_on_after(self._patience.start_s) as scope:
-            founder = await self._add()
-            await self._until(lambda: founder.address != "")
-            for _ in range(self._options.peers - 1):
-                await self._add()
-            others = self._options.peers - 1
-            await self._until(
-                lambda: (
-                    founder.num_linked == others
-                    and all(node.trainer_pid is not None for node in nodes.values())
-                )
-            )
-            (self._options.folder / ALL_HERE_FILE).touch()
-            await self._until(lambda: all(node.sealed for node in nodes.values()))
-            self._has_started = True
-        if scope.cancelled_caught:
-            late = [node.name for node in nodes.values() if not node.sealed]
-            raise StateError(
-                f"no first seal at {', '.join(late)} within {self._patience.start_s:.0f} s"
-            )
-
-    async def _add(self) -> LocalNode:
-        nodes, name = self.story.nodes, node_name(len(self.story.nodes))
-        told = [one.address for one in nodes.values() if one.address and _is_up(one)]
-        node = LocalNode(name, self._options.folder, tuple(told[:BOOTSTRAP_MAX]))
-        if self._shaper is not None:
-            taken = {port.target for port in self._shaper.ports.values()}
-            target = free_port(self._ports, taken.__contains__)
-            node.port = await self._shaper.add_port(name, target)
-        nodes[name] = node
-        await self._start(node)
-        return node
-
-    async def _start(self, node: LocalNode) -> None:
-        process = await node.start(self._options, self.manifest)
-        assert self._nursery is not None
-        self._nursery.start_soon(self._listen_to, node, process)
-        self._tell_change()
-
-    async def _listen_to(self, node: LocalNode, process: NodeProcess) -> None:
-        async for line in process.lines():
-            event = parse_event(line)
-            if event is not None:
-                self.story.heard(node, event, self._now_s())
-                self._tell_change()
-        status = await process.exit_status()
-        if node.process is process and not node.is_meant_to_end:
-            is_done = node.status == "finished" and status == 0
-            if not is_done:
-                why = node.error or f"it ended with status {status}"
-                why = f"{why}; the end of {process.log}:\n{log_tail(process.log)}"
-                self.story.died(node, why, self._now_s())
-                if not self._has_started:
-                    # Nobody has been harmed yet: it is not worth waiting for the others.
-                    raise StateError(f"{node.name} died at the start: {why}")
-        self._tell_change()
+            await self._swarm.end_all()
 
     # Faults -------------------------------------------------------------------------------------
 
@@ -171,7 +97,7 @@ class Director:
                 if fault.move == "join":
                     fault = replace(fault, victim=node_name(len(self.story.nodes)))
                 dealt = self.story.dealing(fault, self._now_s())
-                self._tell_change()
+                self._swarm.tell_change()
                 nursery.start_soon(self._deal, dealt)
 
     async def _is_calm_within(self, seconds: float) -> bool:
@@ -188,7 +114,7 @@ class Director:
             assert node is not None
             await self._harm(node, fault)
         dealt.undone_s = self._now_s()
-        self._tell_change()
+        self._swarm.tell_change()
 
     async def _harm(self, node: LocalNode, fault: Fault) -> None:
         """Deal a fault and undo it, unless the node is gone meanwhile."""
@@ -198,7 +124,7 @@ class Director:
                 await self._kill(node, fault)
                 node.status = "down"
                 await self._is_calm_within(fault.lasts_s)
-                await self._start(node)
+                await self._swarm.start(node)
             case "freeze":
                 node.status = "frozen"
                 node.signal_both(signal.SIGSTOP)
@@ -206,15 +132,15 @@ class Director:
                 node.signal_both(signal.SIGCONT)
                 self._back(node, process, "frozen")
             case "stall":
-                assert self._shaper is not None
+                assert self._swarm.shaper is not None
                 node.status = "stalled"
-                self._shaper.stall(node.name)
+                self._swarm.shaper.stall(node.name)
                 await self._is_calm_within(fault.lasts_s)
-                self._shaper.go_on(node.name)
+                self._swarm.shaper.go_on(node.name)
                 self._back(node, process, "stalled")
             case "reset":
-                assert self._shaper is not None
-                self._shaper.reset(node.name)
+                assert self._swarm.shaper is not None
+                self._swarm.shaper.reset(node.name)
 
     def _back(self, node: LocalNode, process: NodeProcess | None, status: str) -> None:
         if node.process is process and node.status == status:
@@ -236,10 +162,10 @@ class Director:
 
     async def _churn(self, fault: Fault, node: LocalNode | None) -> None:
         if fault.move == "join":
-            await self._add()
+            await self._swarm.add()
         elif fault.move == "return":
             assert node is not None
-            await self._start(node)
+            await self._swarm.start(node)
         else:
             assert node is not None
             assert node.process is not None
@@ -255,7 +181,7 @@ class Director:
             return
         assert options.rounds is not None
         rounds = options.rounds
-        await self._until(lambda: self.story.newest >= rounds)
+        await self._swarm.until(lambda: self.story.newest >= rounds)
 
     async def _settle(self) -> None:
         """Until every node that is not gone is where the swarm is.
@@ -271,7 +197,7 @@ class Director:
             return [n.name for n in nodes if not (n.has_sealed_in_life and n.sealed >= goal)]
 
         with trio.move_on_after(self._patience.settle_s) as scope:
-            await self._until(lambda: not late())
+            await self._swarm.until(lambda: not late())
         if scope.cancelled_caught:
             raise StateError(
                 f"{', '.join(late())} did not come back to the swarm within "
@@ -279,7 +205,7 @@ class Director:
             )
         if options.rounds is not None:
             with trio.move_on_after(_END_S):
-                await self._until(
+                await self._swarm.until(
                     lambda: all(
                         n.status in ("left", "dead", "finished") for n in story.nodes.values()
                     )
@@ -292,31 +218,9 @@ class Director:
             if self._options.rounds is not None and newest >= self._options.rounds:
                 return
             with trio.move_on_after(self._patience.stuck_s) as scope:
-                await self._until(lambda: story.newest > newest)  # noqa: B023 - awaited here
+                await self._swarm.until(lambda: story.newest > newest)  # noqa: B023 - awaited here
             if scope.cancelled_caught:
                 raise StateError(
                     f"no seal for {self._patience.stuck_s:.0f} s after round {newest}: "
                     + ", ".join(f"{n.name} {n.status} at {n.sealed}" for n in story.nodes.values())
                 )
-
-    async def _until(self, is_reached: Callable[[], bool]) -> None:
-        while not is_reached():
-            await self._changed.wait()
-
-    def _tell_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def _end_all(self) -> None:
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for node in self.story.nodes.values():
-                    node.is_meant_to_end = True
-                    if node.process is not None:
-                        if hasattr(signal, "SIGCONT"):
-                            node.signal_both(signal.SIGCONT)
-                        nursery.start_soon(node.process.end, node.trainer_pid)
-
-
-def _is_up(node: LocalNode) -> bool:
-    return node.status in ("running", "starting")

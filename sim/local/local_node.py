@@ -18,8 +18,6 @@ from protocol.errors import StateError
 from sim.local.options import LocalOptions
 from sim.local.shaper import HOST, Port
 
-MADE_UP_TRAINER = (sys.executable, "-P", "-m", "sim.local.made_up_trainer")
-
 ALL_HERE_FILE = "all-here"
 """The founder does not train before it is there: alone it would be far ahead of the others."""
 
@@ -52,6 +50,9 @@ class LocalNode:
 
     members: int = 0
     """On the roster of the newest seal."""
+
+    bytes_sent: int = 0
+    """Payload of this life, up to its newest seal."""
 
     error: str = ""
     process: NodeProcess | None = None
@@ -89,8 +90,9 @@ class LocalNode:
         if not self.bootstrap:
             line += ["--wait-seats", str(options.peers - 1)]
         if options.trainer == "made-up":
-            words = [*MADE_UP_TRAINER, "--seed", str(options.seed), "--name", self.name]
-            words += ["--round-s", str(options.train_s)]
+            words = [sys.executable, "-P", "-m", options.trainer_module]
+            words += ["--seed", str(options.seed), "--name", self.name]
+            words += ["--round-s", str(options.train_s), *options.trainer_words]
             if not self.bootstrap:
                 words += ["--hold", str(self.folder / ALL_HERE_FILE)]
             line += ["--trainer-command", json.dumps(words)]

@@ -13,7 +13,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,16 @@ from training.manifest_file import read_manifest
 
 Vector = NDArray[np.float32]
 
+Drift = Callable[[Vector, str, int], Vector]
+"""What a trainer contributes, of an anchor, its own name and a round."""
+
 logger = logging.getLogger(__name__)
 
 KEPT_FILE = "made-up.msgpack"
 PULL, NOISE = np.float32(0.1), np.float32(0.01)
+LOSS_ELEMENTS = 1 << 20
+"""Nobody decides upon a loss: it need not cost more than the drift."""
+
 _LOOK_S = 0.05
 PACE_SPREAD = 0.25
 """A round takes up to so much more or less than asked: no two trainers are equally fast."""
@@ -60,10 +66,13 @@ class Pace:
 
     round_s: float
     hold: Path | None = None
+    before_handing: Callable[[int], None] = lambda _: None
+    """Called with the round when a contribution is ready; it is handed over when this returns."""
 
 
-def made_up_drift(anchor_N: Vector, path: str) -> Vector:
-    """A pseudo-gradient: a pull towards one, with noise that is a function of `path` alone."""
+def made_up_drift(anchor_N: Vector, name: str, round_index: int) -> Vector:
+    """A pseudo-gradient: a pull towards one, with noise that is a function of name and round."""
+    path = f"{name}/{round_index}"
     key = int.from_bytes(blake3(path.encode()).digest(length=16), "little")
     noise_N = np.random.Generator(np.random.Philox(key=key)).random(
         len(anchor_N), dtype=np.float32
@@ -89,13 +98,16 @@ class MadeUpTrainer:
         *,
         name: str,
         pace: Pace,
+        drift: Drift = made_up_drift,
     ) -> None:
         """`name` tells this trainer's drifts from those of others; `kept` is where it keeps."""
+        self._drift = drift
         self._manifest = manifest
         self._exchange = exchange
         self._kept = kept
         self._name = name
         self._round_s, self._hold = pace.round_s, pace.hold
+        self._before_handing = pace.before_handing
         self._feedback = ErrorFeedback(
             CODECS[manifest.outer.codec](),
             manifest.outer.feedback,
@@ -125,16 +137,17 @@ class MadeUpTrainer:
     def _round(self, clock: RunClock) -> Outcome:
         anchor_N = self._exchange.anchors[0]
         before_N = self._feedback.residual_N
-        encoded = self._feedback.encode(made_up_drift(anchor_N, f"{self._name}/{clock.round}"))
-        # Before anybody hears of it: a process that begins anew must not contradict this one.
-        self._keep(
-            Kept(
+        encoded = self._feedback.encode(self._drift(anchor_N, self._name, clock.round))
+        if self._kept is not None:
+            # Before anybody hears of it: a process that begins anew must not contradict this one.
+            kept = Kept(
                 round=clock.round,
                 anchor=anchor_digest(anchor_N),
                 before_N=before_N,
                 after_N=self._feedback.residual_after_N,
             )
-        )
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_durably(self._kept, [_packed(kept)])
         inner = self._manifest.inner
         samples = inner.inner_steps * inner.batch
         context = self._manifest.model.setting("context")
@@ -149,6 +162,7 @@ class MadeUpTrainer:
             residual_after=encoded.residual_after,
             loss=_distance(anchor_N),
         )
+        self._before_handing(clock.round)
         return self._exchange.begin(0, contribution).result()
 
     def _settle(self, outcome: Outcome) -> None:
@@ -172,12 +186,6 @@ class MadeUpTrainer:
             self._feedback.restore(kept.after_N if is_listed else kept.before_N)
         logger.info("taken up round=%d of=%d", start.clock.round, kept.round)
 
-    def _keep(self, kept: Kept) -> None:
-        if self._kept is None:
-            return
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        replace_durably(self._kept, [_packed(kept)])
-
     def _validate_if_asked(self) -> None:
         asked = self._exchange.take_validation()
         if asked is not None:
@@ -186,8 +194,9 @@ class MadeUpTrainer:
 
 
 def _distance(anchor_N: Vector) -> float:
-    """What stands for a loss: the root mean square distance to where all drifts pull."""
-    return float(np.sqrt(np.mean(np.square(anchor_N - np.float32(1.0)), dtype=np.float64)))
+    """What stands for a loss: the root mean square distance to where all drifts pull, of some."""
+    some_N = anchor_N[:LOSS_ELEMENTS]
+    return float(np.sqrt(np.mean(np.square(some_N - np.float32(1.0)), dtype=np.float64)))
 
 
 def anchor_digest(anchor_N: Vector) -> bytes:
@@ -218,8 +227,16 @@ def kept_at(path: Path) -> Kept | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one trainer; returns the exit status."""
+    options, _ = made_up_parser().parse_known_args(arguments)
+    kept = None if options.inner is None else options.inner / KEPT_FILE
+    return run_trainer(options, kept, Pace(round_s=options.round_s, hold=options.hold))
+
+
+def run_trainer(
+    options: argparse.Namespace, kept: Path | None, pace: Pace, drift: Drift = made_up_drift
+) -> int:
+    """What `main` does, as the options of `made_up_parser` say."""
     leave_interrupts_to_parent()
-    options, _ = _parser().parse_known_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     read_fd, write_fd = take_control_pipe()
     try:
@@ -229,9 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trainer = MadeUpTrainer(
                 manifest,
                 ChannelExchange(channel, pipe),
-                None if options.inner is None else options.inner / KEPT_FILE,
+                kept,
                 name=f"{options.seed}/{options.name}",
-                pace=Pace(round_s=options.round_s, hold=options.hold),
+                pace=pace,
+                drift=drift,
             )
             trainer.train()
     except (BarnraiseError, OSError) as error:
@@ -240,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def made_up_parser() -> argparse.ArgumentParser:
+    """The options of a made-up trainer; it is given others as well, of the real one."""
     parser = argparse.ArgumentParser(prog="sim.local.made_up_trainer", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True, help="tells its drifts from those of others")

@@ -13,7 +13,7 @@ PEERS_MIN, PEERS_MAX = 2, 32
 PEERS_FOR_CHAOS = 3
 """With two voters the elder one alone is a quorum, and without it nothing goes on."""
 
-ELEMENTS_MIN, ELEMENTS_MAX = 1024, 50_000_000
+ELEMENTS_MIN, ELEMENTS_MAX = 1024, 100_000_000
 
 KINDS = {
     "kill": "a process dies at once, and starts again later",
@@ -45,6 +45,12 @@ class LocalOptions:
     every_s: float = 10.0
     seed: int = 0
     trainer: str = "made-up"
+    trainer_module: str = "sim.local.made_up_trainer"
+    """Which program makes up what is contributed."""
+
+    trainer_words: tuple[str, ...] = ()
+    """More of its options."""
+
     train_s: float = 0.5
     """Seconds of made-up training per round."""
 

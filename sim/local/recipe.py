@@ -1,6 +1,7 @@
 """The run that real nodes take part in: every number of its manifest."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,10 +68,19 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     return replace(manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner)
 
 
-def found_run(options: LocalOptions, *, state: Path, manifest_path: Path) -> RunManifest:
-    """Make the founder's key in its state folder, and the signed manifest as a file for all."""
+def found_run(
+    options: LocalOptions,
+    *,
+    state: Path,
+    manifest_path: Path,
+    amend: Callable[[RunManifest], RunManifest] = lambda manifest: manifest,
+) -> RunManifest:
+    """Make the founder's key in its state folder, and the signed manifest as a file for all.
+
+    `amend` makes another manifest of the usual one.
+    """
     signer = load_or_create_identity(state)
-    manifest = local_manifest(options, signer.peer_id)
+    manifest = amend(local_manifest(options, signer.peer_id))
     mark_unsigned(state, manifest.digest)
     manifest_path.write_bytes(encode(sign_manifest(manifest, signer)))
     return manifest

@@ -67,6 +67,7 @@ class Result:
             "deaths": [{"node": one.name, "why": one.why} for one in story.deaths],
             "checkpoints_equal": verdict.checkpoints_equal,
             "checkpoints": verdict.num_checkpoints,
+            "ledgers": verdict.num_ledgers,
             "records": verdict.num_records,
             "signatures": verdict.num_signatures,
             "memory_max_bytes": verdict.memory_max_bytes,
@@ -91,6 +92,7 @@ def print_result(console: Console, result: Result) -> None:
         ("records", f"{verdict.num_records}, of them {verdict.num_signatures} signatures"),
         ("memory", f"{verdict.memory_max_bytes / 2**20:.0f} MiB at most in a network process"),
         ("checkpoints", _checkpoints(verdict)),
+        ("ledgers", f"{verdict.num_ledgers} checked"),
         ("invariants", verdict.broken or "hold"),
     ]
     for name, text in rows:

@@ -94,7 +94,7 @@ class Story:
                 node.trainer_pid = event.pid
                 node.pids.append(event.pid)
             case events.RoundSealed():
-                node.members = event.members
+                node.members, node.bytes_sent = event.members, event.bytes_up
                 self._moved(node, event.round, now_s)
             case events.Linked() | events.Unlinked():
                 node.num_linked = len(event.linked)

@@ -1,7 +1,8 @@
 """Whether real nodes kept the promises: from their traces and checkpoints, and nothing they say.
 
 The same invariants as in a world, over the same records. Checkpoints are stepped through the
-arithmetic again: each must have the root that the swarm sealed.
+arithmetic again: each must have the root that the swarm sealed. Ledgers are checked signature by
+signature, and prove every round that their node has made final itself.
 """
 
 import logging
@@ -12,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoints import stored_states
+from node.receipts import RECEIPTS_FILE
 from node.shard_store import ShardStore
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
-from node.tracing import Adopted, Record, Signed, Synced, Used
-from protocol.errors import DecodeError
+from node.tracing import Adopted, Confirmed, Record, Signed, Synced, Used
+from node.using.ledger import RunLedger
+from protocol.errors import ConfigError, DecodeError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from sim.checks.leaks import Needles
+from sim.checks.receipts import OwnRounds, check_receipts
 from sim.checks.traces import merge_traces
 from sim.invariants import Circumstances, InvariantBroken, Invariants
 from training.genesis import genesis_weights
@@ -47,6 +51,9 @@ class Verdict:
 
     memory_max_bytes: int
     """The most that a network process held at any time."""
+
+    num_ledgers: int = 0
+    """Ledgers that were checked."""
 
     @property
     def is_good(self) -> bool:
@@ -83,8 +90,10 @@ def judge(manifest: RunManifest, evidence: Evidence) -> Verdict:
     else:
         broken = replay(manifest, records, evidence, seeds) or leaked(evidence.logs, seeds)
     differing, compared = compare_checkpoints(manifest, evidence.stayed, sealed_roots(records))
+    in_ledgers, num_ledgers = check_ledgers(manifest, evidence.stayed, records)
     return Verdict(
-        broken=broken or (f"checkpoints: {differing[0]}" if differing else ""),
+        broken=broken or (f"checkpoints: {differing[0]}" if differing else "") or in_ledgers,
+        num_ledgers=num_ledgers,
         num_records=len(records),
         num_signatures=sum(isinstance(record, Signed) for record in records),
         checkpoints_equal=not differing,
@@ -136,10 +145,38 @@ def sealed_roots(records: Iterable[Record]) -> dict[bytes, bytes]:
     """By a seal's digest the root of the state that it made, for all seals in the records."""
     found = {}
     for record in records:
-        if isinstance(record, Adopted | Synced):
+        if isinstance(record, Adopted | Confirmed | Synced):
             value = record.certificate.value
             found[value.digest] = value.root
     return found
+
+
+def check_ledgers(
+    manifest: RunManifest, states: Sequence[Path], records: Iterable[Record]
+) -> tuple[str, int]:
+    """What is wrong with the first bad ledger, in words; and how many were looked at."""
+    own, count = OwnRounds(), 0
+    for record in records:
+        own.saw(record)
+    for state in states:
+        peer = load_or_create_identity(state).peer_id if has_identity(state) else None
+        # A node that was killed early has no ledger, nor a round that it would have to prove.
+        folder = run_folder(state, manifest.digest)
+        if peer is None or not (folder / RECEIPTS_FILE).exists():
+            continue
+        count += 1
+        signer = Ed25519Signer(_ANY_SEED)
+        try:
+            source = RunLedger(manifest, folder)
+            found = check_receipts(
+                manifest, source.folded, source.rounds(), own=own.of(peer), signer=signer
+            )
+            wrong = next(found, "")
+        except ConfigError as error:
+            wrong = f"its ledger cannot be read: {error}"
+        if wrong:
+            return f"I5, accounting: {state.name} {wrong}", count
+    return "", count
 
 
 def compare_checkpoints(

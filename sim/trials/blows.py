@@ -275,6 +275,18 @@ def _fill_disk(blow: Blow) -> Undo | None:
     return free if living else None
 
 
+def _sum_wrongly(blow: Blow) -> Undo | None:
+    living = blow.living()
+    for node in living:
+        node.sums_wrongly = True
+
+    def mend() -> None:
+        for node in living:
+            node.sums_wrongly = False
+
+    return mend if living else None
+
+
 BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
     "crash": _crash,
     "leave": _leave,
@@ -295,6 +307,7 @@ BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
     "hold": partial(_between, _hold, _release, Blow.sides),
     "clog": _clog,
     "slow": _slow,
+    "wrong_sum": _sum_wrongly,
     "disk_full": _fill_disk,
 }
 """None of a blow says that there was nobody to hurt; else what it gives undoes it."""

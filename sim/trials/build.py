@@ -18,21 +18,26 @@ def build_world(scenario: Scenario, seed: int) -> World:
     """The world of a scenario with a seed; nobody has joined."""
     luck = random.Random(f"{seed}/scenario/world")
     link = luck.choice(scenario.links)
+    is_real = luck.random() < scenario.real_signatures
+    names = member_names(scenario.peers[0])
+    members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
     settings = WorldSettings(
-        is_signing_for_real=luck.random() < scenario.real_signatures,
+        is_signing_for_real=is_real,
         is_encoding=luck.random() < scenario.encoding,
         rare=scenario.rare,
         disk=scenario.disk,
+        state_bytes_per_s=scenario.state_bytes_per_s,
         # Whoever was down at the end finds somebody to hear the last rounds from.
         linger_s=math.inf,
+        seated=tuple(members) if scenario.trust == "open" else (),
     )
-    founder = member_names(1)[0]
     manifest = toy_run(
-        signer_named(founder).peer_id if settings.is_signing_for_real else peer_named(founder),
+        members[0],
         rounds=scenario.rounds,
         cells=scenario.cells,
         timing=scenario.timing,
         ends_after_s=scenario.ends_after_s,
+        trust=scenario.trust,
     )
     return World(manifest, seed=seed, link=link, settings=settings)
 
@@ -47,5 +52,6 @@ def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, P
     """All members join; the founder waits for them, so that the first round has all."""
     config = RoundConfig.from_manifest(world.manifest)
     for number, (name, peer) in enumerate(names.items()):
-        wait = replace(config, wait_seats=len(names) - 1) if number == 0 else config
+        is_waiting = number == 0 and not world.settings.seated
+        wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config
         world.join(peer, config=wait, device=device_of(scenario, seed, name))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from node import events as ev
+from node.roster import has_quorum
 from node.round_view import RoundView
-from node.tracing import Adopted, Ended, Record, Synced
+from node.tracing import Adopted, Confirmed, Ended, Record, Synced
 from protocol.identity import PeerId
 from sim.trials.blows import BLOWS, Blow, Members, Undo
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault
@@ -112,14 +113,15 @@ class Chaos:
         living = [nodes[peer] for peer in sorted(nodes) if nodes[peer].is_alive]
         if not living:
             return False
-        view = max((node.core.machine.view for node in living), key=lambda view: view.index)
-        return view.has_quorum({n.peer for n in living if not n.core.machine.is_muted})
+        head = max((node.core.machine.head for node in living), key=lambda head: head.round)
+        able = {node.peer for node in living if not node.core.machine.is_muted}
+        return has_quorum(head.roster, able, trust=self._world.manifest.trust)
 
     # When ---------------------------------------------------------------------------------------
 
     def _saw(self, record: Record) -> None:
         match record:
-            case Adopted() | Synced():
+            case Adopted() | Confirmed() | Synced():
                 index = record.certificate.value.round + 1
                 if index > self._round:
                     self._begin(index)

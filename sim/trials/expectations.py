@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from node.tracing import Adopted, Record, Signed
+from node.tracing import Adopted, Advanced, Confirmed, Record, Signed
 from protocol.identity import PeerId
 from sim.trials.chaos import Chaos
 from sim.trials.scenario import Scenario
@@ -43,6 +43,12 @@ def expected(scenario: Scenario) -> dict[str, str]:
             "seals_after_max": f"at most {expect.seals_after_max} rounds become final after the"
             " last fault"
         }
+    if expect.provisional_s:
+        asked["provisional_s"] = (
+            f"who is left seals provisionally within {expect.provisional_s:g} s of the last fault"
+        )
+    if expect.confirms:
+        asked["confirms"] = "provisional rounds become final when it is over"
     if expect.sealed_share:
         asked["sealed_share"] = f"at least {expect.sealed_share:.0%} of the rounds list somebody"
     return asked
@@ -62,7 +68,13 @@ class Progress:
         self._seals: dict[int, tuple[bytes, bytes]] = {}
         self._finals: list[tuple[float, int, int]] = []
         """When, which round, how many it lists."""
+        self.advances_s: list[float] = []
+        """When rounds were sealed provisionally."""
+        self.num_confirmed = 0
+        """How often a provisional round became final somewhere."""
         self._listed: dict[PeerId, int] = {}
+        self._listed_in: set[tuple[PeerId, bytes]] = set()
+        """Provisional seals that list their node."""
         world.tracers.append(self._saw)
 
     @property
@@ -91,6 +103,11 @@ class Progress:
         alive = [nodes[peer] for peer in members if nodes[peer].is_alive]
         return [node.peer for node in alive if not node.core.is_finished]
 
+    def is_over_provisionally(self, members: Sequence[PeerId]) -> bool:
+        """Whether all who live have come to the end of the run on their branch (R4)."""
+        nodes = [self._world.nodes[peer] for peer in self.lagging(members)]
+        return all(node.core.machine.standing.head.value.clock.ends_run for node in nodes)
+
     def finals_since(self, at_s: float) -> list[tuple[float, int, int]]:
         """The rounds that became final after that time: when, which, how many it lists."""
         return [final for final in self._finals if final[0] > at_s]
@@ -113,10 +130,19 @@ class Progress:
 
     def _saw(self, record: Record) -> None:
         self.revision += not isinstance(record, Signed)
-        if not isinstance(record, Adopted):
+        if isinstance(record, Advanced):
+            self.advances_s.append(record.at_s)
+            if record.was_listed:
+                self._listed_in.add((record.peer, record.certificate.value.digest))
+        if not isinstance(record, Adopted | Confirmed):
             return
         value = record.certificate.value
-        if record.was_listed:
+        if isinstance(record, Confirmed):
+            self.num_confirmed += 1
+            was_listed = (record.peer, value.digest) in self._listed_in
+        else:
+            was_listed = record.was_listed
+        if was_listed:
             self._listed[record.peer] = value.round
         known = self._seals.setdefault(value.round, (value.digest, record.root))
         if known != (value.digest, record.root):
@@ -141,6 +167,7 @@ def check_end(scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finish
         _check_pace(scenario, progress, chaos)
     else:
         _check_stands_still(scenario, progress, chaos)
+    _check_branches(scenario, progress, chaos)
     total = progress.num_sealed + progress.num_carried
     least = math.ceil(expect.sealed_share * total)
     if progress.num_sealed < least or (not total and not expect.may_stop):
@@ -156,6 +183,8 @@ def _check_finished(
     has_quorum = chaos.has_quorum()
     if is_finished or (scenario.expect.may_stop and not has_quorum):
         return
+    if not has_quorum and progress.is_over_provisionally(chaos.members()):
+        return  # R4: without a quorum that is the end of the run.
     lagging = ", ".join(
         f"{chaos.name_of(peer)} in round {chaos.round_of(peer) + 1}"
         for peer in progress.lagging(chaos.members())[:8]
@@ -214,6 +243,20 @@ def _check_pace(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
             "pace_max",
             f"a round takes {median(after):.2f} s after the fault and took {median(before):.2f} s",
         )
+
+
+def _check_branches(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+    expect, struck_s = scenario.expect, chaos.struck_s
+    if expect.provisional_s:
+        found = [at_s - struck_s for at_s in progress.advances_s if at_s > struck_s]
+        took_s = min(found, default=math.inf)
+        if took_s > expect.provisional_s:
+            raise ExpectationBroken(
+                "provisional_s",
+                f"who is left sealed nothing provisionally for {took_s:.2f} s after the last fault",
+            )
+    if expect.confirms and not progress.num_confirmed:
+        raise ExpectationBroken("confirms", "no provisional round became final")
 
 
 def _check_stands_still(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:

@@ -61,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
     "hold": Kind(says="messages held back", duration_s=(0.5, 6.0), has_sides=True),
     "clog": Kind(says="stream stands still", duration_s=(0.5, 6.0), has_sides=True),
     "slow": Kind(says="slow", duration_s=(10.0, 20.0), amount=(10.0, 10.0)),
+    "wrong_sum": Kind(says="sums wrongly", duration_s=(5.0, 30.0)),
     "disk_full": Kind(says="disk full", duration_s=(1.0, 10.0)),
     # What is spoiled in the logs may be a signature of one's own: as after a lost disk.
     "spoil_slots": Kind(says=_SPOILED.format("signatures"), duration_s=_DOWN_S, is_lasting=True),

@@ -31,7 +31,7 @@ def recorded(kind: Kind) -> Phase:
     """The message is durable and was sent to nobody."""
 
     def is_over(view: RoundView, action: ev.CoreAction | None) -> bool:
-        return isinstance(action, ev.Send) and _has_signed(view, kind)
+        return isinstance(action, ev.Send | ev.SendAll) and _has_signed(view, kind)
 
     return is_over
 

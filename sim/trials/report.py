@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from node.tracing import Adopted, Record, Signed
+from node.tracing import Adopted, Advanced, Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate, SignedMessage
 from sim.invariants import ALL, TITLES
@@ -99,10 +99,13 @@ def _in_words(record: Record, names: Mapping[PeerId, str]) -> tuple[str, str]:
                 f"{slot.kind.name} round {slot.round} attempt {slot.attempt}"
                 f" {message.digest.hex()[:12]}"
             )
-        case Adopted(certificate=certificate, was_listed=was_listed):
+        case (
+            Adopted(certificate=certificate, was_listed=was_listed)
+            | Advanced(certificate=certificate, was_listed=was_listed)
+        ):
             value = certificate.value
             mine = "with its own" if was_listed else "without its own"
-            return "adopted", (
+            return type(record).__name__.lower(), (
                 f"round {value.round} {value.digest.hex()[:12]},"
                 f" {len(value.commits)} listed, {mine}"
             )

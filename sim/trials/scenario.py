@@ -60,6 +60,8 @@ class Expect:
     on for `back_rounds` at least, in which every living node contributes (0: not asked). The median
     round after the last fault takes at most `pace_max` times that before the first (0: not asked).
     With `may_stop` the run may stand still all the same once no quorum of its voters lives.
+    Who is left without a quorum seals a round provisionally within `provisional_s` of the last
+    fault's stroke (0: not asked); `confirms`: such rounds become final when all is over.
     """
 
     invariants: tuple[str, ...] = ()
@@ -70,6 +72,8 @@ class Expect:
     back_rounds: int = 0
     pace_max: float = 0.0
     may_stop: bool = False
+    provisional_s: float = 0.0
+    confirms: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +107,14 @@ class Scenario:
     that the code itself hardly ever takes; `real_signatures` and `encoding` are the shares of seeds
     that run with Ed25519 and with every frame on its wire encoding. `ends_after_s` is the date of
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
-    (0: never).
+    (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
+    open runs (`trust`) all members vote from the start.
     """
 
     name: str
     title: str
     shows: str
+    trust: str = "friends"
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
     cells: int = 6
@@ -126,6 +132,7 @@ class Scenario:
     lasting_share: float = 1.0
     ends_after_s: float = 0.0
     restart_s: float = 0.0
+    state_bytes_per_s: float = 0.0
     rules: tuple[Rule, ...] = ()
     timetable: tuple[Fault, ...] | None = None
     expect: Expect = Expect()
@@ -175,7 +182,6 @@ NOT_YET: Mapping[str, str] = {
     "bootstrap-lies": "worlds link peers at once; the look-up of peers is simulated by itself",
     "slowloris": "streams are whole transfers here; the real ones are tested over sockets",
     "corrupt-frame": "links that encrypt never hand on a corrupt frame; decoders are fuzzed",
-    "aggregator-bit-flip": "one reducer sums each cell so far: a second one comes with audits",
     "liars": "bans, evidence and RETRACT come with the issue of liars",
     "two-copies": "the proof of equivocation and its ban come with the issue of liars",
     "upgrade-mix": "there is one version of the protocol",

@@ -243,6 +243,8 @@ class ExpectSection(Section):
     back_rounds: Annotated[int, Field(ge=0, le=ROUNDS_MAX)] = 0
     pace_max: Second = 0.0
     may_stop: bool = False
+    provisional_s: Second = 0.0
+    confirms: bool = False
 
     @field_validator("invariants")
     @classmethod
@@ -280,6 +282,7 @@ class ScenarioFile(Section):
 
     title: Annotated[str, Field(min_length=1, max_length=100)]
     shows: Annotated[str, Field(max_length=1000)] = ""
+    trust: Literal["friends", "open"] = "friends"
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -289,6 +292,7 @@ class ScenarioFile(Section):
     lasting_share: Share = 1.0
     ends_after_s: Second = 0.0
     restart_s: Second = 0.0
+    state_bytes_per_s: Annotated[float, Field(ge=0.0, le=1e12)] = 0.0
     links: Annotated[list[LinkSection], Field(min_length=1, max_length=16)] = Field(
         default_factory=lambda: [LinkSection()]
     )
@@ -353,6 +357,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         name=path.stem,
         title=found.title,
         shows=" ".join(found.shows.split()),
+        trust=found.trust,
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,
@@ -366,6 +371,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         lasting_share=found.lasting_share,
         ends_after_s=found.ends_after_s,
         restart_s=found.restart_s,
+        state_bytes_per_s=found.state_bytes_per_s,
         rules=tuple(one.rule() for one in found.faults),
         timetable=None if table is None else tuple(one.fault() for one in table),
         expect=Expect(**expect | {"invariants": tuple(expect["invariants"])}),

@@ -31,7 +31,7 @@ MODEL = (Setting("context", 16), Setting("heads", 2), Setting("layers", 1), Sett
 
 
 def tiny_manifest(
-    state: Path, *, rounds: int = 100_000, stop: StopSpec | None = None
+    state: Path, *, rounds: int = 100_000, stop: StopSpec | None = None, inner_steps: int = 8
 ) -> RunManifest:
     """A run of a model so small that a round takes a fraction of a second; its founder's state."""
     signer = load_or_create_identity(state)
@@ -45,7 +45,7 @@ def tiny_manifest(
         model=model,
         shards=(shard_spec(model),),
         cell_elements=1024,
-        inner=replace(manifest.inner, inner_steps=8, batch=4, warmup_steps=10),
+        inner=replace(manifest.inner, inner_steps=inner_steps, batch=4, warmup_steps=10),
         timing=replace(manifest.timing, suspect_s=2.0),
         stop=stop or StopSpec(),
     )
@@ -187,10 +187,11 @@ def swarm_of(
     rounds: int = 100_000,
     stop: StopSpec | None = None,
     status: bool = False,
+    inner_steps: int = 8,
 ) -> Iterator[Swarm]:
     """Started nodes, whose processes are gone when the block is left."""
     founder = folder / "n0"
-    manifest = tiny_manifest(founder, rounds=rounds, stop=stop)
+    manifest = tiny_manifest(founder, rounds=rounds, stop=stop, inner_steps=inner_steps)
     signer = load_or_create_identity(founder)
     path = folder / MANIFEST_FILE
     path.write_bytes(encode(sign_manifest(manifest, signer)))

@@ -10,6 +10,10 @@ import pytest
 
 from tests.e2e.swarm import NodeUnderTest, Swarm, swarm_of
 
+INNER_STEPS = 60
+"""Who lost its seat hears of rounds by heartbeats: one that is over sooner is over before it can
+ask for a seat in it."""
+
 
 class Watch:
     """What every node ever signed, read from its disk whenever it is down."""
@@ -98,14 +102,14 @@ def all_of(rng: random.Random) -> Callable[[list[NodeUnderTest]], None]:
 
 def test_killed_node_resumes_and_digests_agree_in_a_few_kills(tmp_path: Path, seed) -> None:
     rng = random.Random(f"{seed}/kills")
-    with swarm_of(tmp_path, 2) as swarm:
+    with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS) as swarm:
         run_of_kills(swarm, rng, 1, one_of(rng))
 
 
 @pytest.mark.slow
 def test_killed_node_resumes_and_digests_agree_after_fifty_kills(tmp_path: Path, seed) -> None:
     rng = random.Random(f"{seed}/kills")
-    with swarm_of(tmp_path, 2) as swarm:
+    with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS) as swarm:
         run_of_kills(swarm, rng, 50, one_of(rng))
 
 
@@ -114,7 +118,7 @@ def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
     tmp_path: Path, seed
 ) -> None:
     rng = random.Random(f"{seed}/kills")
-    with swarm_of(tmp_path, 2) as swarm:
+    with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS) as swarm:
         run_of_kills(swarm, rng, 10, all_of(rng))
 
 
@@ -122,7 +126,7 @@ def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
 def test_node_whose_folder_is_deleted_asks_keeps_silent_and_takes_part_again(
     tmp_path: Path,
 ) -> None:
-    with swarm_of(tmp_path, 2) as swarm:
+    with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS) as swarm:
         watch = Watch(swarm)
         swarm.until_round(3)
         _, node = swarm.nodes

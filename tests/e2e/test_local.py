@@ -74,6 +74,7 @@ def test_four_nodes_keep_every_promise_under_kills_and_freezes(tmp_path):
     assert {fault["kind"] for fault in report["faults"]} == {"kill", "freeze"}
     assert any(fault["next_seal_s"] is not None for fault in report["faults"])
     assert (report["deaths"], report["checkpoints_equal"]) == ([], True)
+    assert report["ledgers"] > 0
     assert report["checkpoints"] >= 4
     assert processes_of(ended.folder) == []
     kept = {path.name for path in ended.folder.iterdir()}

@@ -2,13 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
 from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.record_log import RECORD_BYTES_MAX, read_records
+from node.partial_cells import FETCH_FILE, PartialCells
+from node.receipts import RECEIPTS_FILE
+from node.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.settings.run_template import run_file_text
+from node.shard_store import Item
 from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
@@ -23,15 +28,18 @@ from node.state.run_store import founded_runs
 from node.state.stored_manifest import read_signed_manifest, stored_manifest
 from node.status.client import find_api
 from node.using.checkpoint_find import find_run
+from node.using.ledger import export_ledger, verify_ledger
 from protocol import limits
 from protocol.errors import (
     ConfigError,
     DecodeError,
+    LedgerError,
 )
+from protocol.messages import Kind
 from protocol.wire import encode
 from tests.fuzz.file_targets import disk
 from tests.fuzz.mutations import json_bytes
-from tests.fuzz.protocol_targets import ADDRESSES
+from tests.fuzz.protocol_targets import ADDRESSES, FOLDED
 from tests.fuzz.target import (
     FILE_BYTES,
     JSON_FACTOR,
@@ -42,6 +50,7 @@ from tests.fuzz.target import (
     from_bytes,
     from_file,
 )
+from tests.node.ledger_run import state_of
 from tests.node.state_run import FOUNDER, founded
 from tests.protocol.vectors import CERTIFICATE, PEERS, SIGNED
 
@@ -53,6 +62,22 @@ def _record(body: bytes) -> bytes:
         return len(record).to_bytes(4, "big") + blake3(record).digest(length=8) + record
 
     return packed(SLOT_RECORDS[0]) + packed(body) + packed(SLOT_RECORDS[1])
+
+
+def _receipt(body: bytes) -> bytes:
+    """A ledger with that record in it."""
+    return pack_record(encode(FOLDED)) + pack_record(body) + pack_record(SLOT_RECORDS[0])
+
+
+def _exported_ledger() -> tuple[bytes, ...]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger"
+        export_ledger(state_of("a", Path(folder)), path)
+        return (path.read_bytes(),)
+
+
+def _tell_nobody(done: int, total: int) -> None:
+    del done, total
 
 
 SLOT_RECORDS = tuple(message.encoded for message in SIGNED.values())
@@ -81,6 +106,9 @@ def _journal(name: str) -> Read:
             messages, chain = journal.messages(), journal.chain()
             assert all(a.value.round == i + 1 for i, a in enumerate(chain))
             assert list(journal.read_chain(1, 1000)) == list(chain)
+            folded, commits = journal.read_receipts()
+            assert folded is not None or not commits
+            assert all(message.encoded in data for message in commits)
             assert all(message.encoded in data for message in messages)
             assert all(blake3(body).digest() in data for body in journal.results(1).values())
             journal.close()
@@ -90,6 +118,35 @@ def _journal(name: str) -> Read:
 
 def _result(body: bytes) -> bytes:
     return body + blake3(body).digest()
+
+
+def _partial_cells(data: bytes, folder: Path) -> None:
+    """Whatever is in there: cells of bounded size, and a file that goes on behind the good ones."""
+    (folder / FETCH_FILE).write_bytes(data)
+    partial = PartialCells(folder)
+    items = list(partial.read(64))
+    assert len(items) <= 64
+    assert all(len(item.payload) <= limits.CHUNK_BYTES for item in items)
+    assert all(item.payload in data for item in items)
+    if partial.root:
+        num_kept = len(items) // 2
+        value = replace(CERTIFICATE.value, root=partial.root)
+        partial.begin(replace(CERTIFICATE, value=value), num_kept=num_kept)
+        partial.keep(Item(7, b"payload", (bytes(32),)))
+        partial.close()
+        again = list(PartialCells(folder).read(64))
+        assert again == [*items[:num_kept], Item(7, b"payload", (bytes(32),))]
+        partial.clear()
+
+
+def _fetched_cells() -> tuple[bytes, ...]:
+    with TemporaryDirectory() as name:
+        partial = PartialCells(Path(name))
+        partial.begin(CERTIFICATE, num_kept=0)
+        for index in range(4):
+            partial.keep(Item(index, bytes([index]) * 100, (bytes(32),) * 2))
+        partial.close()
+        return ((Path(name) / FETCH_FILE).read_bytes(),)
 
 
 def _identity(data: bytes, folder: Path) -> None:
@@ -169,12 +226,24 @@ TARGETS = [
         wrap=_record,
         memory_base=FILE_BYTES + RECORD_BYTES_MAX,
     ),
+    Target(
+        name="fetched cells",
+        covers=("node.partial_cells.PartialCells.read",),
+        read=_partial_cells,
+        errors=(),
+        examples=_fetched_cells,
+        memory_base=4 * FILE_BYTES,
+        memory_factor=20,
+    ),
     *(
         Target(
             name=f"journal {name}",
             covers=(
                 "node.journal.FileJournal",
                 "node.journal.FileJournal.read_chain",
+                "node.journal.FileJournal.read_receipts",
+                "node.receipts.ReceiptLog.read",
+                "node.receipts.decode_receipts",
                 "node.record_log.RecordLog.read",
             ),
             read=_journal(name),
@@ -188,8 +257,19 @@ TARGETS = [
         for name, examples, wrap in (
             (SLOTS_FILE, lambda: SLOT_RECORDS, _record),
             (CHAIN_FILE, lambda: (encode(CERTIFICATE),), _record),
+            (RECEIPTS_FILE, lambda: (SIGNED[Kind.COMMIT].encoded,), _receipt),
             (f"{RESULTS_FOLDER}/round-000001-{'ab' * 32}.bin", lambda: (bytes(500),), _result),
         )
+    ),
+    Target(
+        name="exported ledger",
+        covers=("node.using.ledger.verify_ledger",),
+        read=from_file(lambda path: verify_ledger(path, FOUNDER, _tell_nobody), "ledger"),
+        errors=(LedgerError, ConfigError),
+        examples=_exported_ledger,
+        memory_base=FILE_BYTES + PACKER_BYTES + RECORD_BYTES_MAX,
+        memory_factor=20,
+        weight=4,
     ),
     Target(
         name="identity key",

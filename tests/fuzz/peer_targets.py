@@ -84,6 +84,10 @@ class Sent:
         self.peer = peer
         self._data = data
 
+    @property
+    def num_buffered(self) -> int:
+        return len(self._data)
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Nobody reads."""
 
@@ -155,11 +159,15 @@ def _desks() -> tuple[Desk, bytes]:
 def _bulk(data: bytes, _: Path) -> None:
     target, _parts = _desks()
     target.told.clear()
-    streams = target.streams(None)  # type: ignore[arg-type]  # it only receives
-    assert isinstance(streams, BulkStreams)
     stream = Sent(Desk(FOUNDER_SEED, toy_manifest()).signer.peer_id, data)
+
+    async def accept() -> None:
+        streams = target.streams(None)  # type: ignore[arg-type]  # it only receives
+        assert isinstance(streams, BulkStreams)
+        await streams.accept(stream)
+
     # A part of a COMMIT that was never heard waits a while; here the while is over at once.
-    trio.run(streams.accept, stream, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(accept, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 TARGETS = [

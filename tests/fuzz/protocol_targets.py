@@ -10,8 +10,10 @@ from libp2p.network.stream.exceptions import StreamEOF
 from dht.libp2p_negotiate import accept, encode_line, request
 from dht.libp2p_stream import Libp2pStream, Traffic
 from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_request, encode_message
+from node.credit import Credit, Folded
 from node.invite import Invite, InvitePeer
 from node.links import Announcement
+from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
 from protocol.errors import (
     DecodeError,
@@ -27,6 +29,8 @@ from protocol.messages import decode_body, decode_message
 from protocol.wire import decode, encode
 from tests.dht.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
+from tests.protocol.crdt_strategies import EXAMPLES as CRDT_EXAMPLES
+from tests.protocol.entry_vectors import ENTRIES, EVIDENCE
 from tests.protocol.strategies import TYPES
 from tests.protocol.vectors import (
     BULK,
@@ -45,6 +49,14 @@ WIRE_FACTOR = 10
 
 ADDRESSES = ("/ip4/203.0.113.1/tcp/4001",)
 INVITE = Invite(digest(0xD0), "a barn", (InvitePeer(SIGNER.peer_id, ADDRESSES),))
+FOLDED = Folded(
+    run=digest(1),
+    shard=0,
+    genesis_root=digest(2),
+    round=3,
+    seal=digest(3),
+    credits=(Credit(peer=SIGNER.peer_id, rounds=3, samples=60, tokens=960),),
+)
 WIRE_EXAMPLES: dict[type[Any], list[bytes]] = {kind: [] for kind in (*TYPES, Invite, Announcement)}
 """Every type that some decoder of ours asks the wire for, with what it looks like."""
 
@@ -57,7 +69,14 @@ for _value in (
     CERTIFICATE,
     INVITE,
     Announcement(ADDRESSES),
+    FOLDED,
+    ExportHead(format=FORMAT, manifest=b"signed", folded=FOLDED, rounds=9),
     *(message for pair in PAIRS for message in pair),
+    *ENTRIES.values(),
+    *(entry.content for entry in ENTRIES.values()),
+    *(entry.signed_header for entry in ENTRIES.values()),
+    *EVIDENCE.values(),
+    *CRDT_EXAMPLES,
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))
 
@@ -162,7 +181,7 @@ def _negotiation() -> tuple[bytes, ...]:
 def _wire_targets() -> list[Target]:
     return [
         Target(
-            name=f"wire {kind.__name__}",
+            name=f"wire {kind.__module__.split('.')[-1]} {kind.__name__}",
             covers=("protocol.wire.decode", f"{kind.__module__}.{kind.__name__}"),
             read=from_bytes(partial(_read_wire, kind)),
             errors=(DecodeError,),

@@ -14,6 +14,7 @@ from tests.fuzz import (
     folder_targets,
     peer_targets,
     protocol_targets,
+    state_targets,
     user_targets,
 )
 from tests.fuzz.mutations import inputs
@@ -21,6 +22,7 @@ from tests.fuzz.target import Target
 
 TARGETS: list[Target] = [
     *protocol_targets.TARGETS,
+    *state_targets.TARGETS,
     *channel_targets.TARGETS,
     *file_targets.TARGETS,
     *folder_targets.TARGETS,

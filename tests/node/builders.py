@@ -16,17 +16,8 @@ from node.roster import ClockRules
 from node.round import RoundMachine
 from node.round_view import RoundConfig, RoundView
 from protocol.frames import Bulk
-from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import KeyedHashSigner, PeerId
-from protocol.manifest import (
-    CorpusSpec,
-    InnerSpec,
-    ModelSpec,
-    OuterSpec,
-    RunManifest,
-    Setting,
-    TimingSpec,
-)
+from protocol.manifest import RunManifest, TimingSpec
 from protocol.messages import (
     Body,
     Commit,
@@ -46,6 +37,7 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
+from sim.toy_run import toy_run
 from sim.world import peer_named
 
 ROOT = blake3(b"state").digest()
@@ -66,53 +58,8 @@ def peers_named(count: int) -> tuple[PeerId, ...]:
 
 def toy_manifest(founder: PeerId, *, rounds: int = 5, cells: int = 4) -> RunManifest:
     """A run over a vector of `cells` cells, the last of them not full."""
-    tensor = TensorSpec("w", (cells * 1024 - 100,))
-    return RunManifest(
-        wire=1,
-        arithmetic=1,
-        title="toy",
-        founder=founder,
-        created_unix_s=1,
-        trust="friends",
-        survive="any",
-        rounds=rounds,
-        model=ModelSpec(name="gpt", settings=(Setting("width", 3),), seed=0),
-        shards=(ShardSpec("model", (tensor,), ((0,),)),),
-        cell_elements=1024,
-        corpus=CorpusSpec(
-            name="x",
-            digest=bytes(32),
-            num_blocks=3,
-            block_bytes=4096,
-            held_out_every=10,
-            permutation_seed=3,
-        ),
-        inner=InnerSpec(
-            inner_steps=20,
-            batch=16,
-            learning_rate=1e-3,
-            learning_rate_floor=0.1,
-            warmup_steps=1,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            drift_max=2,
-        ),
-        outer=OuterSpec(
-            preset="diloco",
-            codec="fp16",
-            feedback=1.0,
-            aggregator="mean",
-            optimizer="nesterov",
-            learning_rate=0.7,
-            momentum=0.5,
-            overlap=1,
-        ),
-        timing=TimingSpec(
-            deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0
-        ),
-    )
+    timing = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
+    return toy_run(founder, rounds=rounds, cells=cells, timing=timing)
 
 
 def seat(peer: PeerId, *, since: int = 0, proved: int = 4, absent: int = 0) -> SeatRecord:
@@ -264,6 +211,7 @@ def view_of(
         trust="friends",
         started_s=0.0,
         suspects=fields.pop("suspects", frozenset()),
+        final=fields.pop("final", head.value),
         **fields,
     )
     for event in heard:

@@ -24,9 +24,12 @@ def core_of(me: PeerId, *linked: PeerId, head: SealCertificate = HEAD) -> NodeCo
 
 
 def sent(actions, kind: type[Frame]) -> list[tuple[PeerId, Frame]]:
-    return [
-        (a.peer, a.frame) for a in actions if isinstance(a, ev.Send) and isinstance(a.frame, kind)
-    ]
+    frames = [a for a in actions if isinstance(a, ev.Send | ev.SendAll)]
+    return [(to, a.frame) for a in frames if isinstance(a.frame, kind) for to in peers_of(a)]
+
+
+def peers_of(action: ev.Send | ev.SendAll) -> tuple[PeerId, ...]:
+    return action.peers if isinstance(action, ev.SendAll) else (action.peer,)
 
 
 def recorded(actions, kind: Kind | None = None):

@@ -1,6 +1,8 @@
 """Builders for tests of the edges: a toy run, and nodes' pieces over the memory transport."""
 
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import trio
@@ -9,13 +11,19 @@ from node import events as ev
 from node.bulk_streams import BulkStreams
 from node.chain import genesis
 from node.core import NodeCore
+from node.gathered import Gathered
 from node.hooks import NodeHooks
+from node.journal import FileJournal
+from node.partial_cells import PartialCells
 from node.round_view import RoundConfig
-from node.shard_store import ShardStore
+from node.served import Served
+from node.shard_store import ShardStore, State
+from node.state_streams import StateParts
 from node.status.board import EventLog
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 from protocol.messages import SealCertificate
+from sim.files import SimFiles
 from tests.memory_transport import MemoryTransport
 from tests.node import builders
 
@@ -44,7 +52,14 @@ class Desk:
         config = RoundConfig.from_manifest(manifest)
         self.core = NodeCore(manifest, config, self.signer, start, now_s=0.0)
         self.told: list[ev.CoreEvent | ev.Fault] = []
-        self.states: list[tuple[SealCertificate, dict[int, bytes]]] = []
+        self.states: list[tuple[SealCertificate, State]] = []
+        self.files = SimFiles(random.Random(0))
+        folder = Path("/run")
+        self.journal = FileJournal(folder, files=self.files)
+        self.state_parts = StateParts(
+            gathered=Gathered(self.store, self.journal, PartialCells(folder, self.files)),
+            served=Served(self.store, self.journal, lambda _: None),
+        )
         self._changed = trio.Event()
         self.linked = {Ed25519Signer(FOUNDER_SEED).peer_id, Ed25519Signer(b"t" * 32).peer_id}
 
@@ -65,8 +80,8 @@ class Desk:
         await trio.lowlevel.checkpoint()
         return work()
 
-    async def state_arrived(self, certificate: SealCertificate, cells: dict[int, bytes]) -> None:
-        self.states.append((certificate, cells))
+    async def state_arrived(self, certificate: SealCertificate, state: State) -> None:
+        self.states.append((certificate, state))
 
     def faults(self) -> list[str]:
         """Reasons of the faults told so far."""
@@ -74,4 +89,5 @@ class Desk:
 
     def streams(self, transport: MemoryTransport, hooks: NodeHooks | None = None) -> BulkStreams:
         """Bulk streams of this desk."""
-        return BulkStreams(self, transport, hooks or NodeHooks(), EventLog(None, 0.0))
+        log = EventLog(None, 0.0)
+        return BulkStreams(self, transport, hooks or NodeHooks(), log, self.state_parts)

@@ -19,6 +19,7 @@ from node.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
+    Kind,
     List,
     NewAttempt,
     Roster,
@@ -62,6 +63,8 @@ class Oracle:
         slot, peer = message.slot, message.sender
         known = self._slots.setdefault((peer, slot), message.digest)
         assert known == message.digest, f"{slot.kind.name} of attempt {slot.attempt} signed twice"
+        if slot.kind in (Kind.PVOTE, Kind.PSEAL):
+            return  # R4: they fill slots, and count for nothing that is final.
         body = decode_body(message)
         place = (peer, slot.basis)
         if isinstance(body, NewAttempt):

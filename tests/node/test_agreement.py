@@ -13,6 +13,7 @@ from node.agreement import (
 )
 from node.ballots import Entry
 from node.deadlines import LearnedDeadline
+from node.rates import Rates
 from protocol.messages import Kind, List
 from sim.world import peer_named
 from tests.node.builders import (
@@ -333,6 +334,7 @@ def test_commit_reports_members_only_and_never_suspects_its_sender():
             suspects=frozenset({FIRST, THIRD, stranger}),
             left={SECOND, stranger},
             is_past_end=False,
+            rates=Rates(),
         ),
     )
     assert (body.joins, body.suspects, body.gone) == ((joiner,), (FIRST,), (SECOND,))

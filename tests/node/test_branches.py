@@ -27,10 +27,9 @@ from node.branches import (
     provisional_sealers,
     slot_of,
 )
-from node.chain import is_own_seal
 from node.roster import Listed, voters
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind, Seal, SealValue, Vote, sign_message
+from protocol.messages import Kind, Seal, SealValue, Vote, decode_message, sign_message
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 
 A, B, C, D, E = peers_named(5)
@@ -268,13 +267,24 @@ def test_lock_of_a_round_that_is_final_has_no_say():
 def test_tokens_count_along_the_whole_chain_and_the_lower_digest_breaks_the_tie():
     short, long = seal_on(FINAL, "x", tokens=15), seal_on(FINAL, "y", tokens=10)
     tip = seal_on(long, "z", tokens=10)
-    equal = seal_on(FINAL, "w", tokens=20)
+    equal = seal_on(long, "w", tokens=10)
     tree = tree_of(short, long, tip, equal)
     met = [Position(FINAL, short), Position(FINAL, tip)]
     assert better_head(tree, met, ()).head == tip
     lowest = min((tip, equal), key=lambda value: value.digest)
     for order in permutations([*met, Position(FINAL, equal)]):
         assert better_head(tree, order, ()).head == lowest
+
+
+def test_round_that_listed_nobody_never_loses_to_the_seal_before_it():
+    """Else who stands on it goes back, seals it again, and so on for ever."""
+    for name in "abcdefgh":
+        first = seal_on(FINAL, name, tokens=10)
+        empty = seal_on(first, "z", tokens=0)
+        tree = tree_of(first, empty)
+        met = [Position(FINAL, first), Position(FINAL, empty)]
+        for order in permutations(met):
+            assert better_head(tree, order, ()).head == empty
 
 
 def test_peer_stays_on_its_branch_where_that_continues_the_new_final_seal():
@@ -351,5 +361,9 @@ def test_voters_of_a_branch_keep_their_votes_only_if_provisional_seals_prove():
             last, value = value, seal_on(value, f"{index}", roster=roster)
         return voters(value.roster)
 
+    def is_of_a_quorum(data, sender, head, signer) -> bool:
+        kind = decode_message(data)[0].slot.kind if data else None
+        return kind is Kind.SEAL and is_proof(data, sender, head, signer)
+
     assert voters_after(6, is_proof) == (A, B)
-    assert voters_after(6, is_own_seal) == (B,)
+    assert voters_after(6, is_of_a_quorum) == (B,)

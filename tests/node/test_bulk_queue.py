@@ -75,6 +75,16 @@ def test_parts_go_before_results_and_a_state_goes_beside_them():
     assert queue.begin(A) is None, "another push with the same cells is not that transfer"
 
 
+def test_results_of_the_newest_list_go_first_and_parts_in_the_order_of_their_asking():
+    old, new = result(1), result(1, subject=X)
+    queue = queued(old, new)
+    assert queue.begin(A) == new
+    assert queue.begin(A) is None
+    first, second = part(1), part(1, subject=Y)
+    queue = queued(first, second)
+    assert queue.begin(A) == first
+
+
 def test_what_waits_is_bounded_and_the_oldest_round_gives_way():
     queue = queued(part(*range(limits.WANT_CELLS_MAX)), round_index=2)
     for index in range(5):

@@ -28,8 +28,11 @@ class SlowStream:
     async def send_all(self, data) -> None:
         line = self._line
         line.sent += len(data)
-        line.free_s = max(line.free_s, trio.current_time()) + len(data) / line.bytes_per_s
-        line.nursery.start_soon(self._arrive, bytes(data), line.free_s)
+        some = max(64, len(data) // 16)  # A line brings what it is given bit by bit.
+        for start in range(0, len(data), some):
+            part = bytes(data[start : start + some])
+            line.free_s = max(line.free_s, trio.current_time()) + len(part) / line.bytes_per_s
+            line.nursery.start_soon(self._arrive, part, line.free_s)
 
     async def _arrive(self, data: bytes, at_s: float) -> None:
         # A buffer without end, as the system's is for what a round sends.
@@ -40,6 +43,10 @@ class SlowStream:
 
     async def send_frame(self, frame: bytes) -> None:
         await self.send_all(len(frame).to_bytes(4, "big") + frame)
+
+    @property
+    def num_buffered(self) -> int:
+        return self._near.num_buffered
 
     async def receive_exactly(self, num_bytes: int) -> bytes:
         return await self._near.receive_exactly(num_bytes)

@@ -231,10 +231,8 @@ async def test_cells_of_a_peer_without_a_link_are_neither_sent_nor_taken() -> No
 def test_a_want_that_names_a_cell_many_times_gets_it_once() -> None:
     source = Desk(FOUNDER_SEED, MANIFEST)
     digest, _ = committed(source)
-    peer, seal = Ed25519Signer(b"t" * 32).peer_id, source.core.chain[-1].value.digest
-    for kind, subject in ((Bulk.PART, digest), (Bulk.STATE, seal)):
-        push = ev.Push(peer, kind, subject, (1,) * 12_288)
-        assert [item.index for item in bulk.outgoing(source.core, source.store, push)] == [1]
+    push = ev.Push(Ed25519Signer(b"t" * 32).peer_id, Bulk.PART, digest, (1,) * 12_288)
+    assert [item.index for item in bulk.outgoing(source.core, source.store, push)] == [1]
 
 
 async def test_wants_of_a_peer_that_reads_nothing_do_not_pile_up(
@@ -257,31 +255,6 @@ async def test_wants_of_a_peer_that_reads_nothing_do_not_pile_up(
             nursery.start_soon(streams.push, push)
     assert opened == 1
     assert push.to not in streams._queue
-
-
-async def test_cells_of_a_state_that_was_given_up_do_not_mix_with_those_of_the_next() -> None:
-    source, target = Desk(FOUNDER_SEED, MANIFEST), Desk(b"t" * 32, MANIFEST)
-    (certificate,) = source.core.chain
-    items = source.store.state_cells(certificate.value.root, range(2))
-    header = BulkHeader(bulk=Bulk.STATE, subject=certificate.value.digest, items=2)
-    network = MemoryNetwork()
-    async with (
-        network.open(signer_seed=FOUNDER_SEED) as near,
-        network.open(signer_seed=b"t" * 32) as far,
-        trio.open_nursery() as nursery,
-    ):
-        ours, theirs = stream_pair(near, far)
-        streams = target.streams(far)
-        streams.expect_state(certificate, near.peer_id)
-        nursery.start_soon(streams.accept, theirs)
-        await ours.send_all(frame(header) + frame(head(items[0])) + items[0].payload)
-        await wait_all_tasks_blocked()
-        assert list(streams._cells) == [0]
-        streams.expect_state(certificate, Ed25519Signer(b"o" * 32).peer_id)
-        await ours.send_all(frame(head(items[1])) + items[1].payload)
-        await wait_all_tasks_blocked()
-        assert streams._cells == {}
-        nursery.cancel_scope.cancel()
 
 
 async def test_parts_of_a_round_that_the_peer_has_left_are_not_sent() -> None:

@@ -124,8 +124,19 @@ def test_what_is_no_seal_of_the_head_proves_nothing():
     body = voice.seal(head).body
     elsewhere = voice.say(Kind.SEAL, body, subject=OTHER)
     assert not is_own_seal(elsewhere.message.encoded, A, head, SIGNER)
+    voted = voice.vote([])
+    assert not is_own_seal(voted.message.encoded, A, head, SIGNER)
+
+
+def test_provisional_seal_of_the_head_proves_like_a_seal():
+    old = replace(HEAD.value, round=3)
+    head = replace(HEAD.value, before=old.digest)
+    voice = Voice(A, old)
+    body = voice.seal(head).body
     psealed = voice.say(Kind.PSEAL, body, subject=old.digest)
-    assert not is_own_seal(psealed.message.encoded, A, head, SIGNER)
+    assert is_own_seal(psealed.message.encoded, A, head, SIGNER)
+    elsewhere = voice.say(Kind.PSEAL, body, subject=OTHER)
+    assert not is_own_seal(elsewhere.message.encoded, A, head, SIGNER)
 
 
 # The value that a list gives --------------------------------------------------------------------

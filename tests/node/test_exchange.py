@@ -36,6 +36,9 @@ class NoLinks:
     def send(self, peer, frame) -> None:
         pass
 
+    def send_all(self, peers, frame) -> None:
+        pass
+
     def linked(self):
         return ()
 
@@ -77,6 +80,7 @@ def driver_of(transport: MemoryTransport, folder: Path) -> Driver:
         journal=FileJournal(folder),
         restart=Restart(chain=tuple(desk.core.chain)),
         checkpoints=Checkpoints(folder, MANIFEST, 0),
+        states=desk.state_parts,
         hooks=NodeHooks(),
     )
     driver = Driver(parts, compute_threads=1)
@@ -104,12 +108,11 @@ async def test_frame_of_an_honest_peer_waits_behind_few_of_a_flooder(tmp_path: P
 async def test_state_that_the_core_gave_up_meanwhile_replaces_nothing(tmp_path: Path) -> None:
     other = ShardStore(MANIFEST, 0, np.ones(NUMEL, dtype=np.float32))
     root = other.state.root
-    items = other.state_cells(root, range(other.num_state_cells))
     async with working(tmp_path) as (driver, nursery):
         before = driver.store.state.root
-        certificate = driver.core._catchup.wanted = genesis(MANIFEST, 0, root)
-        await driver.state_arrived(certificate, {item.index: item.payload for item in items})
-        driver.core._catchup.abandon()
+        certificate = driver.core.catchup.wanted = genesis(MANIFEST, 0, root)
+        await driver.state_arrived(certificate, other.state)
+        driver.core.catchup.abandon()
         nursery.start_soon(driver.run)
         await wait_all_tasks_blocked()
     assert driver.store.state.root == before != root

@@ -51,3 +51,20 @@ def test_what_the_trainer_has_taken_over_is_forgotten():
     fates = fates_of(train(3, listed=True), train(4, listed=True))
     fates.taken_over(4)
     assert fates.listed == (4,)
+
+
+def test_resync_to_an_earlier_round_leaves_the_one_in_hand_behind():
+    fates = fates_of(train(3, listed=True), train(8, listed=True))
+    fates.taken_over(9)
+    fates.hear(train(6, resync=True))
+    fates.hear(train(7, listed=True))
+    assert fates.is_behind(9)
+    fates.taken_over(8)
+    assert not fates.is_behind(8)
+
+
+def test_resync_to_the_same_round_leaves_the_one_in_hand_behind():
+    fates = fates_of(train(3, listed=True))
+    fates.taken_over(4)
+    fates.hear(train(3, resync=True))
+    assert fates.is_behind(4)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.journal import CHAIN_FILE, SLOTS_FILE, FileJournal
+from node.journal import BRANCH_FILE, CHAIN_FILE, SLOTS_FILE, FileJournal
 from node.record_log import RecordLog
+from protocol import limits
 from protocol.messages import SealCertificate
 from tests.node.builders import Voice, head_of, peers_named
 
@@ -78,6 +79,7 @@ def test_log_is_cut_to_its_last_rounds_and_stays_small(tmp_path, opened):
     journal = opened(tmp_path, rotate_bytes=1)
     sizes = []
     for rounds in range(20):
+        journal.extend_chain(chain_of(HEAD.value.round + rounds)[0 if rounds == 0 else -1 :])
         later = Voice(A, replace(HEAD.value, round=HEAD.value.round + rounds))
         journal.record([later.vote([]).message])
         sizes.append((tmp_path / SLOTS_FILE).stat().st_size)
@@ -214,13 +216,71 @@ def test_result_that_is_bad_is_written_anew_when_it_is_made_again(tmp_path, open
     assert opened(tmp_path).results(7) == {DIGEST: b"cells"}
 
 
-def test_results_stay_until_every_checkpoint_has_them_and_half_written_ones_go(tmp_path, opened):
+def test_results_stay_until_checkpoints_have_them_and_for_those_who_step_through_them(
+    tmp_path, opened
+):
     journal = opened(tmp_path)
-    for index in range(3, 8):
+    kept = limits.RESULT_ROUNDS_KEPT
+    rounds = range(3, 3 + kept + 5)
+    for index in rounds:
+        journal.keep_result(index, DIGEST, [b"cell"])
+    journal.saved_up_to(rounds[-1])
+    held = [bool(journal.results(index)) for index in rounds]
+    assert held == [False] * 5 + [True] * kept
+    # Checkpoints that are so far behind need more of them; nothing goes that they lack.
+    journal = opened(tmp_path / "slow")
+    for index in rounds:
         journal.keep_result(index, DIGEST, [b"cell"])
     journal.saved_up_to(6)
+    assert [bool(journal.results(index)) for index in rounds] == [False] * 2 + [True] * (kept + 3)
     journal.close()
-    (tmp_path / "results" / ".writing-round-000008-00.bin").write_bytes(b"half")
+    (tmp_path / "slow" / "results" / ".writing-round-000008-00.bin").write_bytes(b"half")
+    opened(tmp_path / "slow")
+    assert not list((tmp_path / "slow" / "results").glob(".writing-*"))
+
+
+def test_slots_of_a_branch_stay_until_its_rounds_are_final(tmp_path, opened):
+    journal = opened(tmp_path, rotate_bytes=1)
+    journal.extend_chain(chain_of(HEAD.value.round))
+    for rounds in range(20):
+        later = Voice(A, replace(HEAD.value, round=HEAD.value.round + rounds))
+        journal.record([later.vote([]).message])
+    kept = [message.slot.round for message in opened(tmp_path).messages()]
+    assert kept == [HEAD.value.round + 1 + rounds for rounds in range(20)]
+
+
+def branch_of(length: int, name: int = 0) -> list[SealCertificate]:
+    """Provisional certificates of the rounds behind HEAD, each on the one before."""
+    links: list[SealCertificate] = []
+    for number in range(length):
+        before = links[-1].value if links else HEAD.value
+        clock = replace(before.clock, step=name)
+        value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+        links.append(SealCertificate(value=value, seals=(bytes([number]),)))
+    return links
+
+
+def test_branch_is_there_again_as_far_as_it_was_given(tmp_path, opened):
     journal = opened(tmp_path)
-    assert [bool(journal.results(index)) for index in range(3, 8)] == [False] * 2 + [True] * 3
-    assert not list((tmp_path / "results").glob(".writing-*"))
+    assert list(journal.branch()) == []
+    for link in branch_of(3):
+        journal.extend_branch(link)
+    assert list(opened(tmp_path).branch()) == branch_of(3)
+    other = branch_of(2, name=1)
+    journal.leave_branch()
+    assert list(opened(tmp_path).branch()) == []
+    for link in other:
+        journal.extend_branch(link)
+    assert list(opened(tmp_path).branch()) == other
+
+
+def test_damaged_branch_is_cut_where_it_does_not_follow(tmp_path, opened):
+    journal = opened(tmp_path)
+    for link in branch_of(3):
+        journal.extend_branch(link)
+    data = bytearray((tmp_path / BRANCH_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / BRANCH_FILE).write_bytes(bytes(data))
+    again = opened(tmp_path)
+    assert list(again.branch()) == branch_of(1)
+    assert not again.is_lost

@@ -94,6 +94,18 @@ def test_new_member_is_looked_at_without_waiting_for_the_next_tick():
     assert machine.suspects((ME,), 3.0) == frozenset()
 
 
+def test_member_that_comes_back_is_not_judged_by_a_link_of_its_last_time():
+    machine = liveness()
+    machine.suspects(PEERS, 0.0)
+    machine.link_down(A, 0.0)
+    run(machine, 0.0, 30.0)
+    assert machine.suspects((ME, B), 30.0) == {B}
+    run(machine, 30.0, 60.0)
+    assert A not in machine.suspects(PEERS, 60.0)
+    run(machine, 60.0, 66.25)
+    assert A in machine.suspects(PEERS, 66.25)
+
+
 def test_own_lateness_is_granted_to_the_others():
     machine = liveness()
     run(machine, 0.0, 1.0)
@@ -154,3 +166,118 @@ def test_strangers_that_came_and_went_leave_nothing_behind():
     assert machine.suspects(PEERS, 1.3) == frozenset()
     assert machine.silence_s(A, 1.3) is not None
     assert not [peer for peer in strangers if machine.silence_s(peer, 1.3) is not None]
+
+
+# What others hear
+
+
+BEAT_S = 0.5
+
+
+def vouch_every_beat(machine: Liveness, start_s: float, stop_s: float, *, silent=()) -> None:
+    """A beats: it is linked with B. Nobody has signed anything."""
+    for step in range(round((stop_s - start_s) / machine.tick_interval_s)):
+        now_s = start_s + step * machine.tick_interval_s
+        machine.tick(now_s)
+        machine.spoke(A, now_s)
+        if step % 4 == 0:
+            machine.vouched((ME, B), silent, now_s)
+        machine.suspects(PEERS, now_s)
+
+
+def test_peer_never_linked_is_there_while_others_hear_it_though_nothing_is_signed():
+    machine = liveness()
+    machine.suspects(PEERS, 0.0)
+    vouch_every_beat(machine, 0.0, 60.0)
+    assert machine.suspects(PEERS, 60.0) == frozenset()
+
+
+def test_peer_whose_link_broke_is_there_while_others_hear_it():
+    machine = liveness()
+    machine.link_up(B, 0.0)
+    machine.suspects(PEERS, 0.0)
+    machine.link_down(B, 1.0)
+    vouch_every_beat(machine, 1.0, 30.0)
+    assert machine.suspects(PEERS, 30.0) == frozenset()
+
+
+def test_peer_that_died_is_suspected_no_later_for_the_word_of_others():
+    late_s = 0.1  # A heartbeat that was on its way when B died.
+
+    def suspected_s(*, is_told: bool) -> float:
+        machine = liveness()
+        machine.link_up(B, 0.0)
+        machine.suspects(PEERS, 0.0)
+        run(machine, 0.0, 1.0, heard=(A, B))
+        machine.link_down(B, 1.0)
+        now_s = 1.0
+        while B not in machine.suspects(PEERS, now_s):
+            now_s += 0.05
+            machine.tick(now_s)
+            machine.spoke(A, now_s)
+            if is_told and now_s < 1.0 + late_s:
+                machine.vouched((ME, B), (), now_s)
+        return now_s
+
+    assert suspected_s(is_told=True) <= suspected_s(is_told=False) + late_s + BEAT_S / 4
+
+
+def test_word_of_others_ends_with_their_own_hearing():
+    machine = liveness()
+    machine.suspects(PEERS, 0.0)
+    vouch_every_beat(machine, 0.0, 20.0)
+    vouch_every_beat(machine, 20.0, 22.0, silent=(B,))
+    assert machine.suspects(PEERS, 22.0) == {B}
+
+
+def test_linked_peer_is_heard_or_not_whatever_others_say():
+    machine = liveness()
+    machine.link_up(B, 0.0)
+    machine.suspects(PEERS, 0.0)
+    vouch_every_beat(machine, 0.0, 2.5)
+    assert machine.suspects(PEERS, 2.5) == {B}
+
+
+def test_node_stands_surety_for_whom_it_hears_itself_and_only_lately():
+    machine = liveness()
+    machine.link_up(B, 0.0)
+    assert machine.silent_links(0.0) == ()
+    run(machine, 0.0, 2.0, heard=(B,))  # Through others: that is hearsay.
+    machine.spoke(A, 2.0)
+    assert machine.silent_links(2.0) == (B,)
+    # Long before it would be suspected.
+    late_s = 2.0 + 2.5 * BEAT_S + 0.01
+    assert machine.silent_links(late_s) == tuple(sorted((A, B)))
+    assert machine.suspects((ME, A), late_s) == frozenset()
+
+
+def test_node_that_slept_knows_nothing_of_what_others_heard_meanwhile():
+    machine = liveness()
+    machine.suspects(PEERS, 0.0)
+    vouch_every_beat(machine, 0.0, 5.0)
+    assert machine.tick(60.0)
+    assert machine.suspects(PEERS, 60.0) == frozenset()
+
+
+def test_peer_that_is_gone_is_suspected_at_once():
+    machine = liveness()
+    run(machine, 0.0, 1.0, heard=(A,))
+    machine.link_down(A, 1.0)
+    assert machine.suspects(PEERS, 1.05) == frozenset()
+    machine.link_down(A, 1.1, is_gone=True)
+    assert machine.suspects(PEERS, 1.1) == {A}
+    machine.link_up(A, 1.3)
+    assert machine.suspects(PEERS, 1.3) == frozenset()
+    machine.link_down(A, 1.4)
+    assert machine.suspects(PEERS, 1.45) == frozenset(), "another break, of which nothing is known"
+
+
+def test_late_word_of_the_dead_is_none_of_life_and_a_later_one_is():
+    machine = liveness()
+    run(machine, 0.0, 1.0, heard=(A,))
+    machine.link_down(A, 1.0)
+    machine.link_down(A, 1.1, is_gone=True)
+    machine.heard(A, 1.3)
+    assert machine.suspects(PEERS, 1.4) == {A}, "it was under way when A ended"
+    machine.heard(A, 1.7)
+    assert machine.suspects(PEERS, 1.7) == frozenset()

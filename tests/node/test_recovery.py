@@ -25,16 +25,26 @@ class Stored:
     """What recovery asks a journal for, and the checkpoints beside it; to be spoiled at will."""
 
     stored_chain: list[SealCertificate] = field(default_factory=list)
+    stored_branch: list[SealCertificate] = field(default_factory=list)
     stored_messages: list[SignedMessage] = field(default_factory=list)
     stored_results: dict[int, Mapping[bytes, bytes]] = field(default_factory=dict)
     states: list[StoredState] = field(default_factory=list)
     is_lost: bool = False
+    receipts: list[SignedMessage] = field(default_factory=list)
+    """The last COMMITs that recovery has for the ledger."""
 
     def chain(self):
         return self.stored_chain
 
+    def branch(self):
+        return self.stored_branch
+
     def messages(self):
         return self.stored_messages
+
+    def begin_receipts(self, start, messages):
+        assert start.round == 0
+        self.receipts = list(messages)
 
     def results(self, round_index):
         return self.stored_results.get(round_index, {})
@@ -74,12 +84,20 @@ def recovered(world: World, disk: Any) -> tuple[Restart, ShardStore]:
     return restart, store
 
 
+def test_commits_of_the_last_rounds_come_back_to_the_ledger_if_a_seal_lists_them(world, disk):
+    disk.stored_messages = disk.stored_messages[-40:]
+    recovered(world, disk)
+    listed = {name for link in disk.stored_chain for name in link.value.commits}
+    here = {message.digest for message in disk.stored_messages}
+    assert {message.digest for message in disk.receipts} == listed & here != set()
+
+
 def test_whole_disk_leads_to_the_last_seal_though_its_checkpoint_is_older(world, disk):
     restart, _ = recovered(world, disk)
     (node,) = world.nodes.values()
     assert restart.chain == tuple(node.core.chain)
     assert (restart.silent_through, restart.is_lost, restart.has_run) == (0, False, True)
-    assert own_seal(restart, node.peer)
+    assert own_seal(restart, restart.chain[-1].value, node.peer)
     assert was_listed(restart, node.peer)
     assert not was_listed(restart, peer_named("somebody else"))
 
@@ -107,6 +125,7 @@ def test_checkpoint_that_is_not_what_was_sealed_is_passed_over(world, disk, capl
 
 def test_lost_result_leaves_the_node_behind_and_silent_in_what_it_may_have_signed(world, disk):
     first = min(disk.stored_results)
+    del disk.stored_results[first]
     disk.states = []
     restart, _ = recovered(world, disk)
     assert restart.chain[-1].value.round == 0, f"results start with round {first}"
@@ -128,7 +147,7 @@ def test_chain_of_another_run_is_cut_where_it_no_longer_fits(world, disk, caplog
     disk.stored_chain[3] = replace(strange, value=replace(strange.value, run=bytes(32)))
     disk.states = []
     restart, _ = recovered(world, disk)
-    assert len(restart.chain) == 1
+    assert len(restart.chain) == 4, "as far as it is of this run, from its first round on"
     assert "another run or branch" in caplog.text
 
 

@@ -5,11 +5,13 @@ from node.events import Send
 from node.relay import FRAME_BYTES, MESSAGE_ID_BYTES, Relay, message_ids, pack
 from protocol import limits
 from protocol.frames import Heartbeat, Messages, encode_frame
+from protocol.identity import PeerId
 from protocol.limits import CONTROL_FRAME_BYTES_MAX
 from protocol.messages import Kind
 from tests.node.builders import Voice, head_of, peers_named, view_of
 
 A, B, C, D = peers_named(4)
+E = PeerId(bytes(32))
 HEAD = head_of((A, B, C, D))
 a, b = Voice(A, HEAD.value), Voice(B, HEAD.value)
 ONE, TWO = a.commit(), b.commit()
@@ -30,24 +32,55 @@ def messages_of(send: Send):
     return list(send.frame.messages)
 
 
-def test_message_goes_to_those_whom_its_origin_does_not_reach_and_to_nobody_twice():
+def linked_to(*peers: PeerId, links: tuple[PeerId, ...]) -> Relay:
+    """Of node C, whose peers have said for a while that these are their links."""
     relay = Relay(C, settle_s=0.25)
-    list(relay.fill(A, beat(links=(B, C)), [], 0.0))
+    for peer in (*peers, *peers):
+        list(relay.fill(peer, beat(links=links), [], 0.0))
+    return relay
+
+
+def test_message_goes_to_those_whom_its_origin_does_not_reach_and_to_nobody_twice():
+    relay = linked_to(A, links=(B, C))
     found = list(relay.forward(ONE.message, A, (A, B, D)))
-    assert [send.peer for send in found] == [D]
+    assert [send.peers for send in found] == [(D,)]
 
 
 def test_message_of_an_origin_whose_links_are_unknown_goes_to_all_but_origin_and_source():
     relay = Relay(C, settle_s=0.25)
-    assert [send.peer for send in relay.forward(ONE.message, B, (A, B, D))] == [D]
+    assert [send.peers for send in relay.forward(ONE.message, B, (A, B, D))] == [(D,)]
+
+
+def test_message_does_not_go_to_whoever_says_that_it_is_linked_to_its_origin():
+    relay = linked_to(A, links=(C,))
+    list(relay.fill(D, beat(links=(A, C)), [], 0.0))
+    assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(B,)]
+    list(relay.fill(D, beat(links=(C,)), [], 0.0))
+    assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(B, D)]
+
+
+def test_message_does_not_go_to_those_whom_its_forwarder_is_linked_to():
+    relay = linked_to(B, links=(C, D))
+    found = relay.forward(ONE.message, B, (A, B, D, E))
+    assert [send.peers for send in found] == [(E,)], "A signed it, B has told D"
+
+
+def test_nothing_is_forwarded_of_a_peer_that_has_just_come_until_it_names_its_links_again():
+    relay = Relay(C, settle_s=0.25)
+    list(relay.fill(A, beat(links=(C,)), [], 0.0))
+    assert not relay.forward(ONE.message, A, (A, B, D))
+    list(relay.fill(A, beat(links=(B, C)), [], 0.5))
+    assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(D,)]
+    relay.drop_link(A)
+    list(relay.fill(A, beat(links=(C,)), [], 1.0))
+    assert not relay.forward(ONE.message, A, (A, B, D))
 
 
 def test_links_of_a_peer_that_is_no_longer_linked_are_forgotten():
-    relay = Relay(C, settle_s=0.25)
-    list(relay.fill(A, beat(links=(D,)), [], 0.0))
+    relay = linked_to(A, links=(D,))
     assert not list(relay.forward(ONE.message, A, (A, D)))
     relay.drop_link(A)
-    assert [send.peer for send in relay.forward(ONE.message, A, (A, D))] == [D]
+    assert [send.peers for send in relay.forward(ONE.message, A, (A, D))] == [(D,)]
 
 
 def test_heartbeat_is_answered_with_what_it_lacks():

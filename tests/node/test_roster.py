@@ -256,24 +256,6 @@ def test_closer_rotates_over_all_voters_and_starts_where_the_seal_says():
     assert starts == shards == {A, B, C}
 
 
-@pytest.mark.parametrize(
-    ("members", "cells"), [(1, 1), (1, 7), (3, 3), (3, 8), (5, 2), (16, 16), (16, 100)]
-)
-def test_slices_cover_every_cell_once_and_differ_by_one_cell_at_most(members, cells):
-    everybody = peers_named(members)
-    pieces = rosters.slices(everybody, b"x" * 32, cells)
-    assert [cell for p in pieces for cell in range(p.first, p.stop)] == list(range(cells))
-    sizes = [p.stop - p.first for p in pieces]
-    assert max(sizes) - min(sizes) <= 1
-    assert len({p.reducers[0] for p in pieces}) == min(members, cells)
-    assert all(sorted(p.reducers) == sorted(everybody) for p in pieces)
-
-
-def test_slices_change_hands_with_every_seal():
-    firsts = {rosters.slices((A, B, C), bytes([b]) * 32, 3)[0].reducers[0] for b in range(30)}
-    assert firsts == {A, B, C}
-
-
 # Leases and clock -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from node import events as ev
 from node.round import RoundMachine
 from protocol.frames import Bulk
@@ -276,3 +278,26 @@ def test_parts_of_a_list_that_is_summed_reach_every_other_member():
     assert len(signed(found, Kind.AGG)) == 1
     pushes = {(a.to, a.cells) for a in found if isinstance(a, ev.Push)}
     assert pushes == {(FIRST, (piece.first,)), (SECOND, (piece.first,))}
+
+
+@pytest.mark.parametrize(
+    ("mark", "was_listed", "is_doubtful"),
+    [(None, False, True), ("mine", True, False), ("other", False, False)],
+    ids=["not given yet", "given again", "of another life"],
+)
+def test_sealed_commit_that_only_others_remember_is_in_doubt_until_the_trainer_gives(
+    mark, was_listed, is_doubtful
+):
+    before = Script()
+    commits = before.begin()
+    script = Script()
+    script.tell(*commits)  # Its own, too, and its journal knows nothing of it.
+    assert script.is_muted()
+    if mark is not None:
+        script.tell(contributed(5, mark))
+    digest = digest_of(HEAD.value, commits)
+    script.tell(one.propose(commits), one.vote(commits), two.vote(commits), *results(digest))
+    value = script.value(commits)
+    script.tell(one.seal(value), two.seal(value))
+    (adopted,) = script.adopted()
+    assert (adopted.was_listed, adopted.is_doubtful) == (was_listed, is_doubtful)

@@ -8,7 +8,7 @@ from node import events as ev
 from protocol.messages import Kind, Leave, Seal, Seat
 from sim.world import peer_named
 from tests.node.builders import ROOT, Voice, contributed, digest_of, head_of, list_body, results
-from tests.node.script import FIRST, HEAD, ME, Script, faults, lists_of, one, two
+from tests.node.script import FIRST, HEAD, ME, SECOND, Script, faults, lists_of, one, two
 
 
 def test_second_commit_of_one_sender_is_a_fault_and_is_not_counted():
@@ -33,6 +33,21 @@ def test_commit_that_could_not_be_summed_is_a_fault_and_is_not_listed(changes):
     script = Script()
     assert faults(script.tell(one.commit("bad", **changes)))
     assert not script.machine.view.ballots.commits
+
+
+FALSE_CLAIMS = [
+    ({"samples": 11, "tokens": 11}, "11 samples of a lease of 10"),
+    ({"tokens": 11}, "11 tokens for 10 samples of 1"),
+    ({"samples": 9}, "10 tokens for 9 samples of 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "wrong"), FALSE_CLAIMS)
+def test_commit_that_claims_other_work_than_its_lease_allows_is_a_fault(changes, wrong):
+    script = Script()
+    assert faults(script.tell(one.commit("bad", **changes))) == [f"COMMIT of {wrong}"]
+    assert not faults(script.tell(two.commit("less", samples=3, tokens=3)))
+    assert script.machine.view.ballots.commits.keys() == {SECOND}
 
 
 def test_statements_of_strangers_and_seats_of_members_are_ignored():

@@ -231,7 +231,7 @@ def test_parts_results_and_states_of_the_last_rounds_stay_for_stragglers_and_old
     assert [bool(store.parts(root, [0])) for root in roots] == [False] * 4 + [True] * ROUNDS_KEPT
     held = [bool(store.results(bytes([i + 1]) * 32, first=0, stop=4)) for i in range(6)]
     assert held == [False] * 4 + [True] * ROUNDS_KEPT
-    assert [bool(store.state_cells(root, [0])) for root in states] == [False] * 4 + [True] * 3
+    assert [store.state_of(root) is not None for root in states] == [False] * 4 + [True] * 3
 
 
 # Results ----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def advanced() -> ShardStore:
 
 
 def cells_of(source: ShardStore) -> dict[int, bytes]:
-    items = source.state_cells(source.state.root, range(source.num_state_cells))
+    items = [source.state_item(source.state, index) for index in range(source.num_state_cells)]
     for item in items:
         source.check_state_cell(source.state.root, item)
     return {item.index: item.payload for item in items}
@@ -297,7 +297,7 @@ def test_state_with_zeroed_momentum_does_not_have_the_sealed_root():
 
 def test_state_cell_that_is_not_under_the_sealed_root_is_refused():
     source = advanced()
-    (item,) = source.state_cells(source.state.root, [7])
+    item = source.state_item(source.state, 7)
     wrong = [
         replace(item, payload=item.payload[:-1] + b"\x55"),
         replace(item, payload=item.payload[:-4]),
@@ -341,6 +341,6 @@ def test_seat_proof_needs_the_whole_state_and_belongs_to_one_peer_and_one_seal()
 
 def test_cells_that_do_not_exist_are_not_served():
     store = advanced()
-    assert store.state_cells(store.state.root, [8]) == []
-    assert store.state_cells(bytes(32), [0]) == []
+    assert store.state_of(bytes(32)) is None
+    assert store.whole_result(bytes(32)) == []
     assert store.parts(bytes(32), [0]) == []

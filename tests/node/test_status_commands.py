@@ -48,7 +48,7 @@ def test_status_is_told_in_lines() -> None:
     shot = busy_snapshot()
     text = drawn("status", shot)
     for part in (
-        f"toy  {shot.status.run[:12]}",
+        f"{shot.status.title}  {shot.status.run[:12]}",
         "pushing in round 5 of 100",
         "3 members, 3 voters, 2 linked; this node is a voter",
         "round 2 in 1.5 s: 2 contributions, this node's too, training loss 2.0000",
@@ -82,7 +82,7 @@ def test_warnings_and_a_hanging_node_are_told() -> None:
 def test_node_that_knows_nothing_yet_is_drawn() -> None:
     shot = snapshot(sources_of(core_of(A, head=GENESIS)), 0.0)
     assert "not up yet" in drawn("status", shot)
-    assert "no peer is a member or linked yet" in drawn("peers", shot)
+    assert "no peer is a member, linked or heard of yet" in drawn("peers", shot)
     assert "no round sealed since this node started" in drawn("rounds", shot)
 
 

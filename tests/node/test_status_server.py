@@ -223,7 +223,7 @@ async def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
         assert values["barnraise_sealed_round_duration_seconds"] == 1.5
         assert values["barnraise_validation_loss_nats_per_byte"] == 2.5
         assert values["barnraise_uptime_seconds"] == 10.0
-        assert samples["barnraise_node_info"].labels["title"] == "toy"
+        assert samples["barnraise_node_info"].labels["title"] == "simulated"
         states = {
             sample.labels["state"]: sample.value
             for family in families

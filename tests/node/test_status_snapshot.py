@@ -4,12 +4,14 @@ import dataclasses
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
 from node import events as ev
+from node.shared_state.told import Told
 from node.status.records import (
     NodeStatus,
     PeerTable,
@@ -33,9 +35,18 @@ from tests.node.cores import GENESIS, MANIFEST, A, B, C, D, core_of, run_idle
 from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of
 
 STATUS_KEYS = {
+    "catching_up",
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
     *("rounds_total", "attempt", "members", "voters", "is_member", "is_voter", "was_listed"),
-    *("num_sealed", "linked", "bytes_up", "bytes_down", "last_round", "validation_round"),
+    *(
+        "num_sealed",
+        "provisional",
+        "linked",
+        "bytes_up",
+        "bytes_down",
+        "last_round",
+        "validation_round",
+    ),
     *("validation_loss", "trainer", "checkpoint", "checkpoint_round", "uptime_s", "rss_bytes"),
     *("tasks", "descriptors"),
     *("num_faults", "faults", "warnings"),
@@ -45,7 +56,7 @@ STATUS_KEYS = {
 def test_snapshot_says_where_the_node_is() -> None:
     shot = busy_snapshot(12.5)
     status = shot.status
-    assert (status.run, status.title) == (MANIFEST.digest.hex(), "toy")
+    assert (status.run, status.title) == (MANIFEST.digest.hex(), MANIFEST.title)
     assert (status.peer, status.pid) == (peer_id_text(A), os.getpid())
     assert (status.state, status.round, status.rounds_total) == ("pushing", 5, 100)
     assert (status.members, status.voters, status.linked) == (3, 3, 2)
@@ -76,6 +87,34 @@ def test_peers_are_members_then_other_links_without_this_node() -> None:
     assert [peer.round for peer in (b, c, d)] == [7, None, None]
     assert (b.heard_s_ago, d.heard_s_ago) == (1.0, 1.5)
     assert (b.addresses, c.addresses) == (("/ip4/203.0.113.1/tcp/1",), ())
+
+
+def test_peers_known_by_entries_alone_come_last_with_what_they_told() -> None:
+    said = Told(
+        device="abacus\x1b[2J",
+        software="barnraise 9",
+        addresses=("/ip4/203.0.113.9/tcp/9",),
+        round=5,
+        at_unix_s=90.0,
+    )
+    core = core_of(A, B)
+    beat = Heartbeat(round=7, head=bytes(32), held=(), links=())
+    core.handle(ev.FrameArrived(B, beat), 0.5)
+    sources = replace(
+        sources_of(core, addresses={B: ("/ip4/203.0.113.1/tcp/1",)}),
+        told=lambda: {D: said, B: said},
+        wall_clock=lambda: 100.0,
+    )
+    b, _, d = snapshot(sources, 1.5).peers.peers
+    assert (d.peer, d.is_linked, d.is_member) == (peer_id_text(D), False, False)
+    assert (d.round, d.addresses, d.told_s_ago) == (5, said.addresses, 10.0)
+    assert d.heard_s_ago is None
+    assert d.software == "barnraise 9"
+    assert d.device is not None
+    assert "\x1b" not in d.device
+    # What a peer says on its own link is newer.
+    assert (b.round, b.addresses) == (7, ("/ip4/203.0.113.1/tcp/1",))
+    assert b.told_s_ago == 10.0
 
 
 def test_silent_member_is_suspected_and_quorum_is_missed() -> None:
@@ -214,7 +253,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(peers) == {"schema", "run", "round", "peers"}
     assert set(peers["peers"][0]) == {
         *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "round"),
-        *("heard_s_ago", "addresses"),
+        *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),
     }
     rounds = to_plain(shot.rounds)
     assert isinstance(rounds, dict)

@@ -14,6 +14,7 @@ from node.hooks import NodeHooks
 from node.status.board import EventLog
 from node.trainer_channel import TrainerConfig
 from node.work import TrainerWork, WorkParts
+from protocol.errors import TrainerError
 from tests.node.edge import FOUNDER_SEED, NUMEL, Desk, toy_manifest
 from training.exchange import Contribution, Outcome
 from training.frames import Start
@@ -146,3 +147,15 @@ async def test_trainer_that_takes_long_to_start_hears_of_the_rounds_meanwhile(tm
         await wait_all_tasks_blocked()
         (start,) = scene.trainer.starts
         assert (start.clock.round, start.since, start.listed) == (6, 3, (3,))
+
+
+@pytest.mark.parametrize(
+    ("samples", "tokens", "wrong"),
+    [(10**6, 10**6, "1000000 samples of a lease of"), (2, 3, "3 tokens for 2 samples of 1")],
+)
+async def test_trainer_that_counts_wrongly_ends_the_node_before_a_peer_hears_of_it(
+    tmp_path, samples, tokens, wrong
+):
+    async with begun(tmp_path, 4) as scene:
+        with pytest.raises(TrainerError, match=wrong):
+            await scene.work._contribute(replace(LATE, samples=samples, tokens=tokens))

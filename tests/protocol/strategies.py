@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.frames import (
+    Branch,
     BulkHeader,
     BulkItem,
     Chain,
@@ -23,8 +24,10 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantBranch,
     WantChain,
 )
+from protocol.gossip import GOSSIP_FRAMES, BucketIds, Digests
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, SignedManifest, TimingSpec
 from protocol.messages import (
@@ -52,7 +55,11 @@ from protocol.messages import (
 from protocol.wire import INT_MAX, OneOf, Range, Size, decode, encode
 
 BODIES = (Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave)
-FRAMES = (*(Hello, Refusal, Heartbeat, Messages, Want, WantChain, Chain, StatusAsk, StatusAnswer),)
+FRAMES = (
+    *(Hello, Refusal, Heartbeat, Messages, Want, WantChain, Chain, StatusAsk, StatusAnswer),
+    *GOSSIP_FRAMES.values(),
+    *(WantBranch, Branch),
+)
 BULK = (BulkHeader, BulkItem)
 TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, SignedManifest)
 
@@ -156,6 +163,23 @@ def _haves(draw: st.DrawFn) -> Have:
 
 
 @st.composite
+def _digests(draw: st.DrawFn) -> Digests:
+    hints = fields_of(Digests)
+    item, _ = get_args(resolve(hints["buckets"])[0])
+    buckets = (draw(values(item)),) * draw(st.sampled_from((0, limits.GOSSIP_BUCKETS)))
+    return Digests(nonce=draw(values(hints["nonce"])), buckets=buckets)
+
+
+@st.composite
+def _bucket_ids(draw: st.DrawFn) -> BucketIds:
+    hints = fields_of(BucketIds)
+    free = {name: draw(values(hints[name])) for name in ("nonce", "bucket")}
+    digests = st.binary(min_size=32, max_size=32)
+    ids = sorted(draw(st.sets(digests, min_size=2, max_size=5)))
+    return BucketIds(**free, first=ids[0], last=ids[-1], ids=tuple(ids[draw(st.integers(0, 1)) :]))
+
+
+@st.composite
 def _clocks(draw: st.DrawFn) -> SealClock:
     hints = fields_of(SealClock)
     bounds = sorted(draw(st.sets(st.integers(0, 2**62), max_size=8)))
@@ -217,6 +241,8 @@ def _manifests(draw: st.DrawFn) -> RunManifest:
 SPECIAL: dict[Any, Any] = {
     Slot: _slots,
     Have: _haves,
+    Digests: _digests,
+    BucketIds: _bucket_ids,
     SealClock: _clocks,
     Roster: _rosters,
     ModelSpec: _models,

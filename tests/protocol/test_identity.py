@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import manifest, messages
+from protocol import manifest, messages, slots
 from protocol.errors import DecodeError
 from protocol.identity import (
     Ed25519Signer,
@@ -253,7 +253,7 @@ def test_no_signing_domain_is_the_beginning_of_another():
         messages._MESSAGE_DOMAIN,
         messages._LIST_DOMAIN,
         messages._SEAL_DOMAIN,
-        messages._SLICE_DOMAIN,
+        slots._SLICE_DOMAIN,
         manifest._DOMAIN,
         records._SIGNING_DOMAIN,
         # What libp2p signs with the same key in its secure channels.

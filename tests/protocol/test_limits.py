@@ -20,6 +20,7 @@ from protocol.frames import (
     Want,
     encode_frame,
 )
+from protocol.gossip import BucketIds, Entries, Introduction, Rumour, Shuffle
 from protocol.grid import TensorSpec, merkle_proof
 from protocol.identity import PeerId
 from protocol.manifest import sign_manifest
@@ -113,7 +114,7 @@ def test_every_body_at_its_longest_fits_a_message(kind):
     assert largest(kind) <= limits.MESSAGE_BODY_BYTES_MAX
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FRAMES if kind is not Messages])
+@pytest.mark.parametrize("kind", [kind for kind in FRAMES if kind not in (Messages, Entries)])
 def test_every_frame_at_its_longest_fits_the_control_stream(kind):
     assert 1 + largest(kind) <= limits.CONTROL_FRAME_BYTES_MAX
 
@@ -155,6 +156,7 @@ def largest_commit(cells: int) -> Commit:
         gone=PEERS,
         bans=DIGESTS,
         is_past_end=True,
+        seen=bytes(limits.SEATS_MAX),
     )
 
 
@@ -183,7 +185,14 @@ def test_have_of_the_most_runs_fits_its_message():
 def largest_seal() -> SealCertificate:
     rounds = limits.ROUNDS_MAX
     seats = tuple(
-        SeatRecord(peer=p, seated=rounds, voter_since=rounds, proved=rounds, absent=rounds)
+        SeatRecord(
+            peer=p,
+            seated=rounds,
+            voter_since=rounds,
+            proved=rounds,
+            absent=rounds,
+            rate=limits.RATE_LEVEL_MAX,
+        )
         for p in PEERS
     )
     gaps = tuple(
@@ -218,7 +227,19 @@ def test_want_covers_the_state_of_the_most_cells_with_two_outer_slots():
 
 def test_heartbeat_names_all_messages_of_a_round():
     assert limits.MESSAGES_PER_ROUND_MAX == limits.SEATS_MAX * 8 * 8
-    assert largest(Heartbeat) < 49 * limits.KIB
+    assert largest(Heartbeat) < 58 * limits.KIB
+
+
+def test_entry_of_the_most_bytes_fits_a_frame():
+    frame = Entries(is_push=True, entries=(bytes(limits.ENTRY_BYTES_MAX),) * 3)
+    assert len(encode_frame(frame)) < 49 * limits.KIB
+
+
+def test_frames_of_gossip_are_as_small_as_the_page_says():
+    assert largest(Rumour) == 1 + 1 + 34 + 9
+    assert largest(Introduction) == 815
+    assert largest(Shuffle) < 13 * limits.KIB
+    assert largest(BucketIds) < 35 * limits.KIB
 
 
 def test_refusal_holds_a_manifest_as_large_as_a_frame_allows():

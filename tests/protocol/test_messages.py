@@ -56,6 +56,9 @@ def test_message_is_signed_by_its_sender(kind):
     message, body = decode_message(SIGNED[kind].encoded)
     assert message == SIGNED[kind]
     assert body == BODIES[kind][1]
+    # What its signer knows of it already, others find out from the wire.
+    assert message.digest == SIGNED[kind].digest
+    assert is_signed(message, OTHER)
 
 
 def other_slots(place: Slot) -> list[Slot]:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol import frames, limits, manifest, messages
+from node.shared_state import gossiped
+from protocol import entries, evidence, frames, limits, manifest, messages, slots
+from protocol.entries import Entry, EntryHeader, SignedHeader
+from protocol.entry_kinds import RULES, Accusation, EntryKind
+from protocol.evidence import Evidence
 from protocol.frames import BulkHeader, BulkItem
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import (
@@ -52,6 +56,7 @@ def test_frame_stands_in_the_table_with_its_fields(number):
     [
         *(Slot, SignedMessage, BulkHeader, BulkItem, RunManifest, SignedManifest),
         *(SealValue, SealCertificate, Roster, SeatRecord, SealClock, Held),
+        *(Entry, Evidence, SignedHeader),
     ],
 )
 def test_struct_is_spelled_out(kind):
@@ -61,11 +66,28 @@ def test_struct_is_spelled_out(kind):
 def test_domains_are_those_of_the_code():
     domains = {
         value.decode()
-        for module in (messages, manifest)
+        for module in (messages, manifest, slots, entries, evidence, gossiped)
         for name, value in vars(module).items()
         if name.endswith("_DOMAIN")
     }
     assert domains == set(re.findall(r"\| `(barnraise/[a-z]+/1)` \|", TEXT))
+
+
+@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
+def test_kind_of_entry_stands_in_the_table_with_its_fields_and_bounds(kind):
+    rule = RULES[kind]
+    minutes = round(rule.ttl_s / 60)
+    life = f"{minutes} min" if minutes < 60 else f"{minutes // 60} h"
+    key = f"{rule.key_bytes} " if rule.key_bytes else ""
+    row = f"| {kind:d} {kind.name} | {fields(rule.body)} | {key}| {life} |"
+    assert f"{row} {rule.entry_bytes} | {rule.per_writer} |" in TEXT
+
+
+def test_entries_and_evidence_are_told_apart_as_the_page_says():
+    assert all(f"{accusation:d} {accusation.name}" in TEXT for accusation in Accusation)
+    assert (len(dataclasses.fields(Entry)), len(dataclasses.fields(Evidence))) == (0xC, 0x6)
+    assert "starts with `9c`, evidence with `96`" in TEXT
+    assert fields(Entry) == f"{fields(EntryHeader)}, signature"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +101,10 @@ def test_domains_are_those_of_the_code():
         ("| item | 1 MiB |", limits.CHUNK_BYTES == limits.MIB),
         ("| item header | 2 KiB |", limits.BULK_ITEM_HEADER_BYTES_MAX == 2 * limits.KIB),
         ("| manifest | 256 KiB |", limits.MANIFEST_BYTES_MAX == 256 * limits.KIB),
+        ("| entry | 16 KiB |", limits.ENTRY_BYTES_MAX == 16 * limits.KIB),
+        ("| evidence | 4 KiB |", limits.EVIDENCE_BYTES_MAX == 4 * limits.KIB),
+        ("61 KiB", sum(r.per_writer * r.entry_bytes for r in RULES.values()) <= 61 * limits.KIB),
+        ("140 entries", sum(r.per_writer for r in RULES.values()) == 140),
         ("| 2^34, 2^31 |", limits.TOKENS_PER_ROUND_MAX == 2**34),
         ("2^22 rounds", limits.ROUNDS_MAX == 2**22),
         ("| messages kept per round | 4096 |", limits.MESSAGES_PER_ROUND_MAX == 4096),

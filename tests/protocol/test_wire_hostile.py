@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.frames import Chain, StatusAsk, WantChain, decode_frame, encode_frame
+from protocol.gossip import Farewell
 from protocol.manifest import SignedManifest
 from protocol.messages import List, decode_message
 from protocol.slots import Kind
@@ -85,7 +86,8 @@ def test_every_first_byte_of_a_frame_is_known_or_refused():
             accepted[number] = decode_frame(bytes([number]) + body)
         except DecodeError:
             continue
-    assert accepted == {6: WantChain(first=7), 8: StatusAsk(nonce=7)}
+    bye = Farewell(incarnation=7)
+    assert accepted == {6: WantChain(first=7), 8: StatusAsk(nonce=7), 19: bye}
 
 
 def test_empty_frame_is_refused():

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.frames import (
+    Branch,
+    BranchEnd,
     Bulk,
     BulkHeader,
     BulkItem,
@@ -26,8 +28,28 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantBranch,
     WantChain,
     encode_frame,
+)
+from protocol.gossip import (
+    Ack,
+    BucketIds,
+    Compare,
+    Digests,
+    Entries,
+    Farewell,
+    Introduction,
+    Neighbour,
+    NeighbourKind,
+    OfferIds,
+    Ping,
+    PingFor,
+    Rumour,
+    RumourKind,
+    Shuffle,
+    Shuffled,
+    WantEntries,
 )
 from protocol.grid import (
     EMPTY_ROOT,
@@ -74,6 +96,7 @@ from protocol.messages import (
     slice_subject,
 )
 from protocol.wire import encode
+from tests.protocol.entry_vectors import entry_vectors
 
 PATH = Path(__file__).parent.parent / "vectors" / "wire-v1.json"
 
@@ -182,6 +205,7 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
             gone=(),
             bans=(digest(0xB4),),
             is_past_end=True,
+            seen=b"\x01\x00\xff",
         ),
     ),
     Kind.HAVE: (
@@ -230,8 +254,8 @@ SEAL_VALUE = SealValue(
     root=ROOT,
     roster=Roster(
         seats=(
-            SeatRecord(peer=PEERS[0], seated=0, voter_since=0, proved=40, absent=0),
-            SeatRecord(peer=PEERS[1], seated=3, voter_since=-1, proved=-1, absent=1),
+            SeatRecord(peer=PEERS[0], seated=0, voter_since=0, proved=40, absent=0, rate=200),
+            SeatRecord(peer=PEERS[1], seated=3, voter_since=-1, proved=-1, absent=1, reached=False),
         ),
         window=(38, 39, 40, 41),
     ),
@@ -245,16 +269,55 @@ SEAL_VALUE = SealValue(
 )
 CERTIFICATE = SealCertificate(value=SEAL_VALUE, seals=(SIGNED_SEAL.encoded,))
 
+RUMOURS = (
+    Rumour(kind=RumourKind.SUSPECT, peer=PEERS[0], incarnation=3),
+    Rumour(kind=RumourKind.GONE, peer=PEERS[1], incarnation=2**40),
+)
+KNOWN = (
+    Introduction(peer=PEERS[0], age_s=0, addresses=("/ip4/192.0.2.7/tcp/4001",)),
+    Introduction(peer=PEERS[1], age_s=3600, addresses=()),
+)
+GOSSIP: tuple[Frame, ...] = (
+    Entries(is_push=True, entries=(b"an entry", b"another")),
+    OfferIds(ids=(digest(0xC1), digest(0xC2))),
+    WantEntries(ids=(digest(0xC1),)),
+    Compare(nonce=2**62, root=digest(0xC3)),
+    Digests(nonce=5, buckets=tuple(bytes([number]) * 16 for number in range(256))),
+    BucketIds(
+        nonce=5,
+        bucket=0xC1,
+        first=digest(0xC0),
+        last=digest(0xC2),
+        ids=(digest(0xC1), digest(0xC2)),
+    ),
+    Ping(nonce=6, is_neighbour=True, rumours=RUMOURS),
+    PingFor(nonce=7, target=PEERS[1], addresses=("/dns4/barn.example/tcp/1",), rumours=()),
+    Ack(nonce=7, is_there=False, incarnation=1, rumours=RUMOURS[:1]),
+    Farewell(incarnation=4),
+    Shuffle(nonce=8, known=KNOWN),
+    Shuffled(nonce=8, known=KNOWN[1:]),
+    Neighbour(kind=NeighbourKind.URGENT),
+)
 FRAMES: tuple[Frame, ...] = (
     Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",)),
     Refusal(reason="another run", manifest=b"\x92"),
-    Heartbeat(round=41, head=BASIS, held=(b"01234567",), links=PEERS),
+    Heartbeat(
+        round=41,
+        head=BASIS,
+        held=(b"01234567",),
+        links=PEERS,
+        silent=PEERS[1:],
+        branch=(BranchEnd(final=39, head=BEFORE),),
+    ),
     Messages(messages=(SIGNED[Kind.VOTE], SIGNED[Kind.LEAVE])),
-    Want(bulk=Bulk.STATE, subject=BASIS, cells=(0, 5000, 70_000)),
+    Want(bulk=Bulk.STEP, subject=BASIS, cells=(0, 5000, 70_000)),
     WantChain(first=7),
     Chain(seals=(CERTIFICATE,)),
     StatusAsk(nonce=2**62),
     StatusAnswer(nonce=12, round=41, head=BASIS),
+    *GOSSIP,
+    WantBranch(final=BASIS),
+    Branch(final=BASIS, seals=(CERTIFICATE,), lock=SIGNED_SEAL.encoded),
 )
 BULK = (
     BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, items=12_288),
@@ -311,6 +374,7 @@ def vectors() -> dict[str, Any]:
         "seal value": encode(SEAL_VALUE).hex(),
         "proof of node 4 of 7": [node.hex() for node in merkle_proof(_LEAVES, 4)],
         "hashes": _hashes(),
+        **entry_vectors(),
     }
 
 

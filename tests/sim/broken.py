@@ -6,7 +6,7 @@ rule. `Bug.names` is what must find it.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,13 +14,16 @@ from node import agreement, liveness, proposal, restart, roster, round_view
 from node import events as ev
 from node.agreement import Statement
 from node.core import NodeCore
+from node.fates import Fates
 from node.journal import FileJournal
+from node.receipts import ReceiptLog, listed_commits
 from node.record_log import RecordLog
 from node.relay import Relay
 from node.round import RoundMachine
 from node.shard_store import ShardStore
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
+from tests.sim.broken_open import one_voter_hurries_all, one_word_is_enough
 from training import leases
 from training.compression import ErrorFeedback
 
@@ -48,7 +51,7 @@ class Bug:
 def _chain_in_memory() -> Iterator[None]:
     """The chain is written when there is time: never, here."""
 
-    def extend_chain(journal: FileJournal, certificates: Sequence[Any]) -> None:
+    def extend_chain(journal: FileJournal, certificates: Sequence[Any], *_: Any) -> None:
         if certificates:
             journal._chain_round = certificates[-1].value.round
 
@@ -215,6 +218,65 @@ def _residual_taken_early() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _late_starts_afresh() -> Iterator[None]:
+    """A trainer for which the rounds did not wait drops its residual, as after a resync."""
+    hear, is_behind = Fates.hear, Fates.is_behind
+    sealed: dict[int, int] = {}
+
+    def hear_and_note(fates: Fates, action: ev.Train) -> None:
+        sealed[id(fates)] = action.certificate.value.round
+        hear(fates, action)
+
+    def is_late(fates: Fates, round_index: int) -> bool:
+        return is_behind(fates, round_index) or round_index < sealed[id(fates)]
+
+    with (
+        patch.object(Fates, "hear", hear_and_note),
+        patch.object(Fates, "is_behind", is_late),
+    ):
+        yield
+
+
+@contextmanager
+def _tokens_unchecked() -> Iterator[None]:
+    """A trainer counts its samples' tokens twice, and nobody compares."""
+    body = agreement.commit_body
+
+    def twice(*args: Any) -> Any:
+        said = body(*args)
+        return replace(said, tokens=2 * said.tokens)
+
+    with (
+        patch("node.round.commit_body", twice),
+        patch("node.admission.claim_breach", lambda *_, **__: ""),
+    ):
+        yield
+
+
+@contextmanager
+def _own_receipts_only() -> Iterator[None]:
+    """A node thinks that its own contributions are all that it need prove."""
+
+    def own_only(views: Any, links: Any) -> Any:
+        return [m for m in listed_commits(views, links) if m.sender == views[0].me]
+
+    with patch("sim.edge.listed_commits", own_only):
+        yield
+
+
+@contextmanager
+def _receipts_in_memory() -> Iterator[None]:
+    """Receipts are written when the node ends, and one that is killed never does."""
+
+    def keep(log: ReceiptLog, commits: Any) -> None:
+        for message in commits:
+            log._known.add(message.digest)
+
+    with patch.object(ReceiptLog, "keep", keep):
+        yield
+
+
 # I6 ---------------------------------------------------------------------------------------------
 
 
@@ -241,8 +303,8 @@ def _early_never_dropped() -> Iterator[None]:
     """What came early for one round is carried along into all later ones."""
     new_view = RoundMachine._new_view
 
-    def with_early(machine: RoundMachine, head: Any, now_s: float) -> Any:
-        view = new_view(machine, head, now_s)
+    def with_early(machine: RoundMachine, head: Any, final: Any, now_s: float) -> Any:
+        view = new_view(machine, head, final, now_s)
         if hasattr(machine, "view"):
             view.early.update(machine.view.early)
         return view
@@ -295,6 +357,7 @@ BUGS = (
     Bug("I1", "votes not recorded", _votes_unrecorded),
     Bug("I2", "rows as they came", _rows_as_they_came),
     Bug("I2", "no momentum after a sync", _momentum_of_late_nodes),
+    Bug("I6", "one reducer's word is enough", one_word_is_enough, {"trust": "open"}),
     Bug("I3", "lock ignored", _lock_ignored, {"rare": 0.2}),
     Bug(
         "I3",
@@ -305,9 +368,19 @@ BUGS = (
     Bug("I3", "fence removed", _fence_removed, {"rare": 0.05}),
     Bug("I3", "half is enough", _half_is_enough),
     Bug("I4", "waits for the dead", _waits_for_the_dead),
+    Bug(
+        "I3",
+        "one voter hurries all",
+        one_voter_hurries_all,
+        {"trust": "open", "hurrying": True},
+    ),
     Bug("I5", "samples not given back", _samples_kept),
     Bug("I5", "samples given twice", _samples_twice),
     Bug("I5", "residual taken early", _residual_taken_early),
+    Bug("I5", "late starts afresh", _late_starts_afresh),
+    Bug("I5", "tokens unchecked", _tokens_unchecked),
+    Bug("I5", "own receipts only", _own_receipts_only),
+    Bug("I5", "receipts in memory", _receipts_in_memory),
     Bug("I6", "late is a fault", _late_is_a_fault),
     Bug("I7", "early never dropped", _early_never_dropped),
     Bug("I7", "relay never forgets", _relay_never_forgets, {"rounds": 40}),

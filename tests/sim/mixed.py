@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from node.roster import has_quorum
+from node.roster import has_quorum, liars, voters
 from node.round_view import RoundConfig
-from node.tracing import Record, Signed
+from node.tracing import Adopted, Record, Signed
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
-from protocol.messages import Kind
+from protocol.messages import Kind, SealValue
 from sim.invariants import InvariantBroken
 from sim.links import Link
 from sim.nodes import peer_named, signer_named
@@ -41,21 +41,31 @@ class Mixed:
     ) -> None:
         self.rng = random.Random(f"{seed}/mixed")
         self.rounds = rounds
-        names = [f"n{index}" for index in range(self.rng.randint(3, 7))]
+        self.trust: str = settings.pop("trust", "friends")
+        hurrying: bool = settings.pop("hurrying", False)
+        least = 3 if self.trust == "friends" else 5
+        names = [f"n{index}" for index in range(self.rng.randint(least, 7))]
         is_real = settings.get("is_signing_for_real", False)
-        founder = signer_named(names[0]).peer_id if is_real else peer_named(names[0])
-        manifest = toy_run(founder, rounds=rounds, cells=6, timing=TIMING)
+        ids = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
+        manifest = toy_run(ids[0], rounds=rounds, cells=6, timing=TIMING, trust=self.trust)
+        if self.trust == "open":
+            settings["seated"] = tuple(ids)
         link = self.rng.choice(LINKS)
         self.world = World(manifest, seed=seed, link=link, settings=WorldSettings(**settings))
         self.checks: Checks = watch(self.world)
         self.peers = [self.world.peer(name) for name in names]
-        self._has_lost_disk = False
+        self._has_lost_disk = self._is_hurrying = False
+        self._useless: PeerId | None = None
+        """Who sums wrongly now and then, or has lost its disk."""
         self._deadly = deadly
         self.world.tracers.append(self._saw)
         config = RoundConfig.from_manifest(manifest)
-        self.world.join(self.peers[0], config=replace(config, wait_seats=len(names) - 1))
+        wait_seats = len(names) - 1 if self.trust == "friends" else 0
+        self.world.join(self.peers[0], config=replace(config, wait_seats=wait_seats))
         for peer in self.peers[1:]:
             self.world.join(peer)
+        if hurrying:
+            self._hurry(self.peers[-1])
 
     def run(self) -> None:
         """To the end of the run on most nodes. Raises what the invariants raise."""
@@ -68,7 +78,13 @@ class Mixed:
         return 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes)
 
     def _saw(self, record: Record) -> None:
-        """Whoever signs a deadly kind is killed now and then, and soon back."""
+        """Whoever signs a deadly kind is killed now and then, and soon back.
+
+        Where no voter may lie any more, nobody does: of two reducers nobody knows which is wrong.
+        """
+        if isinstance(record, Adopted) and not self._may_lie(record.certificate.value):
+            for node in self.world.nodes.values():
+                node.sums_wrongly = False
         if not isinstance(record, Signed) or record.message.slot.kind is not self._deadly:
             return
         if self.rng.random() < DEADLY_SHARE:
@@ -77,13 +93,15 @@ class Mixed:
 
     def _strike(self) -> None:
         rng, world = self.rng, self.world
-        if max(node.round for node in world.nodes.values()) >= self.rounds - 2:
+        if max(node.round for node in world.nodes.values()) >= self.rounds - 2 or self._is_hurrying:
             return
         peer, other = rng.sample(self.peers, 2)
         blows = (self._crash, self._crash, self._freeze, self._lose_disk, self._fill_disk)
         links = (self._part, self._block, self._hold, self._cut, self._clog)
         undo: Callable[[], object] | None
-        if rng.random() < 0.5:
+        if self.trust == "open" and rng.random() < 0.3 and world.nodes[peer].is_alive:
+            undo = self._sum_wrongly(peer)
+        elif rng.random() < 0.5:
             undo = rng.choice(blows)(peer) if world.nodes[peer].is_alive else None
         else:
             undo = rng.choice(links)(peer, other)
@@ -107,14 +125,47 @@ class Mixed:
     def _lose_disk(self, peer: PeerId) -> Callable[[], object]:
         self.world.crash(peer)
         # One only, and not of whoever is a quorum alone: nobody can replace its memory (R12).
-        if not self._has_lost_disk and len(self.peers) > 3 and not self._is_alone(peer):
-            self._has_lost_disk = True
+        may_lose = not self._has_lost_disk and self._useless in (None, peer)
+        if may_lose and len(self.peers) > 3 and not self._is_alone(peer):
+            self._has_lost_disk, self._useless = True, peer
             self.world.lose_disk(peer)
         return lambda: self._back(peer)
 
     def _is_alone(self, peer: PeerId) -> bool:
         heads = [node.core.machine.head for node in self.world.nodes.values()]
-        return any(has_quorum(head.roster, {peer}, trust="friends") for head in heads)
+        return any(has_quorum(head.roster, {peer}, trust=self.trust) for head in heads)
+
+    def _sum_wrongly(self, peer: PeerId) -> Callable[[], object] | None:
+        """Always the same one: what two that agree say would be believed, also one after another.
+
+        Nor another than whoever lost its disk: of five voters one may be of no use, not two.
+        """
+        nodes = self.world.nodes
+        if self._useless not in (None, peer):
+            return None
+        if not all(self._may_lie(node.core.machine.head) for node in nodes.values()):
+            return None
+        node, self._useless = nodes[peer], peer
+        node.sums_wrongly = True
+        return lambda: setattr(node, "sums_wrongly", False)
+
+    def _may_lie(self, head: SealValue) -> bool:
+        return liars(len(voters(head.roster)), self.trust) > 0
+
+    def _hurry(self, peer: PeerId) -> None:
+        """A voter that leaves every attempt as soon as there is a LIST, and skips the next.
+
+        Nothing else goes wrong then.
+        """
+        self._is_hurrying = True
+        self.checks.records.bend(peer)
+        machine = self.world.nodes[peer].core.machine
+
+        def rare(name: str) -> bool:
+            return name in ("left-at-list", "attempt-skipped")
+
+        machine.config = replace(machine.config, rare=rare)
+        machine.view.draw = rare
 
     def _fill_disk(self, peer: PeerId) -> Callable[[], object]:
         self.world.fill_disk(peer)

@@ -12,6 +12,8 @@ QUICK = {
     "votes not recorded",
     "rows as they came",
     "fence removed",
+    "one reducer's word is enough",
+    "one voter hurries all",
     "waits for the dead",
     "samples not given back",
     "late is a fault",
@@ -47,7 +49,16 @@ def test_every_invariant_has_a_broken_build_in_the_quick_tests():
     assert {bug.title for bug in BUGS} >= QUICK
 
 
-@pytest.mark.parametrize("settings", [{}, {"is_signing_for_real": True}], ids=["hashed", "signed"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"is_signing_for_real": True},
+        {"trust": "open"},
+        {"trust": "open", "hurrying": True},
+    ],
+    ids=["hashed", "signed", "open", "open-hurried"],
+)
 def test_shipped_build_breaks_nothing_in_the_same_worlds(settings):
     assert [finding(seed, **settings) for seed in (0, 3)] == [None, None]
 

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.manifest import StopSpec
 from sim.devices import Clock, Device
+from sim.toy_run import CREATED_UNIX_S
 from sim.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 from tests.sim.worlds import WatchedWorld, world_of
@@ -66,7 +67,7 @@ def test_napping_machines_are_passed_over_and_come_back(seed):
 
 @pytest.mark.parametrize("behind_s", [0.0, 3600.0])
 def test_run_ends_by_the_date_that_most_wall_clocks_show(behind_s, seed):
-    manifest = replace(toy_manifest(A, rounds=500), stop=StopSpec(unix_s=1 + 20))
+    manifest = replace(toy_manifest(A, rounds=500), stop=StopSpec(unix_s=CREATED_UNIX_S + 20))
     world = WatchedWorld(manifest, seed=seed, settings=WorldSettings())
     for peer in (A, B, C):
         # The clock of one is an hour behind: two are most.

@@ -111,14 +111,14 @@ def test_spoiled_file_is_noticed(what, caplog):
         assert disk.spoil(what)
         disk.crash(is_power_off=False)
         disk.reopen()
-        results = [bool(disk.journal.results(index)) for index in range(4, 7)]
+        results = [bool(disk.journal.results(index)) for index in range(1, 7)]
         healthy = (
             disk.journal.is_lost,
             len(disk.journal.chain()),
             rounds_of(disk),
             results,
         )
-        assert healthy != (False, 6, [6, 5, 4], [True] * 3)
+        assert healthy != (False, 6, [6, 5, 4], [True] * 6)
         assert disk.journal.is_lost == (what == "slots")
         if what != "slots":
             assert message(6) in disk.journal.messages()

@@ -13,10 +13,12 @@ import pytest
 from node import roster as rosters
 from node.catchup import CatchUp
 from node.shard_store import ShardStore
-from node.tracing import Ended, Used, trace_line
+from node.tracing import Began, Ended, Record, Signed, Used, trace_line
 from protocol.errors import DecodeError
-from protocol.messages import Interval, Roster
-from sim.checks import accounting, reference
+from protocol.identity import KeyedHashSigner
+from protocol.messages import Interval, Kind, NewAttempt, Roster
+from sim.checks import accounting, arithmetic, reference
+from sim.checks.forks import Forks
 from sim.checks.history import Electorate, History
 from sim.checks.leaks import Needles
 from sim.checks.stalls import Stalls, seal_within_s
@@ -24,7 +26,7 @@ from sim.checks.traces import merge_traces
 from sim.invariants import Circumstances, InvariantBroken
 from sim.watching import watch
 from sim.world import World
-from tests.node.builders import head_of, peers_named, seat
+from tests.node.builders import Voice, head_of, peers_named, seat
 from tests.sim.recorded import clean_records, manifest_of_record, verdict
 from training import leases as shipped
 from training.arithmetic import weighted_sum
@@ -82,12 +84,12 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
     rng = np.random.default_rng(seed)
     anchor_N = rng.standard_normal(numel).astype(np.float32)
     store = ShardStore(manifest, 0, anchor_N)
-    expected = reference._Expected(anchor_N, dict(store.state.slots))
+    expected = arithmetic.Expected(anchor_N, dict(store.state.slots))
     for index in range(1, 4):
         rows = []
         for peer in peers_named(3):
             wire_N = (0.1 * rng.standard_normal(numel)).astype(np.float32)
-            wire_N = wire_N.astype(reference.DTYPES[codec]).astype(np.float32)
+            wire_N = wire_N.astype(arithmetic.DTYPES[codec]).astype(np.float32)
             rows.append((peer, int(rng.integers(1, 1000)), wire_N))
         weights_P = np.array([float(tokens) for _, tokens, _ in rows])
         coefficients_P = store._aggregator.coefficients(np.empty(0), weights_P)
@@ -100,8 +102,8 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
         store.apply(digest, is_empty=False, round_index=index)
         store.adopt(digest)
         shuffled = random.Random(seed).sample(rows, len(rows))
-        aggregate_N = reference._aggregate(manifest, shuffled)
-        expected = reference._step(outer, expected, aggregate_N, index)
+        aggregate_N = arithmetic.aggregate(outer, shuffled)
+        expected = arithmetic.outer_step(outer, expected, aggregate_N, index)
         assert reference._difference(expected, store.state) == ""
     bent_N = expected.anchor_N.copy()
     bent_N[3] = np.nextafter(bent_N[3], np.float32(9.0))
@@ -112,9 +114,9 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
 # I4 ---------------------------------------------------------------------------------------------
 
 
-def idle_world(num_dead):
+def idle_world(num_dead, *, survive="any"):
     """Four nodes that vote, of which some die, and the others decide nothing any more."""
-    world = World(manifest_of_record(), seed=1)
+    world = World(replace(manifest_of_record(), survive=survive), seed=1)
     checks = watch(world, frozenset({"I4"}))
     peers = [world.peer(name) for name in ("n0", "n1", "n2", "n3")]
     for peer in peers:
@@ -134,7 +136,7 @@ def test_world_in_which_a_quorum_does_nothing_is_found():
 
 
 def test_world_without_a_quorum_may_stand_still():
-    world, checks = idle_world(3)
+    world, checks = idle_world(3, survive="quorum")
     with pytest.raises(TimeoutError):
         world.run(lambda: False, 200.0)
     assert checks.progress.slowest < 1.0
@@ -271,3 +273,56 @@ def test_torn_last_line_is_passed_over_and_a_strange_one_is_named(tmp_path):
         list(merge_traces(paths))
     with pytest.raises(OSError, match="missing"):
         list(merge_traces([tmp_path / "missing"]))
+
+
+# I3 of open runs ----------------------------------------------------------------------------------
+
+
+def skips(*reports, voters: int = 5) -> list[str]:
+    """What I3 finds where voters report attempts, each as (number, attempt)."""
+    peers = peers_named(voters)
+    head = head_of(peers)
+    history = History("open")
+    forks = Forks(history, KeyedHashSigner(peers[0]), "open")
+    report = NewAttempt(lock_attempt=-1, commits=(), drifts=(), certificate=(), missing=())
+    records: list[Record] = [
+        Began(at_s=0.0, peer=peer, round=head.value.round + 1, head=head, is_lost=False)
+        for peer in peers
+    ]
+    for at, (number, attempt) in enumerate(reports):
+        peer = peers[number]
+        message = Voice(peer, head.value).sign(Kind.NEWATTEMPT, report, attempt)
+        records.append(Signed(at_s=1.0 + at, peer=peer, message=message))
+    found = []
+    for record in records:
+        history.saw(record)
+        found += [text for text in forks.saw(record) if "follows" in text]
+    return found
+
+
+def test_whoever_is_led_to_an_attempt_may_give_it_up_before_it_has_said_anything():
+    # b = 1: two voters show attempt 1, and it is hopeless where the third one comes to it.
+    assert not skips((0, 1), (1, 1), (2, 2))
+    assert not skips((0, 1), (1, 1), (0, 2), (2, 2))
+
+
+def test_one_step_is_all_that_anybody_takes_beyond_what_more_voters_show_than_may_lie():
+    assert skips((0, 1), (2, 2)) == ["follows 1 voters of 5 into attempt 2"]
+    assert skips((0, 1), (0, 2), (0, 3), (2, 3)) == ["follows 1 voters of 5 into attempt 3"]
+    assert skips((0, 1), (1, 1), (2, 3)) == ["follows 0 voters of 5 into attempt 3"]
+
+
+# I2: who is bent ----------------------------------------------------------------------------------
+
+
+def test_whoever_sums_wrongly_is_known_for_it_though_it_says_nothing_meanwhile():
+    world = World(manifest_of_record(), seed=1)
+    checks = watch(world, frozenset({"I2"}))
+    peer = world.peer("n0")
+    world.join(peer)
+    world.run(lambda: world.nodes[peer].is_alive, 5.0)
+    records, node = checks.records, world.nodes[peer]
+    assert peer not in records.history.bent
+    node.sums_wrongly = True
+    checks.looked(node)
+    assert peer in records.history.bent

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from node import events as ev
-from node import roster as rosters
-from node.round_view import RoundView
-from protocol.frames import Bulk
+from node.reducers import slices
 from protocol.identity import PeerId
-from protocol.messages import Kind
 from sim.links import Link
+from sim.trials import phases
+from sim.trials.phases import Phase
 from sim.world import SimNode, World, peer_named
 from tests.node.builders import peers_named
 from tests.sim.worlds import WatchedWorld, world_of
@@ -18,51 +17,8 @@ from tests.sim.worlds import WatchedWorld, world_of
 VICTIM_ROUND = 7
 """By then all five vote."""
 
-Phase = Callable[[RoundView, ev.CoreAction | None], bool]
-
-
-def said(kind: Kind) -> Phase:
-    """All its messages of that kind, for any attempt and subject, have left."""
-
-    def is_over(view: RoundView, action: ev.CoreAction | None) -> bool:
-        return action is None and any(
-            message.sender == view.me and message.slot.kind is kind
-            for message in view.ballots.messages()
-        )
-
-    return is_over
-
-
-def recorded(kind: Kind) -> Phase:
-    """The message is durable and was sent to nobody."""
-
-    def is_over(view: RoundView, action: ev.CoreAction | None) -> bool:
-        return isinstance(action, ev.Send) and said(kind)(view, None)
-
-    return is_over
-
-
-def before_parts(view: RoundView, action: ev.CoreAction | None) -> bool:
-    del view
-    return isinstance(action, ev.Push) and action.bulk is Bulk.PART
-
-
-def after_parts(view: RoundView, action: ev.CoreAction | None) -> bool:
-    return action is None and view.pushed_among is not None
-
-
-PHASES: dict[str, Phase] = {
-    "COMMIT recorded, not sent": recorded(Kind.COMMIT),
-    "COMMIT sent, no parts": before_parts,
-    "parts sent": after_parts,
-    "HAVE as reducer": said(Kind.HAVE),
-    "LIST as closer, not sent": recorded(Kind.LIST),
-    "LIST as closer": said(Kind.LIST),
-    "VOTE": said(Kind.VOTE),
-    "AGG": said(Kind.AGG),
-    "SEAL recorded, not sent": recorded(Kind.SEAL),
-    "SEAL": said(Kind.SEAL),
-}
+# The closer of attempt 0 is struck, which reports to nobody.
+PHASES = {name: phase for name, phase in phases.PHASES.items() if name != "NEWATTEMPT sent"}
 
 
 def strike(
@@ -114,7 +70,7 @@ def test_frozen_peer_is_passed_over_and_on_waking_says_nothing_wrong(phase, seed
 
 def test_substitute_sums_the_slice_of_a_reducer_that_died(seed):
     world = world_of(5, seed=seed, rounds=9)
-    struck = strike(world, after_parts, world.crash, closer_of=1)
+    struck = strike(world, PHASES["parts sent"], world.crash, closer_of=1)
     summed: dict[int, set[PeerId]] = {}
 
     def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
@@ -124,7 +80,7 @@ def test_substitute_sums_the_slice_of_a_reducer_that_died(seed):
     world.triggers.append(trigger)
     world.finish()
     previous = world.living()[0].core.chain[VICTIM_ROUND - 1].value
-    pieces = rosters.slices(previous.roster.members, previous.digest, 6)
+    pieces = slices(previous.roster, previous.digest, 6, trust="friends")
     (orphan,) = [piece for piece in pieces if piece.reducers[0] == struck[0]]
     assert struck[0] not in summed[orphan.first]
     assert summed[orphan.first] & set(orphan.reducers[1:3])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from node import events as ev
@@ -12,6 +13,7 @@ from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from sim.edge import Edge
 from sim.links import Link
+from sim.sessions import GONE_S
 from sim.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 
@@ -95,9 +97,9 @@ def test_silence_that_ends_in_time_breaks_no_link(world):
         world.block(A, B)
         world.wait(4.0)
         world.unblock(A, B)
-        world.wait(0.5)
+        world.wait(1.0)
     assert not world.nodes[A].times(ev.Unlinked, B)
-    assert world.nodes[B].heard(A, world.now_s - 0.5)
+    assert world.nodes[B].heard(A, world.now_s - 1.0)
 
 
 def test_one_direction_falls_silent_and_the_way_back_does_not(world):
@@ -124,7 +126,7 @@ def test_held_frames_wait_and_arrive_in_order_on_release(world):
     told = [event for at_s, event in world.nodes[B].told if at_s > began_s + 0.03]
     frames = [e.frame for e in told if isinstance(e, ev.FrameArrived) and e.peer == A]
     beats = [frame.round for frame in frames if isinstance(frame, Heartbeat)]
-    assert len(beats) >= 15
+    assert len(beats) >= 12  # Each half a second, and by up to a tick late.
     assert beats == sorted(beats)
 
 
@@ -170,9 +172,10 @@ def test_others_hear_of_a_crash_behind_what_was_sent_before_it(world):
     world.crash(A)
     world.wait(2.0)
     assert world.nodes[B].heard(A, crashed_s)
-    (ended_s,) = world.nodes[B].times(ev.Unlinked, A)
+    ended_s, gone_s = world.nodes[B].times(ev.Unlinked, A)
     assert max(world.nodes[B].heard(A, crashed_s)) <= ended_s
     assert ended_s == pytest.approx(crashed_s + 1.0, abs=0.1)
+    assert gone_s == pytest.approx(ended_s + GONE_S, abs=0.01), "its system refuses connections"
 
 
 def test_last_word_of_a_process_is_lost_in_silence_and_comes_behind_it(world):
@@ -248,7 +251,7 @@ def test_thin_link_carries_a_round_late_but_whole(seed):
     assert world.now_s > 7 * (0.8 + 0.7 + 0.7), "it is slower than training alone"
 
 
-def test_long_transfer_arrives_in_pieces_and_what_came_before_a_break_stays(seed):
+def test_long_transfer_arrives_in_pieces_and_what_came_before_a_break_stays(seed, monkeypatch):
     # Anchor and momentum: 48 KiB, so twelve seconds.
     link = Link(latency_s=(0.05, 0.05), bytes_per_s=1e6)
     world = three(ListeningWorld(toy_manifest(A, rounds=10_000, cells=6), seed=seed, link=link))
@@ -258,15 +261,23 @@ def test_long_transfer_arrives_in_pieces_and_what_came_before_a_break_stays(seed
     assert isinstance(taker, ListeningNode)
     certificate = sender.core.chain[-1]
     world.freeze(C)
-    taker.transfers.expect_state(certificate, A)
+    noise_N = np.random.default_rng(seed).standard_normal(6 * 1024).astype(np.float32)
+    # A state of which the taker has nothing, and that no round of its own does away with.
+    state = sender.store.make_state(noise_N, {"momentum": noise_N[::-1].copy()})
+    value = replace(certificate.value, before=bytes(32), root=state.root)
+    certificate = replace(certificate, value=value)
+    sender.store._states[state.root] = state
+    monkeypatch.setattr(sender.core, "sealed", lambda digest: certificate)
+    monkeypatch.setattr(taker.transfers, "forget", lambda: None)
+    taker.gathered.expect_state(certificate)
     cells = tuple(range(sender.store.num_state_cells))
     sender.transfers.push(ev.Push(B, Bulk.STATE, certificate.value.digest, cells))
     here = []
     for _ in range(3):
         world.wait(2.0)
-        here.append(len(taker.transfers._cells))
+        here.append(len(taker.gathered._cells))
     assert 0 < here[0] < here[1] < here[2] < len(cells)
     assert len(taker.times(ev.BytesArrived, A)) >= here[2], "bytes are a sign of life"
     world.cut(A, B)
     world.wait(15.0)
-    assert here[2] <= len(taker.transfers._cells) < len(cells)
+    assert here[2] <= len(taker.gathered._cells) < len(cells)

@@ -287,7 +287,7 @@ def test_record_of_a_signature_comes_before_anything_leaves(seed):
 
     def trigger(_: World, node, action: ev.CoreAction | None) -> None:
         told = {record.message.digest for record in world.of(Signed, node.peer)}
-        if isinstance(action, ev.Send):
+        if isinstance(action, ev.Send | ev.SendAll):
             for message in getattr(action.frame, "messages", ()):
                 if message.sender == node.peer:
                     sent.append(message.digest)

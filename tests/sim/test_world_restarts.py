@@ -55,7 +55,7 @@ def test_node_killed_in_any_phase_comes_back_and_takes_part(phase, back_s, seed)
     assert victim in world.listed[world.manifest.rounds]
 
 
-@pytest.mark.parametrize("name", ["parts sent", "HAVE as reducer", "VOTE", "AGG", "SEAL"])
+@pytest.mark.parametrize("name", ["parts sent", "HAVE sent", "VOTE sent", "AGG sent", "SEAL sent"])
 def test_node_that_trains_alone_is_killed_in_any_phase_and_its_round_counts(name, seed):
     phase = PHASES[name]
     world = world_of(1, seed=seed, rounds=VICTIM_ROUND + 2)
@@ -92,7 +92,7 @@ def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
 
 
 @pytest.mark.parametrize("back_s", [0.0, 5.0])
-@pytest.mark.parametrize("name", ["COMMIT sent, no parts", "VOTE", "SEAL"])
+@pytest.mark.parametrize("name", ["COMMIT sent", "VOTE sent", "SEAL sent"])
 def test_node_whose_disk_is_lost_asks_keeps_silent_and_takes_part_again(name, back_s, seed):
     world = world_of(3, seed=seed, rounds=30)
 

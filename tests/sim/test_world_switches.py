@@ -7,6 +7,7 @@ from node.bulk import can_check
 from node.shard_store import Item
 from protocol.frames import Bulk
 from protocol.identity import PeerId
+from sim.invariants import ALL
 from sim.nodes import Transfer
 from tests.node.builders import peers_named
 from tests.sim.worlds import WatchedNode, WatchedWorld, world_of
@@ -28,6 +29,8 @@ class OwnNode(WatchedNode):
 
 class OwnUpdate(WatchedWorld):
     makes_node = OwnNode
+    checked = ALL - {"I2", "I4"}
+    """Both look at liars as well: at their states, and whether they could seal."""
     liars: frozenset[PeerId] = frozenset()
 
 
@@ -42,6 +45,9 @@ def test_node_that_applies_its_own_update_seals_alone_and_has_to_resync(seed):
     )
     world.until_round_of_most(10)
     assert set(resyncs) == {liar}
+    honest = [node for node in world.living() if node.peer != liar]
+    for index in range(1, 10):
+        assert len({node.anchors[index] for node in honest if index in node.anchors}) == 1
 
 
 def test_swarm_in_which_everybody_applies_its_own_update_seals_nothing(seed):
@@ -71,6 +77,8 @@ class FlippingNode(WatchedNode):
 
 class FlippedByte(WatchedWorld):
     makes_node = FlippingNode
+    checked = ALL - {"I6"}
+    """Whoever sent the part is accused, though it was flipped on its way."""
     flipped: int = 0
 
 

@@ -161,8 +161,8 @@ print("torch" in sys.modules, "trio" in sys.modules, time.process_time() < 1.0, 
 
 def test_drift_and_pace_are_functions_of_their_path():
     anchor_N = anchor(1.0)
-    assert np.array_equal(made_up_drift(anchor_N, "1/B/3"), made_up_drift(anchor_N, "1/B/3"))
-    assert not np.array_equal(made_up_drift(anchor_N, "1/B/3"), made_up_drift(anchor_N, "1/B/4"))
+    assert np.array_equal(made_up_drift(anchor_N, "1/B", 3), made_up_drift(anchor_N, "1/B", 3))
+    assert not np.array_equal(made_up_drift(anchor_N, "1/B", 3), made_up_drift(anchor_N, "1/B", 4))
     paces = {pace_s(1.0, f"1/B/{number}") for number in range(50)}
     assert len(paces) == 50
     assert 0.75 <= min(paces) < max(paces) <= 1.25

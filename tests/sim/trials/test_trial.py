@@ -84,7 +84,9 @@ CALM = 'kind = "nap", round = 6, victims = ["n01"], duration_s = 0.1'
 
 
 def test_run_that_does_not_come_to_its_end_is_a_violation():
-    stops = with_faults(CRASH_MOST, rest="[limits]\nstall_s = 20.0")
+    # The last one goes on alone, provisionally, and that would be an end: it stands still too.
+    asleep = 'kind = "nap", round = 6, victims = ["n00"], duration_s = 8e4'
+    stops = with_faults(CRASH_MOST, asleep, rest="[limits]\nstall_s = 20.0")
     broken = run_trial(stops, 1).violation
     assert broken is not None
     assert broken.name == "finishes"

@@ -1,0 +1,192 @@
+"""What a NodeCore is made of, and what follows from the actions of its RoundMachine. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from node import events as ev
+from node import roster as rosters
+from node.catchup import CatchUp
+from node.liveness import Liveness
+from node.meeting import Meeting
+from node.relay import Relay, heartbeat
+from node.round import RoundMachine
+from node.round_view import RoundConfig, RoundView
+from node.shard_store import CellSizes
+from protocol.frames import (
+    BranchEnd,
+    Bulk,
+    Heartbeat,
+    Messages,
+    Want,
+)
+from protocol.identity import PeerId, Signer
+from protocol.manifest import RunManifest
+from protocol.messages import (
+    SealCertificate,
+)
+
+CHAIN_KEPT = 64
+"""Seals in memory, at most 34 KiB each; older ones are read from the journal when a peer asks."""
+
+
+class CoreState:
+    """See NodeCore."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        config: RoundConfig,
+        signer: Signer,
+        genesis: SealCertificate,
+        *,
+        now_s: float,
+    ) -> None:
+        self.manifest = manifest
+        self.machine = RoundMachine(config, signer, genesis, now_s=now_s)
+        self.liveness = Liveness(
+            signer.peer_id,
+            heartbeat_s=manifest.timing.heartbeat_s,
+            suspect_s=manifest.timing.suspect_s,
+            now_s=now_s,
+            rare=config.rare,
+        )
+        self.chain = [genesis]
+        self._signer = signer
+        self._me = signer.peer_id
+        self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2, rare=config.rare)
+        self.catchup = CatchUp(signer, config.trust, CellSizes.from_manifest(manifest), config.rare)
+        self._meeting = Meeting(signer)
+        self._rare = config.rare
+        self._rounds: dict[PeerId, int] = {}
+        self._newest = 0
+        """The newest of them."""
+        self._suspects: frozenset[PeerId] = frozenset()
+        self._nonce = 0
+        self.wants_seat = True
+        self._seat_asked = b""
+        self._is_astray = False
+        """Whether a branch was given up, and the trainer has not heard of it."""
+        self._told = b""
+        """The head that the last heartbeat told of."""
+
+    # What the edge may ask ----------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last seal of the run is adopted."""
+        return self.machine.head.clock.ends_run
+
+    @property
+    def rounds(self) -> dict[PeerId, int]:
+        """The round behind the last final seal of each linked peer, as it said."""
+        return dict(self._rounds)
+
+    def views(self) -> tuple[RoundView, ...]:
+        """The round under way, those of the own branch, and the one before while stragglers may
+        need it."""
+        return self.machine.views
+
+    def awaits_state(self, certificate: SealCertificate) -> bool:
+        """Whether that state is still wanted; asked before the own state is replaced by it."""
+        return certificate == self.catchup.wanted
+
+    def sealed(self, digest: bytes) -> SealCertificate | None:
+        """The final seal of that digest, if it is one of the newest: what a joiner may ask for."""
+        found = (seal for seal in reversed(self.chain) if seal.value.digest == digest)
+        return next(found, None)
+
+    def trim_chain(self) -> None:
+        """Keep the newest seals only; called once all of them are in the journal."""
+        del self.chain[:-CHAIN_KEPT]
+
+    def wakeup_s(self, now_s: float) -> float:
+        """When a Tick is due if nothing happens before."""
+        return min(self.machine.wakeup_s(), now_s + self.liveness.tick_interval_s)
+
+    # What it does by itself ---------------------------------------------------------------------
+
+    def _heartbeat(self, now_s: float) -> Heartbeat:
+        standing = self.machine.standing
+        branch: tuple[BranchEnd, ...] = ()
+        if standing.branch:
+            head = standing.head.value.digest
+            branch = (BranchEnd(final=self.machine.head.round, head=head),)
+        return heartbeat(self.machine.view, self.liveness, branch, now_s)
+
+    def _meet(self, now_s: float) -> Iterator[ev.CoreAction]:
+        """R4: who is on a branch meets who is not, or on another one."""
+        machine, meeting = self.machine, self._meeting
+        if not machine.config.may_branch:
+            return
+        machine.is_behind = meeting.is_behind(machine.head)
+        machine.is_meeting = meeting.is_open(machine.standing, now_s=now_s)
+        yield from meeting.ask(machine.standing, now_s=now_s)
+        path = None if self.catchup.is_busy else meeting.choose(machine.standing)
+        if path is not None:
+            yield from self._expand(machine.follow(path, now_s), now_s)
+
+    def _train(
+        self, head: SealCertificate, *, was_listed: bool, is_resync: bool = False
+    ) -> Iterator[ev.CoreAction]:
+        samples = self.machine.config.clock.samples_each
+        leases = {} if head.value.clock.ends_run else rosters.leases(head.value, samples)[0]
+        lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
+        self._is_astray = False
+        yield ev.Train(head, lease, was_listed, is_resync)
+
+    # Rounds -------------------------------------------------------------------------------------
+
+    def _round(self, event: ev.RoundEvent, now_s: float) -> Iterable[ev.CoreAction]:
+        due = self.machine.handle(event, now_s)
+        return self._expand(due, now_s) if due else ()
+
+    def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
+        """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
+        for action in actions:
+            match action:
+                case ev.Broadcast(message=message):
+                    self._relay.note(message, now_s)
+                    yield ev.SendAll(self.liveness.linked, Messages(messages=(message,)))
+                case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
+                    if source not in self.liveness.linked and bulk is Bulk.RESULT:
+                        source = self._relay.detour(self._rounds, self.machine.view) or source
+                    if source in self.liveness.linked:
+                        yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))
+                case ev.Resync():
+                    self.catchup.is_forced = True
+                    yield action
+                case ev.Adopt(certificate=certificate, is_doubtful=is_doubtful):
+                    self.chain.append(certificate)
+                    self.catchup.overtaken()
+                    self.machine.rates.fade()
+                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    yield action
+                    was_listed = action.was_listed
+                    yield from self._train(
+                        certificate, was_listed=was_listed, is_resync=is_doubtful
+                    )
+                case ev.Advance(certificate=certificate, is_doubtful=is_doubtful):
+                    self.machine.rates.fade()
+                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    yield action
+                    # Back on a branch that was left before, what was committed there stands.
+                    view = self.machine.standing.on(certificate.value.digest)
+                    if view is None or not view.own_commit:
+                        was_listed = action.was_listed
+                        yield from self._train(
+                            certificate, was_listed=was_listed, is_resync=is_doubtful
+                        )
+                case ev.Confirm(certificate=certificate):
+                    self.chain.append(certificate)
+                    self.catchup.overtaken()
+                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    yield action
+                    if certificate.value.clock.ends_run:
+                        yield from self._train(certificate, was_listed=False)
+                case ev.FallBack(final=final):
+                    self._is_astray = True
+                    yield action
+                    base = self.machine.standing.base
+                    if base.basis == final.value.digest and not base.own_commit:
+                        yield from self._train(final, was_listed=False)
+                case _:
+                    yield action

@@ -1,0 +1,144 @@
+"""R8: who sums which cells. A pure function of the last seal, whose seats carry what was measured.
+
+Shares follow the rates; the order is permuted by the seal, so that nobody sums the same cells in
+every round. (Open runs are to take the beacon for it, once there is one: R10.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log2
+from statistics import median_high
+
+from blake3 import blake3
+
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Roster, SeatRecord
+
+LEVELS_PER_OCTAVE = 4
+"""A rate is told as a level: four times its binary logarithm in bytes per second, rounded. One
+level is a factor of 1.19."""
+
+ALIKE_LEVELS = 4
+"""Whoever is less than a factor of two away from the median sums as much as the median: equal
+machines are never measured quite equal."""
+
+HELD_LEVELS = 2
+"""A seat's rate moves only if the new median is so far away from it, or shares would flap."""
+
+_QUARTERS = (1024, 1218, 1448, 1722)
+"""1024 times 2^(0/4), 2^(1/4), 2^(2/4), 2^(3/4): integers, equal on every machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Cells [first, stop), and who sums them: `reducers` by rank, all members in the end.
+
+    Friends have one reducer and substitutes behind it, open runs two (`copies`).
+    """
+
+    first: int
+    stop: int
+    reducers: tuple[PeerId, ...]
+
+
+def copies(trust: str) -> int:
+    """How many members sum each cell."""
+    return 2 if trust == "open" else 1
+
+
+# From the COMMITs to the seats --------------------------------------------------------------------
+
+
+def measured(
+    seats: Mapping[PeerId, SeatRecord],
+    members: Sequence[PeerId],
+    reports: Sequence[tuple[PeerId, bytes]],
+) -> dict[PeerId, SeatRecord]:
+    """The seats with what the listed COMMITs say of them.
+
+    A report has a byte for each of `members`: 0 for one that its sender has no link with, 1 for one
+    of no known rate, 1 + level otherwise. Nobody counts for itself. A seat is `reached` if more
+    than half of the others reach it; its rate is the median of those who measured one.
+    """
+    found = dict(seats)
+    told = [(sender, said) for sender, said in reports if len(said) == len(members)]
+    for index, peer in enumerate(members):
+        said = [report[index] for sender, report in told if sender != peer]
+        if peer not in seats or not said:
+            continue
+        levels = [byte - 1 for byte in said if byte > 1]
+        is_reached = 2 * sum(byte > 0 for byte in said) > len(said)
+        found[peer] = replace(
+            seats[peer], reached=is_reached, rate=_moved(seats[peer].rate, levels)
+        )
+    return found
+
+
+def _moved(rate: int, levels: Sequence[int]) -> int:
+    if not levels:
+        return rate
+    level = median_high(levels)
+    return level if not rate or abs(level - rate) >= HELD_LEVELS else rate
+
+
+# From the seats to the slices ---------------------------------------------------------------------
+
+
+def slices(roster: Roster, basis: bytes, num_cells: int, *, trust: str) -> tuple[Slice, ...]:
+    """Contiguous slices with their reducers; only slices that have cells.
+
+    The second reducer of an open run sums other cells as first, half of the grid away, so that
+    its share follows its rate too.
+    """
+    weights = _weights(roster)
+    order = sorted(weights, key=lambda peer: blake3(basis + peer).digest())
+    rest = [peer for peer in roster.members if peer not in weights]
+    bounds = [0]
+    for share in _shares([weights[peer] for peer in order], num_cells):
+        bounds.append(bounds[-1] + share)
+    half = num_cells // 2 if copies(trust) > 1 else 0
+    cuts = {*bounds, *((bound - half) % num_cells for bound in bounds)} if half else {*bounds}
+    found = []
+    for first, stop in pairwise(sorted({*cuts, 0, num_cells})):
+        owner = _owner(bounds, first)
+        second = order[_owner(bounds, (first + half) % num_cells)]
+        ranks = dict.fromkeys([order[owner], second, *order[owner:], *order[:owner], *rest])
+        found.append(Slice(first, stop, tuple(ranks)))
+    return tuple(found)
+
+
+def _owner(bounds: Sequence[int], cell: int) -> int:
+    """The place in the order of the one share that holds a cell; empty shares hold none."""
+    return next(i for i in range(len(bounds) - 1) if bounds[i] <= cell < bounds[i + 1])
+
+
+def _weights(roster: Roster) -> dict[PeerId, int]:
+    """What each that most others reach may sum, relative to the others; never nobody."""
+    seats = [seat for seat in roster.seats if seat.reached] or list(roster.seats)
+    known = [seat.rate for seat in seats if seat.rate]
+    middle = median_high(known) if known else 0
+    return {seat.peer: _weight(seat.rate or middle, middle) for seat in seats}
+
+
+def _weight(level: int, middle: int) -> int:
+    if abs(level - middle) < ALIKE_LEVELS:
+        level = middle
+    return _QUARTERS[level % LEVELS_PER_OCTAVE] << (level // LEVELS_PER_OCTAVE)
+
+
+def _shares(weights: Sequence[int], num_cells: int) -> list[int]:
+    """Cells for each by largest remainder; of equal remainders the first in the order."""
+    total = sum(weights)
+    found = [num_cells * weight // total for weight in weights]
+    rest = [num_cells * weight % total for weight in weights]
+    for index in sorted(range(len(weights)), key=lambda i: -rest[i])[: num_cells - sum(found)]:
+        found[index] += 1
+    return found
+
+
+def level_of(bytes_per_s: float) -> int:
+    """The level of a rate, from 1 to RATE_LEVEL_MAX: what is signed has no floats."""
+    level = round(LEVELS_PER_OCTAVE * log2(max(bytes_per_s, 1.0)))
+    return min(max(level, 1), limits.RATE_LEVEL_MAX)

@@ -1,0 +1,1 @@
+"""Replicated state: signed entries of every writer, merged, kept on disk, offered to gossip."""

@@ -1,0 +1,245 @@
+"""What entries of the replicated state say: a closed set of kinds, each with its body and bounds.
+
+Who may write: everybody, under the own key and about nothing but oneself. So two writers never
+meet in one place, and the last entry of a writer under a key is the one that counts. What is said
+of others (evidence) proves itself or is only a hint. Seals and contribution receipts are no
+entries: seals are certified, and receipts follow from them.
+
+| kind | key | says | merged as |
+|---|---|---|---|
+| IDENTITY | | what the machine is, where it is reached | last per writer |
+| PRESENCE | | alive, in this round | last per writer |
+| LEAVE | | gone: IDENTITY and PRESENCE up to here are void | removal wins |
+| EVIDENCE | digest of the proof | this node serves a proof against a peer | grow-only set |
+| CHECKPOINT | root of the state | this node serves it | add-wins set of providers |
+| DATA | digest of the content | this node serves it | add-wins set of providers |
+| METRICS | | numbers to look at; nothing decides by them | last per writer |
+| INVITATION | digest of the token | issued by this writer, or revoked for good | two-phase set |
+| NOTE | | a line of text, or removals of such | add-wins set |
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from protocol import limits
+from protocol.identity import PEER_ID_BYTES, PeerId
+from protocol.or_set import Dot
+from protocol.wire import Digest, Range, Size
+
+_PEER = Size(PEER_ID_BYTES, PEER_ID_BYTES)
+Words = Annotated[str, Size(0, 64)]
+
+MINUTE_S = 60.0
+HOUR_S = 60.0 * MINUTE_S
+DAY_S = 24.0 * HOUR_S
+
+
+class EntryKind(IntEnum):
+    """What an entry is about. The numbers are the wire's."""
+
+    IDENTITY = 1
+    PRESENCE = 2
+    LEAVE = 3
+    EVIDENCE = 4
+    CHECKPOINT = 5
+    DATA = 6
+    METRICS = 7
+    INVITATION = 8
+    NOTE = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """IDENTITY: what a node can do, by its own word, and its addresses, best first."""
+
+    name: Words
+    device: Words
+    software: Words
+    upload_mbit: Annotated[int, Range(0, 1_000_000)]
+    download_mbit: Annotated[int, Range(0, 1_000_000)]
+    is_relay: bool
+    addresses: Annotated[
+        tuple[Annotated[str, Size(1, limits.ENTRY_ADDRESS_BYTES_MAX)], ...],
+        Size(0, limits.ENTRY_ADDRESSES_MAX),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """PRESENCE: alive. `incarnation` grows when a node refutes a suspicion of itself."""
+
+    incarnation: Annotated[int, Range(0, 2**62)]
+    round: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    head: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """LEAVE: the writer is gone, on purpose."""
+
+    reason: Words
+
+
+class Accusation(IntEnum):
+    """What a proof shows."""
+
+    FORK = 1
+    """Two entries of one writer that contradict each other."""
+
+    TWO_MESSAGES = 2
+    """Two signed messages of one sender in one slot (R2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accused:
+    """EVIDENCE: the writer serves a proof that is too large to travel by itself.
+
+    A claim and no more, until whoever fetched the proof has checked it.
+    """
+
+    subject: Annotated[PeerId, _PEER]
+    accusation: Accusation
+    proof_bytes: Annotated[int, Range(1, limits.EVIDENCE_PROOF_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasCheckpoint:
+    """CHECKPOINT: the writer serves the state of a round, named by its root."""
+
+    shard: Annotated[int, Range(0, limits.SHARDS_MAX)]
+    round: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    seal: Digest
+    num_bytes: Annotated[int, Range(0, 2**53)]
+    is_withdrawn: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasData:
+    """DATA: the writer serves content, named by its digest."""
+
+    num_bytes: Annotated[int, Range(0, 2**53)]
+    is_withdrawn: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One number with its name."""
+
+    name: Annotated[str, Size(1, 32)]
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """METRICS: readings by ascending name."""
+
+    round: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    readings: Annotated[tuple[Reading, ...], Size(0, 16)]
+
+    def __post_init__(self) -> None:
+        names = [reading.name for reading in self.readings]
+        if names != sorted(set(names)):
+            raise ValueError("readings must ascend by name, none twice")
+
+
+class Role(IntEnum):
+    """What an invitation makes of its bearer."""
+
+    OBSERVER = 1
+    MEMBER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """INVITATION: a token, named by its digest alone, that lets its bearer in; or its revocation.
+
+    A revocation counts before every issue of the same writer and token, also a later one. A token
+    is good while an issue is held: whoever never hears of its revocation does not hear of it
+    either, once its issuer is gone. `delegations` says how often the right to invite may be handed
+    on.
+    """
+
+    is_revoked: bool
+    role: Role
+    uses: Annotated[int, Range(1, 1024)]
+    delegations: Annotated[int, Range(0, 2)]
+    not_after_unix_s: Annotated[int, Range(0, 2**40)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """NOTE: a line for the others, under a key of the writer's choice, or none.
+
+    Its dot is its writer and sequence; `removes` are the dots of the notes that it takes away,
+    whoever wrote them.
+    """
+
+    text: Annotated[str, Size(0, 400)]
+    removes: Annotated[tuple[Dot, ...], Size(0, 8)]
+
+    def __post_init__(self) -> None:
+        if list(self.removes) != sorted(set(self.removes)):
+            raise ValueError("removed notes must ascend, none twice")
+
+
+EntryBody = (
+    Identity
+    | Presence
+    | Departure
+    | Accused
+    | HasCheckpoint
+    | HasData
+    | Metrics
+    | Invitation
+    | Note
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRule:
+    """The bounds of one kind.
+
+    An entry counts for at most 1.5 times `ttl_s` after its stamp, whatever it says, and is written
+    anew every 0.4 times. `entry_bytes` bounds one encoded entry, `per_writer` and `total` how many
+    are held.
+    """
+
+    body: type[EntryBody]
+    key_bytes: int
+    ttl_s: float
+    entry_bytes: int
+    per_writer: int
+    total: int
+
+
+RULES: dict[EntryKind, KindRule] = {
+    EntryKind.IDENTITY: KindRule(
+        body=Identity, key_bytes=0, ttl_s=HOUR_S, entry_bytes=2048, per_writer=1, total=16_384
+    ),
+    EntryKind.PRESENCE: KindRule(
+        body=Presence, key_bytes=0, ttl_s=10 * MINUTE_S, entry_bytes=384, per_writer=1, total=16_384
+    ),
+    # It must outlive what it makes void.
+    EntryKind.LEAVE: KindRule(
+        body=Departure, key_bytes=0, ttl_s=2 * HOUR_S, entry_bytes=384, per_writer=1, total=16_384
+    ),
+    EntryKind.EVIDENCE: KindRule(
+        body=Accused, key_bytes=32, ttl_s=DAY_S, entry_bytes=384, per_writer=32, total=4096
+    ),
+    EntryKind.CHECKPOINT: KindRule(
+        body=HasCheckpoint, key_bytes=32, ttl_s=HOUR_S, entry_bytes=384, per_writer=16, total=16_384
+    ),
+    EntryKind.DATA: KindRule(
+        body=HasData, key_bytes=32, ttl_s=HOUR_S, entry_bytes=384, per_writer=48, total=32_768
+    ),
+    EntryKind.METRICS: KindRule(
+        body=Metrics, key_bytes=0, ttl_s=10 * MINUTE_S, entry_bytes=1024, per_writer=1, total=4096
+    ),
+    EntryKind.INVITATION: KindRule(
+        body=Invitation, key_bytes=32, ttl_s=DAY_S, entry_bytes=384, per_writer=32, total=8192
+    ),
+    EntryKind.NOTE: KindRule(
+        body=Note, key_bytes=16, ttl_s=DAY_S, entry_bytes=1152, per_writer=8, total=2048
+    ),
+}

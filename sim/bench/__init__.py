@@ -1,0 +1,1 @@
+"""`barnraise bench`: real nodes, and how fast and how exact they are."""

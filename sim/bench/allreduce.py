@@ -1,0 +1,174 @@
+"""`barnraise bench allreduce`: rounds in which all hand over at one time, and what they cost."""
+
+import time
+from collections.abc import Sequence
+
+import trio
+
+from node.tracing import Adopted, Record, Signed
+from protocol.errors import StateError
+from protocol.messages import Kind
+from sim.bench.gate import are_ready, let_go
+from sim.bench.main import Teller, prepare, run_until_signal
+from sim.bench.options import AllreduceOptions
+from sim.bench.outcome import adopted_round, are_equal, is_together
+from sim.bench.processes import cpu_s, memory_bytes
+from sim.bench.report import AllreduceResult, AllreduceRound
+from sim.bench.staging import START_S, STUCK_S, Stage, Tell, look_into, set_stage, strike_stage
+
+_MEMORY_EVERY_S = 0.2
+
+
+class AllreduceRun:
+    """Plays one run. `play` it once; what was measured is in `rounds` and `peak_bytes`."""
+
+    def __init__(self, run: Stage, num_rounds: int, tell: Tell) -> None:
+        self._run = run
+        self._num_rounds = num_rounds
+        self._tell = tell
+        self._gate = run.options.folder / "gate"
+        self._round = 0
+        self.rounds: list[AllreduceRound] = []
+        self.peak_bytes = 0
+
+    async def play(self) -> None:
+        """Until so many rounds with everybody in them are measured; no process is left.
+
+        Raises StateError when the swarm does not start, or a round takes too long.
+        """
+        swarm = self._run.swarm
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._let_gos)
+                await swarm.begin(nursery, within_s=START_S)
+                nursery.start_soon(self._watch_memory)
+                while len(self.rounds) < self._num_rounds:
+                    await trio.sleep(_MEMORY_EVERY_S)
+                    self._run.check_nobody_died()
+                nursery.cancel_scope.cancel()
+        except* StateError as group:
+            raise group.exceptions[0] from None
+        finally:
+            await swarm.end_all()
+            self._run.watch.look()
+
+    async def _let_gos(self) -> None:
+        """Let rounds begin, and measure those in which all that are there take part."""
+        watch = self._run.watch
+        while True:
+            self._round += 1
+            index = self._round
+            names = await self._ready(index)
+            is_whole = len(names) == len(self._run.nodes) == self._run.options.peers
+            is_measured = is_whole and is_together(watch.records, len(names)) == index - 1 > 0
+            pids = [pid for node in self._run.nodes for pid in node.pids]
+            sent, cpu_before_s, began_s = self._sent(), cpu_s(pids), time.time()
+            let_go(self._gate, index)
+            await self._adopted(index, names)
+            if is_measured:
+                cpu_used_s = cpu_s(pids) - cpu_before_s
+                # The event that counts the bytes comes with the end of the round.
+                await self._run.swarm.until(
+                    lambda: all(node.sealed >= self._round for node in self._run.nodes)
+                )
+                self.rounds.append(
+                    measured(
+                        watch.records,
+                        index,
+                        began_s=began_s,
+                        cpu_s=cpu_used_s,
+                        sent=(self._sent() - sent) // len(names),
+                    )
+                )
+                self._tell(f"round {index}: {self.rounds[-1].wall_s:.2f} s")
+
+    async def _ready(self, index: int) -> list[str]:
+        """Names of the nodes whose trainers wait: all that are members of the round."""
+        names: list[str] = []
+        while not names:
+            await self._run.watch.next()
+            nodes = [node for node in self._run.nodes if node.seated >= index or index == 1]
+            wanted = [node.name for node in (nodes if index > 1 else nodes[:1])]
+            if wanted and are_ready(self._gate, wanted, index):
+                names = wanted
+        return names
+
+    async def _adopted(self, index: int, names: Sequence[str]) -> None:
+        peers = [
+            p for p, n in zip(self._run.peers, self._run.nodes, strict=True) if n.name in names
+        ]
+        until_s = trio.current_time() + STUCK_S
+        found = adopted_round(self._run.watch.records)
+        while not all(found.get(peer, 0) >= index for peer in peers):
+            if trio.current_time() > until_s:
+                raise StateError(f"round {index} did not end within {STUCK_S:.0f} s")
+            await self._run.watch.next()
+            found = adopted_round(self._run.watch.records)
+
+    def _sent(self) -> int:
+        """Payload bytes that all nodes have sent, as they told with their last seals."""
+        return sum(node.bytes_sent for node in self._run.nodes)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            pids = [pid for node in self._run.nodes for pid in node.pids]
+            held = await trio.to_thread.run_sync(memory_bytes, pids)
+            self.peak_bytes = max(self.peak_bytes, held)
+            await trio.sleep(_MEMORY_EVERY_S)
+
+
+def measured(
+    records: Sequence[Record], index: int, *, began_s: float, cpu_s: float, sent: int
+) -> AllreduceRound:
+    """One round from its records, and from what was measured around it."""
+    ends_s = [r.at_s for r in records if isinstance(r, Adopted) and _round(r) == index]
+    signed = [r for r in records if isinstance(r, Signed) and r.message.slot.round == index]
+    commits_s = [r.at_s for r in signed if r.message.slot.kind is Kind.COMMIT]
+    seals_s = [r.at_s for r in signed if r.message.slot.kind is Kind.SEAL]
+    return AllreduceRound(
+        round=index,
+        wall_s=round(max(ends_s) - began_s, 4),
+        exchange_s=round(max(seals_s) - min(commits_s), 4),
+        cpu_s=round(cpu_s, 3),
+        bytes_sent_per_peer=sent,
+    )
+
+
+def security() -> str:
+    """How connections are secured: every protocol that a node offers and takes."""
+    from dht.libp2p_host import SECURITY_PROTOCOLS  # It takes a second to load.
+
+    return " ".join(SECURITY_PROTOCOLS)
+
+
+def _round(record: Adopted) -> int:
+    return record.certificate.value.round
+
+
+def bench_allreduce(options: AllreduceOptions, tell: Teller) -> tuple[AllreduceResult, int]:
+    """The result, and how many elements there were. Raises ConfigError, StateError, Interrupted."""
+    prepare(options)
+    stage = set_stage(options, options.folder / "run-1", options.seed, tell.now_s, gate=True)
+    numel = stage.manifest.layout(0).fragment_numels[0]
+    tell(f"{options.peers} nodes, {numel:,} elements, seed {options.seed}")
+    run = AllreduceRun(stage, options.rounds, tell)
+    failed = ""
+    try:
+        run_until_signal(run.play)
+    except StateError as error:
+        if not run.rounds:
+            raise
+        failed = str(error)
+    records = stage.watch.records
+    findings = look_into(stage, records, gone=(), disturbed=(), tell=tell)
+    result = AllreduceResult(
+        rounds=tuple(run.rounds),
+        peak_bytes=run.peak_bytes,
+        max_error=findings.max_error,
+        result_exact=not findings.inexact and findings.num_exact > 0,
+        digests_equal=are_equal(records) and findings.verdict.checkpoints_equal,
+        security=security(),
+        broken=failed or findings.broken,
+    )
+    strike_stage(stage, is_kept=options.keep_state or not result.is_good)
+    return result, numel

@@ -1,0 +1,139 @@
+"""`barnraise bench`: what the README claims, measured."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+
+bench_app = typer.Typer(
+    help="Measure: real nodes, the real protocol, encrypted, on this machine.",
+    no_args_is_help=True,
+)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure: real nodes, the real protocol, encrypted, on this machine."""
+
+
+PeersOption = Annotated[int, typer.Option(help="Nodes.")]
+ElementsOption = Annotated[int, typer.Option(help="Numbers that each contributes, float32.")]
+SeedOption = Annotated[int, typer.Option(help="Everything that is left to chance.", min=0)]
+OutOption = Annotated[
+    Path | None, typer.Option(help="New folder for traces and logs.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")]
+
+
+@bench_app.command("fault")
+def fault(
+    peers: PeersOption = 4,
+    elements: ElementsOption = 50_000_000,
+    kind: Annotated[str, typer.Option("--fault", help="kill, freeze or none.")] = "kill",
+    moment: Annotated[
+        str, typer.Option(help="training, parts, have, vote, sum, seal or random.")
+    ] = "random",
+    victim: Annotated[
+        str, typer.Option(help="member, reducer, closer, founder, bootstrap or random.")
+    ] = "random",
+    repeat: Annotated[int, typer.Option(help="Runs, each with the next seed.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Of a run without a fault.")] = 200,
+    seed: SeedOption = 0,
+    train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.2s",
+    out: OutOption = None,
+    keep: KeepOption = False,
+    json: JsonOption = False,
+) -> None:
+    """A peer dies or freezes in the middle of a round: how long until the others have an exact
+    seal, and whether every sum is exact and equal everywhere."""
+    from rich.console import Console
+
+    from sim.bench.main import (
+        EXIT_DONE,
+        EXIT_FAILED,
+        Interrupted,
+        Teller,
+        bench_fault,
+        clock,
+        commit_named,
+    )
+    from sim.bench.options import FaultOptions
+    from sim.bench.report import fault_json, print_faults
+    from sim.local.shape import seconds_named
+
+    options = FaultOptions(
+        peers=peers,
+        elements=elements,
+        folder=_folder(out),
+        seed=seed,
+        train_s=seconds_named("--train", train),
+        fault=kind,
+        moment=moment,
+        victim=victim,
+        repeat=repeat,
+        rounds=rounds,
+        keep_state=keep,
+    )
+    console = Console(stderr=json, highlight=False)
+    try:
+        runs, numel = bench_fault(options, Teller(console, clock()))
+    except Interrupted as signal:
+        console.print(f"Stopped. No process is left running; see {options.folder}", markup=False)
+        raise typer.Exit(signal.status) from None
+    print_faults(console, options, runs)
+    if json:
+        print_json(fault_json(options, commit_named(), numel, runs))
+    raise typer.Exit(EXIT_DONE if all(run.is_good for run in runs) else EXIT_FAILED)
+
+
+@bench_app.command("allreduce")
+def allreduce(
+    peers: PeersOption = 4,
+    elements: ElementsOption = 100_000_000,
+    codec: Annotated[str, typer.Option(help="How numbers travel: none, fp16.")] = "none",
+    aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
+    rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    keep: KeepOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Average a vector of each node over all: seconds, processor time, memory, bytes, error."""
+    from rich.console import Console
+
+    from sim.bench.allreduce import bench_allreduce
+    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Interrupted, Teller, clock, commit_named
+    from sim.bench.options import AllreduceOptions
+    from sim.bench.report import allreduce_json, print_allreduce
+
+    options = AllreduceOptions(
+        peers=peers,
+        elements=elements,
+        folder=_folder(out),
+        seed=seed,
+        train_s=0.0,
+        codec=codec,
+        aggregator=aggregator,
+        rounds=rounds,
+        keep_state=keep,
+    )
+    console = Console(stderr=json, highlight=False)
+    try:
+        result, numel = bench_allreduce(options, Teller(console, clock()))
+    except Interrupted as signal:
+        console.print(f"Stopped. No process is left running; see {options.folder}", markup=False)
+        raise typer.Exit(signal.status) from None
+    print_allreduce(console, result)
+    if json:
+        print_json(allreduce_json(options, commit_named(), numel, result))
+    raise typer.Exit(EXIT_DONE if result.is_good else EXIT_FAILED)
+
+
+def _folder(out: Path | None) -> Path:
+    name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
+    return (Path(name) if out is None else out).absolute()

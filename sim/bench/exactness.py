@@ -1,0 +1,133 @@
+"""Whether what was sealed is the exact aggregate of what the listed peers contributed.
+
+An independent check in the directing process: it makes every contribution again from the seed, sums
+them with `sim.checks.arithmetic`, takes the step, and compares roots: of each listed COMMIT, and of
+the state. Equal roots are equal bits, of every cell.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from node.shard_store import ShardStore
+from node.tracing import Adopted, Record, Signed, Synced
+from protocol.grid import cell_root, merkle_root
+from protocol.identity import PeerId, short_id
+from protocol.manifest import RunManifest
+from protocol.messages import Commit, Kind, SealValue, decode_body
+from sim.bench.made_up import Numbers
+from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
+from training.genesis import genesis_weights
+
+SHARD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A seal, and every root that a node went on from with it."""
+
+    value: SealValue
+    roots: Mapping[PeerId, bytes]
+
+
+def sealed_rounds(records: Sequence[Record]) -> list[list[Sealed]]:
+    """By ascending round all different seals that nodes have adopted; one, if all is well."""
+    found: dict[int, dict[bytes, tuple[SealValue, dict[PeerId, bytes]]]] = {}
+    for record in records:
+        if isinstance(record, Adopted | Synced):
+            value = record.certificate.value
+            _, roots = found.setdefault(value.round, {}).setdefault(value.digest, (value, {}))
+            roots[record.peer] = record.root
+    return [
+        [Sealed(value, roots) for _, (value, roots) in sorted(found[index].items())]
+        for index in sorted(found)
+    ]
+
+
+def commits_of(records: Sequence[Record]) -> dict[bytes, tuple[float, PeerId, Commit]]:
+    """When and by whom each COMMIT was signed, by digest."""
+    found = {}
+    for record in records:
+        if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            body = decode_body(record.message)
+            assert isinstance(body, Commit)
+            found[record.message.digest] = (record.at_s, record.peer, body)
+    return found
+
+
+class Exactness:
+    """Checks the rounds of one run in order."""
+
+    def __init__(self, manifest: RunManifest, names: Mapping[PeerId, str]) -> None:
+        """`names` are those under which the peers' trainers make up their numbers."""
+        (anchor_N,) = genesis_weights(manifest, SHARD)
+        self._manifest = manifest
+        self._layout = manifest.layout(SHARD)
+        self._store = ShardStore(manifest, SHARD, anchor_N)
+        self._numbers = {peer: Numbers(name, len(anchor_N)) for peer, name in names.items()}
+        self._state = Expected(anchor_N, {})
+        self.max_error = 0.0
+        """The largest distance of an element of a sum from the same sum in float64."""
+
+        self.num_rounds = 0
+
+    def faults(
+        self, records: Sequence[Record], tell: Callable[[int], None] = lambda _: None
+    ) -> Iterator[str]:
+        """What is not exact, in words; `tell` hears of each round that was looked at."""
+        commits = commits_of(records)
+        rounds = sealed_rounds(records)
+        for number, sealed in enumerate(rounds, start=1):
+            if len(sealed) > 1:
+                yield f"{len(sealed)} different seals of round {sealed[0].value.round}"
+                return
+            if sealed[0].value.round != number:
+                yield f"nobody told of round {number}"
+                return
+            yield from self._round(sealed[0], commits)
+            tell(number)
+
+    def _round(
+        self, sealed: Sealed, commits: Mapping[bytes, tuple[float, PeerId, Commit]]
+    ) -> Iterator[str]:
+        value, listed = sealed.value, []
+        self.num_rounds += 1
+        for digest in value.commits:
+            if digest not in commits:
+                yield f"round {value.round} lists a COMMIT that nobody signed"
+                return
+            _, peer, body = commits[digest]
+            wire_N = self._numbers[peer].contribution(value.round)
+            wire_N = wire_N.astype(DTYPES[self._manifest.outer.codec])
+            if self._root(wire_N) != body.root:
+                yield f"round {value.round} lists other bytes than {short_id(peer)} contributed"
+            listed.append((peer, body.tokens, wire_N.astype(np.float32, copy=False)))
+        if listed:
+            sum_N = aggregate(self._manifest.outer, listed)
+            self.max_error = max(self.max_error, _error(sum_N, listed))
+            self._state = outer_step(self._manifest.outer, self._state, sum_N, value.round)
+        expected = self._store.make_state(self._state.anchor_N, self._state.slots).root
+        if value.root != expected:
+            yield f"round {value.round} sealed another state than its contributions give"
+        for peer, root in sorted(sealed.roots.items()):
+            if root != expected:
+                yield f"{short_id(peer)} goes on from another state after round {value.round}"
+
+    def _root(self, wire_N: np.ndarray) -> bytes:
+        cells = range(self._layout.num_cells(0))
+        spans = (self._layout.cell_range(0, cell) for cell in cells)
+        return merkle_root([cell_root(wire_N[start:stop].tobytes()) for start, stop in spans])
+
+
+def _error(sum_N: Vector, listed: Sequence[tuple[PeerId, int, Vector]]) -> float:
+    """Against float64; of the mean only, which is the rule that benches measure."""
+    total = sum(tokens for _, tokens, _ in listed)
+    worst, step = 0.0, 1 << 22
+    for start in range(0, len(sum_N), step):
+        span = slice(start, start + step)
+        exact_N = np.zeros(len(sum_N[span]))
+        for _, tokens, wire_N in listed:
+            exact_N += wire_N[span].astype(np.float64) * (tokens / total)
+        worst = max(worst, float(np.abs(exact_N - sum_N[span]).max()))
+    return worst

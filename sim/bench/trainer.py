@@ -1,0 +1,44 @@
+"""The trainer of a bench: no torch, no training, numbers of a seed as its contribution.
+
+    python -P -m sim.bench.trainer --seed 1 --name B --round-s 0.2 [options of the trainer]
+
+Killed and started again it makes the same bytes again, so it keeps nothing. With `--gate FOLDER` it
+hands over when the gate of a round is open.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from sim.bench.gate import wait_at
+from sim.bench.made_up import Numbers, Vector
+from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
+
+
+class _Drifts:
+    """Makes its numbers when it first knows how many."""
+
+    def __init__(self) -> None:
+        self._numbers: Numbers | None = None
+
+    def __call__(self, anchor_N: Vector, name: str, round_index: int) -> Vector:
+        if self._numbers is None:
+            self._numbers = Numbers(name, len(anchor_N))
+        return self._numbers.contribution(round_index)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one trainer; returns the exit status."""
+    parser = made_up_parser()
+    parser.add_argument("--gate", type=Path, help="hand over when a file is there")
+    options, _ = parser.parse_known_args(arguments)
+    pace = Pace(round_s=options.round_s, hold=options.hold)
+    if options.gate is not None:
+        waits = partial(wait_at, options.gate, options.name)
+        pace = Pace(round_s=options.round_s, hold=options.hold, before_handing=waits)
+    return run_trainer(options, None, pace, _Drifts())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

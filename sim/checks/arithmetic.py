@@ -1,0 +1,62 @@
+"""The sum and the outer step written down once more, from the design.
+
+They share no code with `training.aggregation` and `training.outer`, so that a wrong one there does
+not pass. Rules and optimizers that are unknown here are asked for what they give on whole vectors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.identity import PeerId
+from protocol.manifest import OuterSpec
+from training.aggregation import AGGREGATORS
+from training.outer import OuterInfo, make_outer
+
+Vector = NDArray[np.float32]
+
+DTYPES = {"none": "<f4", "fp16": "<f2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Anchor and outer slots after a round."""
+
+    anchor_N: Vector
+    slots: Mapping[str, Vector]
+
+
+def aggregate(outer: OuterSpec, listed: Sequence[tuple[PeerId, int, Vector]]) -> Vector:
+    """Of (sender, tokens, decoded wire): the mean by tokens, rows by ascending sender, and what its
+    encoding makes of it."""
+    rows = sorted(listed, key=lambda row: row[0])
+    if outer.aggregator == "mean":
+        total = float(sum(tokens for _, tokens, _ in rows))
+        sum_N = np.zeros_like(rows[0][2])
+        for index, (_, tokens, wire_N) in enumerate(rows):
+            term_N = wire_N * np.float32(tokens / total)
+            sum_N = term_N if index == 0 else sum_N + term_N
+    else:
+        weights_P = np.array([float(tokens) for _, tokens, _ in rows])
+        rule = AGGREGATORS[outer.aggregator]()
+        sum_N = rule(np.stack([wire_N for _, _, wire_N in rows]), weights_P).value
+    # R7: results travel at eight bits or more.
+    dtype = np.dtype(DTYPES.get(outer.codec, "<f4"))
+    most = np.float32(np.finfo(dtype).max)
+    return np.clip(sum_N, -most, most).astype(dtype).astype(np.float32)
+
+
+def outer_step(outer: OuterSpec, before: Expected, aggregate_N: Vector, index: int) -> Expected:
+    """What follows upon `before` in round `index`."""
+    rate, momentum = np.float32(outer.learning_rate), np.float32(outer.momentum)
+    if outer.optimizer == "nesterov":
+        momentum_N = momentum * before.slots["momentum"] + aggregate_N
+        update_N = rate * (momentum * momentum_N + aggregate_N)
+        return Expected(before.anchor_N - update_N, {"momentum": momentum_N})
+    if outer.optimizer == "sgd":
+        return Expected(before.anchor_N - rate * aggregate_N, {})
+    info = OuterInfo(round=index, slots=before.slots)
+    step = make_outer(outer).step(before.anchor_N, aggregate_N, info)
+    return Expected(step.anchor_N, dict(step.slots))

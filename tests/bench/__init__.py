@@ -1,0 +1,1 @@
+"""Measurements behind numbers in DECISIONS.md; run by hand, never by pytest."""

@@ -1,0 +1,62 @@
+"""Twelve real nodes, a victim every ten seconds: what was promised holds, and rounds go on.
+
+    python -m pytest -m slow tests/e2e/test_chaos.py      a few minutes
+    make chaos                                            ten minutes of chaos, five of calm
+
+CHAOS_S and CALM_S say how many seconds. Kills (SIGKILL of both processes or one), freezes (SIGSTOP,
+SIGCONT), restarts, leaving, coming back and late joins come from a seed; the moments are whatever
+the rounds are at. The invariants of `barnraise local` are read from the traces: no two digests of
+a final seal, no state that was not sealed, nothing that hangs, dies by itself or grows.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.swarm import ROOT
+from tests.e2e.test_local import processes_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+CHAOS_S, CALM_S = int(os.environ.get("CHAOS_S", "90")), int(os.environ.get("CALM_S", "45"))
+PEERS = 12
+SWARM = ("--peers", str(PEERS), "--elements", "20000", "--train", "1s", "--json")
+CHAOS = ("--chaos", "kill,freeze,churn", "--every", "10s")
+COMMAND = (sys.executable, "-P", "-m", "sim.local", "local")
+SLACK_S = 400
+"""For the start of twelve nodes, the settling behind the last fault, and the verdict."""
+
+
+def local(folder: Path, seconds: int, *options: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [*COMMAND, *SWARM, "--duration", f"{seconds}s", "--out", str(folder), *options],
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=seconds + SLACK_S,
+        check=False,
+    )
+    report = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
+    return done.returncode, report, done.stderr.decode(errors="replace")
+
+
+def test_chaos_breaks_no_promise_and_halves_no_pace(tmp_path):
+    status, calm, said = local(tmp_path / "calm", CALM_S)
+    assert status == 0, said[-4000:]
+    status, chaos, said = local(tmp_path / "chaos", CHAOS_S, *CHAOS)
+    assert status == 0, said[-4000:]
+    assert (chaos["is_good"], chaos["invariants"], chaos["error"]) == (True, "hold", "")
+    assert (chaos["deaths"], chaos["checkpoints_equal"]) == ([], True)
+    assert len(chaos["faults"]) + chaos["faults_spared"] >= CHAOS_S // 10 - 2
+    assert len(chaos["faults"]) >= CHAOS_S // 20
+    if CHAOS_S >= 300:
+        assert {fault["kind"] for fault in chaos["faults"]} == {"kill", "freeze", "churn"}
+    pace = chaos["rounds_per_minute"] / calm["rounds_per_minute"]
+    told = f"{chaos['rounds_per_minute']} rounds a minute, {calm['rounds_per_minute']} when calm"
+    sys.stdout.write(f"{told}; {len(chaos['faults'])} faults\n")
+    assert pace > 0.5
+    assert processes_of(tmp_path) == []

@@ -1,0 +1,122 @@
+"""One example of every kind of entry, and of evidence, with its golden bytes."""
+
+from dataclasses import replace
+from typing import Any
+
+from protocol.entries import Entry, EntryHeader, draft_entry, sign_entry
+from protocol.entry_kinds import (
+    RULES,
+    Accusation,
+    Accused,
+    Departure,
+    EntryBody,
+    EntryKind,
+    HasCheckpoint,
+    HasData,
+    Identity,
+    Invitation,
+    Metrics,
+    Note,
+    Presence,
+    Reading,
+    Role,
+)
+from protocol.evidence import Evidence, fork_evidence, two_messages_evidence
+from protocol.hybrid_clock import COUNTER_BITS, Stamp
+from protocol.identity import Ed25519Signer, PeerId
+from protocol.messages import Kind, Slot, Vote, sign_message
+from protocol.wire import encode
+
+SIGNER = Ed25519Signer(bytes(range(32)))
+RUN = bytes([0xE0]) * 32
+SUBJECT = PeerId(bytes([99]) * 32)
+BODIES: dict[EntryKind, EntryBody] = {
+    EntryKind.IDENTITY: Identity(
+        name="barn owl",
+        device="cuda NVIDIA L4",
+        software="barnraise 0.1.0",
+        upload_mbit=40,
+        download_mbit=250,
+        is_relay=True,
+        addresses=("/ip4/203.0.113.1/tcp/4001", "/ip6/2001:db8::7/tcp/4001"),
+    ),
+    EntryKind.PRESENCE: Presence(incarnation=3, round=41, head=bytes([0xE1]) * 32),
+    EntryKind.LEAVE: Departure(reason="good night"),
+    EntryKind.EVIDENCE: Accused(
+        subject=SUBJECT, accusation=Accusation.TWO_MESSAGES, proof_bytes=98_304
+    ),
+    EntryKind.CHECKPOINT: HasCheckpoint(
+        shard=0, round=40, seal=bytes([0xE2]) * 32, num_bytes=2**33, is_withdrawn=False
+    ),
+    EntryKind.DATA: HasData(num_bytes=123_456, is_withdrawn=False),
+    EntryKind.METRICS: Metrics(
+        round=41, readings=(Reading(name="loss", value=2.5), Reading(name="tokens_s", value=9e3))
+    ),
+    EntryKind.INVITATION: Invitation(
+        is_revoked=False, role=Role.MEMBER, uses=8, delegations=1, not_after_unix_s=1_800_000_000
+    ),
+    EntryKind.NOTE: Note(text="who has the H100?", removes=()),
+}
+
+
+def _entry(kind: EntryKind, previous: bytes, **changes: object) -> Entry:
+    stamp = Stamp(1_760_000_000_123 << COUNTER_BITS | 5)
+    header = EntryHeader(
+        version=1,
+        run=RUN,
+        kind=kind,
+        key=(bytes([0xE3]) * 32)[: RULES[kind].key_bytes],
+        writer=SIGNER.peer_id,
+        era=2,
+        sequence=1_760_000_000_123 if not previous else 1_760_000_000_023,
+        stamp=stamp,
+        expires_unix_s=1_760_003_600,
+        previous=previous,
+        body=bytes(32),
+    )
+    body = changes.pop("body", BODIES[kind])
+    return sign_entry(draft_entry(replace(header, **changes), body), SIGNER)  # type: ignore[arg-type]
+
+
+ENTRIES = {kind: _entry(kind, bytes([0xE4]) * 32 if kind % 2 else b"") for kind in EntryKind}
+
+_SLOT = Slot(run=RUN, shard=0, round=41, basis=bytes([0xE5]) * 32, attempt=1, kind=Kind.VOTE)
+
+
+def _two_votes() -> Evidence:
+    votes = [
+        sign_message(SIGNER, _SLOT, Vote(list_digest=bytes([number]) * 32))
+        for number in (0xE6, 0xE7)
+    ]
+    evidence = two_messages_evidence(votes[0], votes[1])
+    assert evidence is not None
+    return evidence
+
+
+EVIDENCE = {
+    Accusation.FORK: fork_evidence(
+        ENTRIES[EntryKind.NOTE].signed_header,
+        _entry(
+            EntryKind.NOTE, bytes([0xE4]) * 32, body=Note(text="nobody", removes=())
+        ).signed_header,
+    ),
+    Accusation.TWO_MESSAGES: _two_votes(),
+}
+
+
+def entry_vectors() -> dict[str, Any]:
+    """What the golden file holds of them."""
+    return {
+        "entries": {
+            kind.name: {
+                "body": entry.body.hex(),
+                "entry": encode(entry).hex(),
+                "id": entry.entry_id.hex(),
+            }
+            for kind, entry in ENTRIES.items()
+        },
+        "evidence": {
+            accusation.name: {"evidence": evidence.encoded.hex(), "id": evidence.entry_id.hex()}
+            for accusation, evidence in EVIDENCE.items()
+        },
+    }

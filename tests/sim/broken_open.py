@@ -1,0 +1,31 @@
+"""Builds that are broken on purpose in what open runs alone ask for, for `tests.sim.broken`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from node import admission, round_view
+
+
+@contextmanager
+def one_word_is_enough() -> Iterator[None]:
+    """In an open run too, the first AGG of a slice is believed."""
+
+    def first_root(view: round_view.RoundView, digest: bytes, piece: Any) -> bytes | None:
+        said = view.agg_of(digest, piece)
+        return next((agg.root for agg in said.values()), None)
+
+    with (
+        patch("node.agreed.agreed_root", first_root),
+        patch("node.supply.agreed_root", first_root),
+        patch("node.supply.is_agreed", lambda *_: True),
+    ):
+        yield
+
+
+@contextmanager
+def one_voter_hurries_all() -> Iterator[None]:
+    """In an open run too, whoever sees a later attempt enters it."""
+    with patch.object(admission, "liars", lambda num_voters, trust: 0):
+        yield
