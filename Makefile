@@ -19,13 +19,14 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu sweep explore soak chaos lint clean
+.PHONY: help install demo test test-slow test-gpu hunt sweep explore soak chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
 	@echo "make test       the quick tests"
 	@echo "make test-slow  the tests that start real processes, build or install"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
+	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
@@ -40,7 +41,10 @@ demo: $(STAMP)
 	$(BIN)/barnraise demo --peers 4 $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+hunt: $(STAMP)
+	while $(BIN)/python -m pytest -n auto --dist loadgroup --seed -1 $(ARGS); do :; done
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -34,20 +34,23 @@ SEATS_MAX, PRESENCE_S = 64, 240.0
 """The seated, and how often each writes where it is."""
 
 NAP_EVERY_S, NAP_S = 6.0, 1.5
-HOLD_SHARE = 0.99
 SPLIT_S = 60.0
 HEAL_S_MAX = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipingSettings:
-    """Of `nodes`, `struck` die or freeze half-way (it looks the same), and `lagging` ones stall."""
+    """Of `nodes`, `struck` die or freeze half-way (it looks the same), and `lagging` ones stall.
+
+    An entry has spread when `hold_share` of the living hold it.
+    """
 
     nodes: int = 1000
     seconds: float = 60.0
     loss: float = 0.2
     struck: int = 50
     lagging: int = 50
+    hold_share: float = 0.99
 
     def __post_init__(self) -> None:
         """Raise ValueError for a crowd of which too few are left to hold anything."""
@@ -61,7 +64,7 @@ class GossipingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What came of a swarm in one piece. Lags are until 99 % of the living hold an entry."""
+    """What came of a swarm in one piece. Lags are until enough of the living hold an entry."""
 
     nodes: int
     seed: int
@@ -217,7 +220,7 @@ class Gossiping:
 
     def _lags_s(self) -> list[float]:
         """For each entry, until enough of those who live to the end hold it; inf if never."""
-        need = math.ceil(HOLD_SHARE * len(self._living()))
+        need = math.ceil(self.settings.hold_share * len(self._living()))
         lags = list[float]()
         for entry_id in self._ids:
             held = self.world.holding[entry_id]

@@ -3,7 +3,10 @@
 import inspect
 import random
 import signal
+import subprocess
+from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -11,13 +14,50 @@ import trio.testing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="the number behind the fixture `seed`")
+    help_ = "the number behind the fixture `seed` and Hypothesis; -1 draws one"
+    parser.addoption("--seed", type=int, help=help_)
 
 
-def pytest_configure() -> None:
-    """A shell that runs us in the background has us ignore Ctrl+C, and all our children with us."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle the seed, before workers start and have it from here.
+
+    A shell that runs us in the background has us ignore Ctrl+C, and all our children with us.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.seed is None:
+        config.option.seed = seed_of_tree()
+    if config.option.seed < 0:
+        config.option.seed = random.SystemRandom().randrange(2**32)
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+def seed_of_tree() -> int:
+    """A number of the committed files: what passed passes again, and another commit tries another.
+
+    -1, which draws one, where there is no repository to ask.
+    """
+    ask = ["git", "rev-parse", "--short=8", "HEAD^{tree}"]
+    try:
+        told = subprocess.run(
+            ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return -1
+    return int(told.stdout.strip()[:8], 16)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where workers share a run, one of them has all tests with real sockets: they are timed."""
+    for item in items:
+        if item.get_closest_marker("net"):
+            item.add_marker(pytest.mark.xdist_group("net"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,21 +81,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA or MPS device")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Hostile text that a test logged is escaped: a report is sent between processes as UTF-8."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture
 def autojump_clock() -> trio.testing.MockClock:
     """A clock that leaps to the next deadline as soon as every task waits."""
     return trio.testing.MockClock(autojump_threshold=0)
 
 
-@pytest.fixture(scope="session")
-def session_seed(pytestconfig: pytest.Config) -> int:
-    given: int | None = pytestconfig.getoption("--seed")
-    return random.SystemRandom().randrange(2**32) if given is None else given
-
-
 @pytest.fixture
-def seed(request: pytest.FixtureRequest, session_seed: int) -> int:
-    """A fresh number for each session; a failure says how to have the same one again."""
-    replay = f'python -m pytest "{request.node.nodeid}" --seed {session_seed}'
+def seed(request: pytest.FixtureRequest) -> int:
+    """One number for all tests of a run; a failure says how to have the same one again."""
+    number: int = request.config.option.seed
+    replay = f'python -m pytest "{request.node.nodeid}" --seed {number}'
     request.node.add_report_section("setup", "seed", replay)
-    return session_seed
+    return number

@@ -29,9 +29,9 @@ def grown_network(seed: int, nodes: int = NODES) -> Network:
 
 
 @pytest.fixture(scope="module")
-def network(session_seed: int) -> Network:
+def network(pytestconfig: pytest.Config) -> Network:
     """Shared: the tests only read tables, or make their own nodes."""
-    return grown_network(session_seed)
+    return grown_network(pytestconfig.option.seed)
 
 
 def signed(number: int, key: Key = KEY, *, sequence: int = 1, value: bytes = b"v") -> SignedRecord:

@@ -19,7 +19,9 @@ SIGNER = Ed25519Signer(b"r" * 32)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", os.urandom(100), encode(signed(toy_manifest()))[:-1] + b"\x00"]
+    "data",
+    [b"", os.urandom(100), encode(signed(toy_manifest()))[:-1] + b"\x00"],
+    ids=["empty", "random", "damaged"],
 )
 def test_file_that_is_no_manifest_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "some.file"
