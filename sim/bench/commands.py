@@ -134,6 +134,30 @@ def allreduce(
     raise typer.Exit(EXIT_DONE if result.is_good else EXIT_FAILED)
 
 
+@bench_app.command("link")
+def link(
+    mib: Annotated[int, typer.Option(help="To move in one transfer.")] = 256,
+    security: Annotated[str, typer.Option(help="noise.")] = "noise",
+    repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
+    profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Two processes on this machine: the rate of bulk streams, its processor time, and the round
+    trip of small frames; beside libp2p as it comes, and plain sockets."""
+    from rich.console import Console
+
+    from sim.bench.link import LinkOptions, bench_link
+    from sim.bench.link_report import link_json, print_link
+    from sim.bench.main import Teller, clock, commit_named
+
+    options = LinkOptions(mib=mib, security=security, repeat=repeat, is_profiled=profile)
+    console = Console(stderr=json, highlight=False)
+    result = bench_link(options, Teller(console, clock()))
+    print_link(console, options, result)
+    if json:
+        print_json(link_json(options, commit_named(), result))
+
+
 def _folder(out: Path | None) -> Path:
     name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
     return (Path(name) if out is None else out).absolute()
