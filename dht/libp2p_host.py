@@ -30,14 +30,15 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from multiaddr.utils import get_network_addrs
 
-from dht.libp2p_security import Link, TunedNoise, link_of, tune_yamux
+from dht.libp2p_link import Link
+from dht.libp2p_security import TunedNoise, link_of
+from dht.libp2p_yamux import Muxers, Yamux
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.identity import PeerId, peer_id_text
@@ -153,7 +154,6 @@ def build_host(
     config: TransportConfig, signer_seed: bytes, open_link: Callable[[IRawConnection], Link]
 ) -> BasicHost:
     """A host that does not run yet. `open_link` wraps each connection before its handshake."""
-    tune_yamux()
     # The library reports every failed dial and every disconnect as an error, some with a traceback.
     # The same facts reach our callers as exceptions.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
@@ -166,8 +166,11 @@ def build_host(
     noise = TunedNoise(key_pair, open_link)
     upgrader = TransportUpgrader(
         {TProtocol(name): noise for name in SECURITY_PROTOCOLS},
-        {TProtocol(YAMUX_PROTOCOL): Yamux},
+        {},
         negotiate_timeout=int(UPGRADE_TIMEOUT_S),
+    )
+    upgrader.muxer_multistream = Muxers(
+        {TProtocol(YAMUX_PROTOCOL): Yamux}, negotiate_timeout=int(UPGRADE_TIMEOUT_S)
     )
     announce = [Multiaddr(address) for address in config.announce]
     return BasicHost(

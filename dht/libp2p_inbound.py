@@ -12,18 +12,15 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.protocol_muxer.multiselect import Multiselect
 
 from dht import libp2p_negotiate
+from dht.libp2p_link import Spawn
 from dht.libp2p_links import Links
-from dht.libp2p_security import Spawn, link_of
+from dht.libp2p_security import link_of
 from dht.libp2p_stream import Libp2pStream
 from protocol.errors import DecodeError, NetworkError, PeerError, StreamClosedError
 from protocol.identity import PeerId, short_id
 from protocol.transport import StreamHandler
 
 logger = logging.getLogger(__name__)
-
-INBOUND_STREAMS_MAX = 256
-"""Streams that one connection may have open to us. The library opens no more than 256 itself, so
-only a hostile peer gets there; each costs a task and up to a window of memory."""
 
 REASON_CHARACTERS_MAX = 200
 
@@ -66,7 +63,7 @@ class Inbound:
     async def accept(self, net_stream: INetStream) -> None:
         """Serve one stream. Called by the library in a task of its own; raises only bugs."""
         link = link_of(net_stream.muxed_conn)
-        if link is None or link.peer is None or link.num_inbound >= INBOUND_STREAMS_MAX:
+        if link is None or link.peer is None:
             await net_stream.reset()
             return
         # A stream can come before the library says that the connection is there.
@@ -91,8 +88,6 @@ class Inbound:
             # and not the library's task manager with one of that.
             self._spawn(partial(self._handle, handler, stream, protocol))
             await stream.gone.wait()
-        elif stream.num_buffered:
-            raise DecodeError(f"{protocol}: bytes before our answer")
         else:
             await self._handle_in_library(net_stream, protocol, peer)
 

@@ -13,7 +13,8 @@ from libp2p.abc import INetConn, INetStream, INetwork, INotifee, IRawConnection
 from multiaddr import Multiaddr
 
 from dht.gone import Reached
-from dht.libp2p_security import Link, Spawn, link_of
+from dht.libp2p_link import Link, Spawn
+from dht.libp2p_security import link_of
 from protocol.identity import PeerId, short_id
 
 logger = logging.getLogger(__name__)

@@ -6,19 +6,15 @@ from dataclasses import dataclass
 import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.stream.exceptions import StreamError
-from libp2p.stream_muxer.yamux.yamux import YamuxStream
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from dht.libp2p_security import Spawn
+from dht.libp2p_link import Spawn
+from dht.libp2p_muxed_stream import MuxedStream, Part
 from protocol import limits
 from protocol.errors import LimitError, StreamClosedError
 from protocol.identity import PeerId
 
-READ_BYTES = 256 * limits.KIB
-"""Read as much as this at a time, if it is there: a small frame then costs one read and not two,
-and the pieces of a large one are acknowledged together."""
-
-SMALL_CHUNK_BYTES = 16 * limits.KIB
+SMALL_PART_BYTES = 16 * limits.KIB
 
 FRAME_LENGTH_BYTES = 4
 
@@ -41,8 +37,7 @@ class Traffic:
 class Libp2pStream:
     """Implements `protocol.transport.Stream` over a stream of the library.
 
-    The library's own `read_exactly` gives up after a hundred short reads, some six megabytes;
-    and it reads and acknowledges the four bytes of a length by themselves.
+    The library's own `read_exactly` gives up after a hundred short reads, some six megabytes.
     """
 
     def __init__(
@@ -55,10 +50,10 @@ class Libp2pStream:
     ) -> None:
         self.gone = trio.Event()
         self._net = net_stream
+        self._muxed = _muxed_of(net_stream)
         self._peer = peer
         self._traffic = traffic
         self._spawn = spawn
-        self._buffer = bytearray()
         self._closed = False
         self._receiving = trio.CancelScope()
         self._sending = trio.CancelScope()
@@ -98,52 +93,34 @@ class Libp2pStream:
         self._raise_if_closed()
         with trio.CancelScope() as self._sending:
             try:
-                # The library slices what it is given and joins each slice to a header, which a
-                # memoryview allows without a copy of the whole.
-                await self._net.write(data)  # type: ignore[arg-type]
-            except StreamError as error:
+                await self._muxed.write(data)
+            except MuxedStreamError as error:
                 raise StreamClosedError(f"sending failed: {root_message(error)}") from error
         self._raise_if_closed()
 
     async def receive_raw(self, num_bytes: int) -> bytes:
         """Exactly `num_bytes` bytes, not counted as payload."""
-        buffer = self._buffer
-        if len(buffer) >= num_bytes:
-            data = bytes(memoryview(buffer)[:num_bytes])
-            # Taking from the front of a bytearray moves nothing.
-            del buffer[:num_bytes]
-            return data
+        self._raise_if_closed()
+        muxed = self._muxed
+        if num_bytes <= muxed.num_buffered:
+            await trio.lowlevel.checkpoint()
+            self._raise_if_closed()
+            return b"".join(muxed.take(num_bytes))
         # Joined once at the end: growing one buffer instead costs a third of the processor time of
-        # a transfer, in page faults. Small chunks are put together on the way, because a million
-        # chunks of one byte would take fifty megabytes.
-        parts: list[bytes | bytearray] = [buffer]
-        missing = num_bytes - len(buffer)
-        self._buffer = bytearray()
-        while missing > 0:
-            chunk = await self._receive_some(max(missing, READ_BYTES))
-            if len(chunk) > missing:
-                self._buffer += memoryview(chunk)[missing:]
-                chunk = chunk[:missing]
-            missing -= len(chunk)
-            last = parts[-1]
-            if len(chunk) == num_bytes:
-                return chunk
-            if len(chunk) < SMALL_CHUNK_BYTES and isinstance(last, bytearray):
-                last += chunk
-            else:
-                parts.append(bytearray(chunk) if len(chunk) < SMALL_CHUNK_BYTES else chunk)
+        # a transfer, in page faults. The stream puts small pieces together before we see them.
+        parts: list[Part] = []
+        missing = num_bytes
+        while missing:
+            with trio.CancelScope() as self._receiving:
+                try:
+                    await muxed.readable()
+                except MuxedStreamError as error:
+                    raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
+            self._raise_if_closed()
+            for part in muxed.take(missing):
+                missing -= len(part)
+                _append(parts, part)
         return b"".join(parts)
-
-    async def _receive_some(self, num_bytes_max: int) -> bytes:
-        self._raise_if_closed()
-        chunk = b""
-        with trio.CancelScope() as self._receiving:
-            try:
-                chunk = await self._net.read(num_bytes_max)
-            except StreamError as error:
-                raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
-        self._raise_if_closed()
-        return chunk
 
     def _raise_if_closed(self) -> None:
         if self._closed:
@@ -152,7 +129,7 @@ class Libp2pStream:
     @property
     def num_buffered(self) -> int:
         """Bytes that have arrived and were not asked for yet."""
-        return len(self._buffer)
+        return self._muxed.num_buffered
 
     async def aclose(self) -> None:
         """Close both directions; what was sent still arrives. Never raises, never blocks.
@@ -163,7 +140,6 @@ class Libp2pStream:
             self._closed = True
             self._receiving.cancel()
             self._sending.cancel()
-            self._buffer.clear()
             self._spawn(self._finish)
 
     async def _finish(self) -> None:
@@ -177,23 +153,26 @@ class Libp2pStream:
                 await self._net.close()
                 left = LINGER_BYTES_MAX
                 while left > 0:
-                    left -= len(await self._net.read(READ_BYTES))
+                    left -= len(await self._net.read(left))
             await self._net.reset()
         finally:
-            forget_event(self._net)
             self.gone.set()
 
 
-def forget_event(net_stream: INetStream) -> None:
-    """Drop what the library keeps of a stream that is gone.
+def _muxed_of(net_stream: INetStream) -> MuxedStream:
+    """Ours below the library's, whose own reading and writing takes and gives a lock each time."""
+    muxed = getattr(net_stream, "muxed_stream", None)
+    assert isinstance(muxed, MuxedStream)
+    return muxed
 
-    A reader that waits while the stream ends puts its event back into the connection's table when
-    it wakes, and nobody takes it out again: half a kilobyte per stream, for the life of the
-    connection.
-    """
-    stream = getattr(net_stream, "muxed_stream", None)
-    if isinstance(stream, YamuxStream) and stream.stream_id not in stream.conn.streams:
-        stream.conn.stream_events.pop(stream.stream_id, None)
+
+def _append(parts: list[Part], part: Part) -> None:
+    """Put small parts together on the way: a million of one byte would take fifty megabytes."""
+    last = parts[-1] if parts else b""
+    if len(part) < SMALL_PART_BYTES and isinstance(last, bytearray):
+        last += part
+    else:
+        parts.append(bytearray(part) if len(part) < SMALL_PART_BYTES else part)
 
 
 def root_message(error: BaseException) -> str:

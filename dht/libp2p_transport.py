@@ -34,9 +34,10 @@ from dht.libp2p_host import (
     reserved_port,
 )
 from dht.libp2p_inbound import Inbound
+from dht.libp2p_link import Task
 from dht.libp2p_links import ConnectionEvent, Links
 from dht.libp2p_names import LOOKUPS_MAX, located
-from dht.libp2p_security import Task, link_of
+from dht.libp2p_security import link_of
 from dht.libp2p_stream import Libp2pStream, Traffic, root_message
 from protocol.errors import ConfigError, StreamClosedError, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId, short_id

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from libp2p.exceptions import BaseLibp2pError
 
-from dht import libp2p_inbound, libp2p_security, libp2p_stream
+from dht import libp2p_stream, libp2p_yamux
 from dht.libp2p_negotiate import encode_line
 from protocol.errors import StreamClosedError, UnreachableError
 from tests.dht.loopback import (
@@ -37,7 +37,7 @@ async def test_peer_that_never_closes_its_side_is_cut_off(monkeypatch):
 
 
 async def test_inbound_streams_of_a_peer_are_capped(monkeypatch):
-    monkeypatch.setattr(libp2p_inbound, "INBOUND_STREAMS_MAX", 3)
+    monkeypatch.setattr(libp2p_yamux, "INBOUND_STREAMS_MAX", 3)
     with trio.fail_after(DEADLINE_S):
         async with open_loopback({SILENCE: silence}) as server, open_loopback() as client:
             await client.connect(server.peer_id, server.addresses())
@@ -48,8 +48,7 @@ async def test_inbound_streams_of_a_peer_are_capped(monkeypatch):
                 await client.open_stream(server.peer_id, SILENCE)
 
 
-async def test_peer_that_ignores_its_window_is_cut_off(monkeypatch):
-    monkeypatch.setattr(libp2p_security, "UNREAD_BYTES_MAX", 4 * MIB)
+async def test_peer_that_ignores_its_window_is_cut_off():
     with trio.fail_after(DEADLINE_S):
         async with open_loopback({SILENCE: silence}) as server, open_loopback() as client:
             await client.connect(server.peer_id, server.addresses())

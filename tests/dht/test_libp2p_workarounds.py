@@ -3,8 +3,8 @@
 Each names the workaround in its docstring.
 """
 
-import importlib.util
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -25,15 +25,16 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.transport.tcp.tcp import _open_reuseport_listeners
 from multiaddr import Multiaddr
 
-from dht import libp2p_host, libp2p_stream
+from dht import libp2p_host
 from dht.libp2p_host import library_id
+from dht.libp2p_link import Link
 from dht.libp2p_negotiate import encode_line
-from dht.libp2p_security import Link, tune_yamux
-from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, open_loopback, until
+from tests.dht.loopback import DEADLINE_S, MIB, open_loopback, until
 
 
 class Recorder(ReadWriteCloser):
@@ -59,30 +60,41 @@ class Recorder(ReadWriteCloser):
         return None
 
 
-async def frame_sizes():
+class Blocks(Recorder):
+    """The same, but reads whole blocks."""
+
+    async def read(self, num_bytes=None):
+        data, self.readable = self.readable[:num_bytes], self.readable[num_bytes:]
+        return data
+
+
+async def test_library_sends_a_full_frame_as_two_records():
+    """`NoiseSession.send`, and the reason for a muxer of our own."""
     recorder: Any = Recorder()
-    connection = Yamux(recorder, ID(b"peer"))
-    stream = YamuxStream(1, connection, True)
+    stream = YamuxStream(1, Yamux(recorder, ID(b"peer")), True)
     stream.send_window = MIB
     await stream.write(bytes(MIB))
-    return [len(frame) for frame in recorder.written]
+    assert max(len(frame) for frame in recorder.written) > MAX_PLAINTEXT_LENGTH
 
 
-def test_full_yamux_frame_does_not_fit_a_noise_record():
-    """`tune_yamux`."""
-    spec = importlib.util.find_spec("libp2p.stream_muxer.yamux.yamux")
-    assert spec is not None
-    assert spec.loader is not None
-    untouched = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(untouched)
-    assert untouched.MAX_MESSAGE_SIZE > MAX_PLAINTEXT_LENGTH
+async def test_library_gives_a_stream_up_whose_window_stays_shut(autojump_clock):
+    """`MuxedStream.write`, which leaves the time to its caller."""
+    recorder: Any = Recorder()
+    stream = YamuxStream(1, Yamux(recorder, ID(b"peer")), True)
+    stream.send_window = 0
+    with pytest.raises(MuxedStreamError, match="5 seconds"):
+        await stream.write(b"x")
 
 
-async def test_yamux_reads_the_constant_that_we_set():
-    """`tune_yamux`: here a failure says that it has no effect any more."""
-    tune_yamux()
-    sizes = await frame_sizes()
-    assert max(sizes) == sizes[0] == MAX_PLAINTEXT_LENGTH
+async def test_library_takes_what_is_beyond_the_window():
+    """`MuxedStream.take_window`."""
+    sent = struct.pack("!BBHII", 0, 1, 1, 2, 0)
+    sent += struct.pack("!BBHII", 0, 0, 0, 2, 300_000) + bytes(300_000)
+    recorder: Any = Blocks(sent)
+    connection = Yamux(recorder, ID(b"peer"), is_initiator=True)
+    await connection.handle_incoming()
+    stream: Any = await connection.accept_stream()
+    assert stream.recv_window == 0
 
 
 async def received_after_a_cancelled_write(wrap):
@@ -192,28 +204,3 @@ async def test_connect_of_the_library_gives_up_before_the_good_address():
             good = [Multiaddr(address) for address in server.addresses()]
             with pytest.raises(BaseLibp2pError):
                 await client.host.connect(PeerInfo(library_id(server.peer_id), bad + good))
-
-
-async def events_after(server, client, count):
-    """How long the client's table of events is after `count` streams that came and went."""
-    table = {}
-    for _ in range(count):
-        stream = await client.open_stream(server.peer_id, ECHO)
-        table = stream._net.muxed_stream.conn.stream_events
-        await ask(stream, b"alive")
-        await stream.aclose()
-        await stream.gone.wait()
-    return len(table)
-
-
-async def test_event_of_a_stream_that_is_gone_stays_in_the_table(monkeypatch):
-    """`forget_event`."""
-    with trio.fail_after(DEADLINE_S):
-        async with open_loopback({ECHO: echo}) as server, open_loopback() as client:
-            await client.connect(server.peer_id, server.addresses())
-            with monkeypatch.context() as without:
-                without.setattr(libp2p_stream, "forget_event", lambda _stream: None)
-                before = await events_after(server, client, 10)
-                assert await events_after(server, client, 20) >= before + 20
-            before = await events_after(server, client, 1)
-            assert await events_after(server, client, 20) == before

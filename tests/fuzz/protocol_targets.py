@@ -1,14 +1,21 @@
 """Decoders of `protocol` and `dht`: what strangers send."""
 
+import struct
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import trio
-from libp2p.network.stream.exceptions import StreamEOF
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
 
+from dht.libp2p_muxed_stream import MuxedStream
 from dht.libp2p_negotiate import accept, encode_line, request
-from dht.libp2p_stream import Libp2pStream, Traffic
+from dht.libp2p_session import Bytes, NoiseSession, Session
+from dht.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
 from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_request, encode_message
 from node.credit import Credit, Folded
 from node.invite import Invite, InvitePeer
@@ -27,6 +34,7 @@ from protocol.identity import parse_peer_id, peer_id_text
 from protocol.manifest import open_manifest
 from protocol.messages import decode_body, decode_message
 from protocol.wire import decode, encode
+from tests.dht.muxing import feed, muxed_stream, stream_over
 from tests.dht.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
 from tests.protocol.crdt_strategies import EXAMPLES as CRDT_EXAMPLES
@@ -131,27 +139,18 @@ class Lines:
         return data
 
 
-class Pieces:
-    """A stream of the library that yields what it has in pieces of any size, then ends."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read(self, num_bytes: int) -> bytes:
-        if not self._data:
-            raise StreamEOF
-        size = min(num_bytes, 1 + len(self._data) % 7)
-        piece, self._data = self._data[:size], self._data[size:]
-        return piece
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """It all in pieces of some sizes."""
+    while data:
+        size = 1 + len(data) % 7
+        yield data[:size]
+        data = data[size:]
 
 
 async def _read_frames(data: bytes) -> None:
-    stream = Libp2pStream(
-        Pieces(data),  # type: ignore[arg-type]  # of the library's stream only `read` is called
-        SIGNER.peer_id,
-        traffic=Traffic(),
-        spawn=lambda *_: None,
-    )
+    muxed = muxed_stream()
+    feed(muxed, _pieces(data))
+    stream = stream_over(muxed, SIGNER.peer_id)
     frames = []
     try:
         while True:
@@ -160,6 +159,95 @@ async def _read_frames(data: bytes) -> None:
         if not frames:
             raise
     assert all(len(frame) <= 1024 and frame in data for frame in frames)
+
+
+class NoSession(Session):
+    """Under a muxer that is fed by hand."""
+
+    def __init__(self) -> None:
+        self.is_initiator = True
+        self._plain = b""
+        self.link = SimpleNamespace(lose=lambda _why: None)  # type: ignore[assignment] # enough
+
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        raise NotImplementedError
+
+    async def receive(self) -> list[bytes]:
+        raise NotImplementedError
+
+
+async def _feed_muxer(data: bytes) -> None:
+    muxer = Yamux(NoSession(), ID(b"peer"))
+    ours = await muxer.open_stream()
+    for piece in _pieces(data):
+        muxer.feed(piece)
+    assert isinstance(ours, MuxedStream)
+    streams = {ours, *muxer.streams.values()}
+    assert len(streams) <= INBOUND_STREAMS_MAX + 1
+    assert all(0 <= stream.num_buffered <= len(data) for stream in streams)
+
+
+def _header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
+    return HEADER.pack(0, kind, flags, stream_id, length)
+
+
+def _muxed() -> bytes:
+    """Two streams opened, data, a ping, a wider window, an end, a reset."""
+    return b"".join(
+        (
+            *(_header(1, 1, 2, 0), _header(0, 0, 2, 500), bytes(500), _header(2, 1, 0, 7)),
+            *(_header(0, 1, 4, 3), b"abc", _header(1, 2, 1, 1000), _header(0, 4, 2, 1), b"x"),
+            *(_header(1, 8, 4, 0), _header(0, 0, 1, 20), bytes(20)),
+        )
+    )
+
+
+class Arrived:
+    """A link to which all has come already."""
+
+    peer, lost_reason = None, ""
+
+    def __init__(self, data: bytes) -> None:
+        self._pieces = list(_pieces(data))[::-1]
+
+    async def read(self, _num_bytes: int | None = None) -> bytes:
+        if not self._pieces:
+            raise ConnectionClosedError("ended")
+        return self._pieces.pop()
+
+    def lose(self, why: str) -> None:
+        self.lost_reason = why
+
+
+class KnownKeys(NoiseSession):
+    """A session whose keys everybody knows."""
+
+    def __init__(self, link: Arrived) -> None:
+        self.link = link  # type: ignore[assignment] # enough of one
+        self._plain, self._half = b"", bytearray()
+        self._num_received = 0
+        self._decrypt = ChaCha20Poly1305(bytes(32)).decrypt
+
+
+async def _receive_records(data: bytes) -> None:
+    session = KnownKeys(Arrived(data))
+    plain = b""
+    try:
+        while True:
+            plain += await session.read(1000)
+    except ConnectionClosedError:
+        if not plain:
+            raise
+    assert len(plain) < len(data)
+
+
+def _records() -> bytes:
+    cipher = ChaCha20Poly1305(bytes(32))
+    found = b""
+    for number, plain in enumerate((b"hello", b"", bytes(3000))):
+        record = cipher.encrypt(struct.pack("<4xQ", number), plain, None)
+        found += len(record).to_bytes(2, "big") + record
+    return found
 
 
 PROTOCOL = "/barnraise/control/1"
@@ -259,6 +347,31 @@ TARGETS = [
         errors=(LimitError, StreamClosedError),
         examples=lambda: (b"\0\0\0\3abc\0\0\4\0" + bytes(1024) + b"\0\0\0\0",),
         memory_base=256 * limits.KIB,
+    ),
+    Target(
+        name="yamux",
+        covers=(
+            "dht.libp2p_yamux.Yamux.feed",
+            "dht.libp2p_muxed_stream.MuxedStream.feed",
+            "dht.libp2p_muxed_stream.MuxedStream.read",
+        ),
+        read=lambda data, _: trio.run(_feed_muxer, data),
+        errors=(ProtocolError, ConnectionClosedError),
+        examples=lambda: (_muxed(),),
+        memory_base=512 * limits.KIB,
+        memory_factor=100,
+    ),
+    Target(
+        name="records of Noise",
+        covers=(
+            "dht.libp2p_session.NoiseSession.receive",
+            "dht.libp2p_session.Session.read",
+        ),
+        read=lambda data, _: trio.run(_receive_records, data),
+        errors=(ConnectionClosedError,),
+        examples=lambda: (_records(),),
+        memory_base=512 * limits.KIB,
+        memory_factor=100,
     ),
     Target(
         name="negotiation, answering",

@@ -1,0 +1,177 @@
+"""One connection to a peer, below encryption. Mends a write that is cancelled half-way.
+
+It would leave half a record on the wire, after which the other end can decrypt nothing: one
+caller's time-out would end every stream of the connection. Here the rest of such a record is sent
+in the background.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+from libp2p.abc import IMuxedConn, IRawConnection
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from multiaddr import Multiaddr
+
+from protocol import limits
+from protocol.identity import PeerId
+
+READ_AHEAD_BYTES = 256 * limits.KIB
+"""One read of the socket: four full records. More gains nothing and is held per connection."""
+
+BACKLOG_BYTES_MAX = 4 * limits.MIB
+"""Records of cancelled writes that wait for the socket: 64 full ones, then the peer is gone."""
+
+Task = Callable[[], Awaitable[None]]
+Spawn = Callable[[Task], None]
+"""Run this in the background until it ends or the transport closes."""
+
+
+class Link(IRawConnection):
+    """One connection to a peer, below Noise. Tells at once when it is lost.
+
+    `on_lost` is called exactly once, synchronously, as soon as either end has closed or the
+    network has failed; the library itself takes a fifth of a second to say so.
+    """
+
+    peer: PeerId | None = None
+    muxed: IMuxedConn | None = None
+    is_up = False
+    """Whether the library has taken the connection into use; kept by the transport."""
+
+    num_inbound = 0
+    """Streams that the peer has open to us; kept by the transport."""
+
+    def __init__(
+        self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
+    ) -> None:
+        self.is_initiator = raw.is_initiator
+        self.remote = raw.get_remote_address()  # A closed socket would not know.
+        self.lost = trio.Event()
+        self.lost_reason = ""
+        self._raw = raw
+        self._spawn = spawn
+        self._on_lost = on_lost
+        self._socket = _socket_of(raw)
+        self._ahead = b""
+        self._ahead_start = 0
+        self._backlog: list[tuple[memoryview, trio.Event]] = []
+        self._backlog_bytes = 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most `n` of the bytes that have arrived. Raises ConnectionClosedError at the end."""
+        if self._ahead_start == len(self._ahead):
+            await self._read_ahead()
+        start = self._ahead_start
+        stop = len(self._ahead) if n is None else min(len(self._ahead), start + n)
+        if stop == len(self._ahead):
+            data = self._ahead[start:] if start else self._ahead
+            self._ahead, self._ahead_start = b"", 0
+            return data
+        self._ahead_start = stop
+        return self._ahead[start:stop]
+
+    async def _read_ahead(self) -> None:
+        self._raise_if_lost()
+        try:
+            self._ahead = await self._raw.read(READ_AHEAD_BYTES)
+        except (ConnectionClosedError, OSError, trio.ClosedResourceError) as error:
+            self.lose(f"receiving failed: {error}")
+        self._raise_if_lost()
+        if not self._ahead:
+            self.lose("closed by the other end")
+            self._raise_if_lost()
+        self._ahead_start = 0
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Send one whole record. A cancelled write is finished in the background."""
+        self._raise_if_lost()
+        rest = memoryview(data)
+        if self._socket is None or self._backlog:
+            await self._enqueue(rest).wait()
+            self._raise_if_lost()
+            return
+        try:
+            while rest:
+                # Unlike `send_all`, this either sends and says how much, or is cancelled and
+                # has sent nothing.
+                rest = rest[await self._socket.send(rest) :]
+        except trio.Cancelled:
+            self._enqueue(rest)
+            raise
+        except (OSError, trio.ClosedResourceError) as error:
+            self.lose(f"sending failed: {error}")
+            self._raise_if_lost()
+
+    def _enqueue(self, rest: memoryview) -> trio.Event:
+        sent = trio.Event()
+        self._backlog.append((rest, sent))
+        self._backlog_bytes += len(rest)
+        if self._backlog_bytes > BACKLOG_BYTES_MAX:
+            self.lose("it takes no more bytes")
+        elif len(self._backlog) == 1:
+            self._spawn(self._send_backlog)
+        return sent
+
+    async def _send_backlog(self) -> None:
+        try:
+            while self._backlog:
+                rest, sent = self._backlog[0]
+                while rest and self._socket is not None:
+                    rest = rest[await self._socket.send(rest) :]
+                if rest:
+                    await self._raw.write(bytes(rest))
+                if self._backlog:  # else the connection was lost meanwhile
+                    self._backlog_bytes -= len(self._backlog.pop(0)[0])
+                sent.set()
+        except (ConnectionClosedError, OSError, trio.ClosedResourceError) as error:
+            self.lose(f"sending failed: {error}")
+        finally:
+            if self._backlog:  # cancelled with the transport
+                self.lose("closed here")
+
+    def lose(self, reason: str) -> None:
+        """Cut the connection now, without a word to the other end. Safe to call twice."""
+        if self.lost.is_set():
+            return
+        self.lost_reason = reason
+        self.lost.set()
+        for _, sent in self._backlog:
+            sent.set()
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        if self._socket is not None:
+            self._socket.close()
+        else:
+            self._spawn(self._raw.close)
+        self._on_lost(self)
+
+    def _raise_if_lost(self) -> None:
+        if self.lost.is_set():
+            raise ConnectionClosedError(self.lost_reason, transport="tcp")
+
+    async def close(self) -> None:
+        """Close the connection; the other end sees the end of the bytes already sent."""
+        self.lose("closed here")
+        await trio.lowlevel.checkpoint()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other end."""
+        return self._raw.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end as a multiaddr."""
+        return self._raw.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Direct or relayed."""
+        return self._raw.get_connection_type()
+
+
+def _socket_of(raw: IRawConnection) -> trio.socket.SocketType | None:
+    """The TCP socket below `raw`; None if it runs through a relay."""
+    if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
+        return raw.stream.stream.socket
+    return None

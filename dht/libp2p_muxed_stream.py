@@ -1,0 +1,238 @@
+"""One stream of a yamux connection: what has arrived and was not taken, and what may be sent."""
+
+from collections import deque
+from typing import Protocol, Self
+
+import trio
+from libp2p.abc import IMuxedStream
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+
+from protocol import limits
+
+WINDOW_BYTES_START = 256 * limits.KIB
+"""What either end may send at first; yamux prescribes it."""
+
+WINDOW_BYTES_MAX = 16 * limits.MIB
+"""To which the window of a stream grows that is read fast: 100 ms there and back at 160 MB/s."""
+
+GROWS_WITHIN_S = 1.0
+"""A window of which half was taken within so long holds its sender up on a long way."""
+
+SMALL_BYTES = 4096
+"""Smaller pieces are put together: a million of one byte would take fifty megabytes."""
+
+JOINED_BYTES_MAX = 64 * limits.KIB
+
+_WINDOW_UPDATE, _FIN, _RST = 1, 4, 8
+
+Part = memoryview | bytearray | bytes
+
+
+class Muxer(Protocol):
+    """What a stream needs of its connection."""
+
+    def post(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        """Send a frame without data soon."""
+        ...
+
+    async def send_data(self, stream: "MuxedStream", data: memoryview) -> int:
+        """Send what may be sent now; how many bytes."""
+        ...
+
+    def forget(self, stream: "MuxedStream") -> None:
+        """Both ends are done."""
+        ...
+
+    def may_widen(self, num_bytes: int) -> bool:
+        """Whether the windows of all streams together may grow by so many bytes."""
+        ...
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other end."""
+        ...
+
+
+class MuxedStream(IMuxedStream):
+    """Bytes come in by `feed` and leave by `take`; only then may the other end send more."""
+
+    def __init__(self, conn: Muxer, stream_id: int, *, is_ours: bool) -> None:
+        self.stream_id = stream_id
+        self.is_ours = is_ours
+        self.muxed_conn = conn  # type: ignore[assignment] # the muxer, of which this is enough
+        self.send_window = WINDOW_BYTES_START
+        self.num_buffered = 0
+        self.window_target = WINDOW_BYTES_START
+        """Up to so many bytes may lie here unread."""
+        self._conn = conn
+        self._chunks: deque[memoryview | bytearray] = deque()
+        self._window = WINDOW_BYTES_START
+        self._owed = 0
+        self._granted_s = trio.current_time()
+        self._came = trio.Event()
+        self._widened = trio.Event()
+        self._why = ""
+        self._is_finished = self._has_finished = False
+
+    # In ------------------------------------------------------------------------------------------
+
+    def take_window(self, num_bytes: int) -> bool:
+        """Count bytes that are announced; False if they are more than this end allowed."""
+        self._window -= num_bytes
+        return self._window >= 0
+
+    def feed(self, piece: memoryview, *, whole: bytes) -> None:
+        """Keep bytes that arrived as a part of `whole`."""
+        if self._why:
+            return
+        self.num_buffered += len(piece)
+        last = self._chunks[-1] if self._chunks else None
+        if len(piece) >= SMALL_BYTES and 2 * len(piece) >= len(whole):
+            self._chunks.append(piece)
+        elif isinstance(last, bytearray) and len(last) < JOINED_BYTES_MAX:
+            last += piece
+        else:
+            # A view would hold the whole record for a few bytes of it.
+            self._chunks.append(bytearray(piece))
+        self._came.set()
+
+    def take(self, num_bytes: int) -> list[Part]:
+        """At most so many of the bytes that are here; the other end may send as many more."""
+        found: list[Part] = []
+        left = num_bytes
+        while left and self._chunks:
+            chunk = self._chunks[0]
+            if len(chunk) <= left:
+                found.append(self._chunks.popleft())
+            elif isinstance(chunk, bytearray):
+                # Taking from the front of a bytearray moves nothing.
+                found.append(bytes(memoryview(chunk)[:left]))
+                del chunk[:left]
+            else:
+                found.append(chunk[:left])
+                self._chunks[0] = chunk[left:]
+            left -= len(found[-1])
+        self.num_buffered -= num_bytes - left
+        self._grant(num_bytes - left)
+        return found
+
+    def _grant(self, num_bytes: int) -> None:
+        """Few large updates: each is a record on the wire."""
+        self._owed += num_bytes
+        if 2 * self._owed < self.window_target or self._is_finished or self._why:
+            return
+        now_s = trio.current_time()
+        more = min(self.window_target, WINDOW_BYTES_MAX - self.window_target)
+        if more and now_s - self._granted_s < GROWS_WITHIN_S and self._conn.may_widen(more):
+            self.window_target += more
+            self._owed += more
+        self._granted_s = now_s
+        self._window += self._owed
+        self._conn.post(_WINDOW_UPDATE, 0, self.stream_id, self._owed)
+        self._owed = 0
+
+    async def readable(self) -> None:
+        """Until there are bytes to take. Raises MuxedStreamReset, MuxedStreamEOF at the end."""
+        if self.num_buffered:
+            await trio.lowlevel.checkpoint()
+        while not self.num_buffered:
+            if self._why:
+                raise MuxedStreamReset(self._why)
+            if self._is_finished:
+                raise MuxedStreamEOF("the other end closed")
+            self._came = trio.Event()
+            await self._came.wait()
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most `n` bytes, at least one; see `readable`."""
+        await self.readable()
+        return b"".join(self.take(self.num_buffered if n is None or n < 0 else n))
+
+    def finish(self) -> None:
+        """The other end sends nothing more."""
+        self._is_finished = True
+        self._came.set()
+        self._forget_if_done()
+
+    # Out -----------------------------------------------------------------------------------------
+
+    def widen(self, num_bytes: int) -> None:
+        """The other end takes more."""
+        self.send_window += num_bytes
+        self._widened.set()
+
+    def raise_if_not_sending(self) -> None:
+        """Raise MuxedStreamReset or MuxedStreamClosed if the stream takes nothing any more."""
+        if self._why:
+            raise MuxedStreamReset(self._why)
+        if self._has_finished:
+            raise MuxedStreamClosed("closed here")
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Send every byte, as the other end's window allows; whoever waits sets the deadline.
+
+        Raises MuxedStreamReset, MuxedStreamClosed.
+        """
+        view = memoryview(data)
+        while view:
+            self.raise_if_not_sending()
+            if self.send_window <= 0:
+                self._widened = trio.Event()
+                await self._widened.wait()
+                continue
+            try:
+                view = view[await self._conn.send_data(self, view) :]
+            except ConnectionClosedError as error:
+                raise MuxedStreamReset(str(error)) from error
+
+    async def close(self) -> None:
+        """Send nothing more; the other end still may."""
+        if not (self._has_finished or self._why):
+            self._has_finished = True
+            self._conn.post(_WINDOW_UPDATE, _FIN, self.stream_id, 0)
+            self._forget_if_done()
+        await trio.lowlevel.checkpoint()
+
+    async def reset(self) -> None:
+        """End both directions at once."""
+        if not self._why:
+            if not (self._has_finished and self._is_finished):
+                self._conn.post(_WINDOW_UPDATE, _RST, self.stream_id, 0)
+            self.end("closed here")
+        self._chunks.clear()
+        self.num_buffered = 0
+        await trio.lowlevel.checkpoint()
+
+    def end(self, why: str) -> None:
+        """Nothing comes and nothing goes any more, for this reason; what is here can be taken."""
+        self._why = self._why or why
+        self._came.set()
+        self._widened.set()
+        self._conn.forget(self)
+
+    def _forget_if_done(self) -> None:
+        if self._has_finished and self._is_finished:
+            self._conn.forget(self)
+
+    # What the library asks -----------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether both directions are at their end."""
+        return bool(self._why) or (self._has_finished and self._is_finished)
+
+    def set_deadline(self, ttl: int) -> None:
+        """Callers set deadlines with trio's scopes."""
+        raise NotImplementedError
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other end."""
+        return self._conn.get_remote_address()
+
+    async def __aenter__(self) -> Self:
+        """Nothing to enter."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
