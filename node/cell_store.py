@@ -98,7 +98,9 @@ class CellStore:
         self.num_cells = self.layout.num_cells(0)
         self._codec = CODECS[manifest.outer.codec]()
         self._result_codec = CODECS[_result_codec(manifest)]()
-        self._aggregator = AGGREGATORS[manifest.outer.aggregator]()
+        self._aggregator = AGGREGATORS[manifest.outer.aggregator](
+            cell_elements=manifest.cell_elements
+        )
         self._outer = make_outer(manifest.outer)
         slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
         self.state = self.make_state(anchor_N, slots)
@@ -328,17 +330,22 @@ class CellStore:
         of the rows, and so of the additions.
         """
         weights_P = np.array([float(entry.tokens) for entry, _ in entries])
-        coefficients_P = self._aggregator.coefficients(np.empty(0), weights_P)
         roots = []
         for cell in range(first, stop):
             numel = self.layout.cell_numel(0, cell)
             slice_PN = np.stack(
                 [self._codec.decode(self._parts[root][cell].payload, numel) for _, root in entries]
             )
-            payload = self._result_codec.encode(self._aggregator.combine(slice_PN, coefficients_P))
+            payload = self._result_codec.encode(self._aggregated(slice_PN, weights_P))
             self._results.setdefault(digest, {})[cell] = payload
             roots.append(cell_root(payload))
         return merkle_root(roots)
+
+    def _aggregated(self, slice_PN: Vector, weights_P: NDArray[np.float64]) -> Vector:
+        """The rule on one cell, which it judges by itself: no GRAM is exchanged."""
+        rule = self._aggregator
+        stats = rule.stats(slice_PN) if rule.uses_stats else np.empty(0)
+        return rule.combine(slice_PN, rule.coefficients(stats, weights_P))
 
     def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:
         """What the outer step on the encoded result of a round makes of a state.

@@ -1,27 +1,55 @@
 """Bit-exact sums and norms: the same bits on every machine.
 
-P peers, N elements
+P peers, N elements, B elements of a block
 
 All is numpy, element-wise, one IEEE-rounded operation at a time. `np.sum`, `np.dot` and
 `np.linalg.norm` are not used: their order of addition depends on the processor and the library.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+Vector = NDArray[np.float32]
 
-def weighted_sum(
-    rows_PN: NDArray[np.float32], coefficients_P: NDArray[np.float32]
-) -> NDArray[np.float32]:
+BLOCK_ELEMENTS = 1 << 18
+"""So many elements of all rows together are worked on at a time: 1 MiB, what a core's cache holds.
+Blocks change no bit, for every operation is element-wise."""
+
+_LONGEST_BLOCK = 1 << 14
+
+
+def blocks(rows: int, numel: int) -> Iterator[slice]:
+    """Spans of the elements whose block over so many rows fits into a core's cache."""
+    width = max(1, min(_LONGEST_BLOCK, BLOCK_ELEMENTS // max(1, rows)))
+    for start in range(0, numel, width):
+        yield slice(start, min(start + width, numel))
+
+
+def weighted_sum(rows_PN: Vector, coefficients_P: Vector) -> Vector:
     """Sum over P of coefficient times row, first row first, every operation in float32."""
     assert rows_PN.dtype == coefficients_P.dtype == np.float32
-    total_N: NDArray[np.float32] = rows_PN[0] * coefficients_P[0]
-    for row_N, coefficient in zip(rows_PN[1:], coefficients_P[1:], strict=True):
-        # Two statements of numpy, so never one fused multiply-add, whose last bit differs.
-        total_N += row_N * coefficient
+    numel = rows_PN.shape[1]
+    total_N = np.empty(numel, dtype=np.float32)
+    spare_B = np.empty(min(numel, _LONGEST_BLOCK), dtype=np.float32)
+    # Two rows, the sum and what is added to it: the rows behind them are not needed yet.
+    for span in blocks(4, numel):
+        sum_B = total_N[span]
+        add_weighted(rows_PN[:, span], coefficients_P, sum_B, spare_B[: len(sum_B)])
     return total_N
+
+
+def add_weighted(
+    block_PB: Sequence[Vector] | Vector, coefficients_P: Vector, total_B: Vector, spare_B: Vector
+) -> None:
+    """`weighted_sum` of one block into `total_B`; `spare_B` is written to."""
+    np.multiply(block_PB[0], coefficients_P[0], out=total_B)
+    for row_B, coefficient in zip(block_PB[1:], coefficients_P[1:], strict=True):
+        # Two statements of numpy, so never one fused multiply-add, whose last bit differs.
+        np.multiply(row_B, coefficient, out=spare_B)
+        np.add(total_B, spare_B, out=total_B)
 
 
 def tree_sum(values_N: NDArray[np.float64]) -> float:
@@ -41,13 +69,13 @@ def tree_sum(values_N: NDArray[np.float64]) -> float:
     return float(level[0])
 
 
-def squared_norm(x_N: NDArray[np.float32]) -> float:
+def squared_norm(x_N: Vector) -> float:
     """Sum of squares in float64 by `tree_sum`; a float32 squared is exact in float64."""
     wide_N = x_N.astype(np.float64)
     return tree_sum(wide_N * wide_N)
 
 
-def cell_norms(x_N: NDArray[np.float32], cell_elements: int) -> tuple[float, ...]:
+def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:
     """L2 norm of each cell, in order; the root is exact IEEE."""
     return tuple(
         math.sqrt(squared_norm(x_N[start : start + cell_elements]))

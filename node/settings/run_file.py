@@ -119,12 +119,13 @@ class InnerSection(Section):
 
 
 class OuterSection(Section):
-    """[outer]: see OuterSpec. `momentum` has a default that depends on the length of the run."""
+    """[outer]: see OuterSpec. The default of `momentum` depends on the length of the run, that of
+    `aggregator` on whom it trusts."""
 
     preset: str = "diloco"
     codec: str = "fp16"
     feedback: float = 1.0
-    aggregator: str = "mean"
+    aggregator: str | None = None
     optimizer: str = "nesterov"
     learning_rate: float = 0.7
     momentum: float | None = None
@@ -291,7 +292,7 @@ def _unknown_names(parsed: RunFile) -> Iterator[str]:
         ("corpus", "name", parsed.corpus.name, CORPORA),
         ("outer", "preset", parsed.outer.preset, PRESETS),
         ("outer", "codec", parsed.outer.codec, CODECS),
-        ("outer", "aggregator", parsed.outer.aggregator, AGGREGATORS),
+        ("outer", "aggregator", parsed.outer.aggregator or "mean", AGGREGATORS),
         ("outer", "optimizer", parsed.outer.optimizer, OUTER_OPTIMIZERS),
     ]
     if parsed.model.file is not None:
@@ -315,6 +316,9 @@ def _with_defaults(parsed: RunFile) -> RunFile:
         is_short = parsed.run.rounds < SHORT_RUN_ROUNDS
         momentum = MOMENTUM_SHORT if is_short else MOMENTUM_LONG
         outer = outer.model_copy(update={"momentum": 0.0 if outer.optimizer == "sgd" else momentum})
+    if outer.aggregator is None:
+        rule = "mean" if parsed.run.trust == "friends" else "default"
+        outer = outer.model_copy(update={"aggregator": rule})
     if model.file is not None:
         model = model.model_copy(update={"name": MODEL_FILE})
     elif model.name == "gpt":

@@ -158,6 +158,34 @@ def link(
         print_json(link_json(options, commit_named(), result))
 
 
+@bench_app.command("aggregators")
+def aggregators(
+    peers: Annotated[int, typer.Option(help="Rows.")] = 16,
+    elements: Annotated[int, typer.Option(help="Of each row, float32.")] = 1_000_000,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make one vector of many by every rule that there is: seconds, processor time, memory."""
+    from rich.console import Console
+
+    from sim.bench.aggregators import (
+        check_size,
+        costs_json,
+        made_up_updates,
+        measure,
+        print_costs,
+    )
+    from sim.bench.main import Teller, clock, commit_named
+
+    check_size(peers, elements)
+    console = Console(stderr=json, highlight=False)
+    tell = Teller(console, clock())
+    costs = measure(made_up_updates(peers, elements, seed), tell)
+    print_costs(console, costs)
+    if json:
+        print_json(costs_json(costs, commit_named(), peers=peers, elements=elements))
+
+
 def _folder(out: Path | None) -> Path:
     name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
     return (Path(name) if out is None else out).absolute()

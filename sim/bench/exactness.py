@@ -104,7 +104,7 @@ class Exactness:
                 yield f"round {value.round} lists other bytes than {short_id(peer)} contributed"
             listed.append((peer, body.tokens, wire_N.astype(np.float32, copy=False)))
         if listed:
-            sum_N = aggregate(self._manifest.outer, listed)
+            sum_N = aggregate(self._manifest.outer, listed, self._manifest.cell_elements)
             self.max_error = max(self.max_error, _error(sum_N, listed))
             self._state = outer_step(self._manifest.outer, self._state, sum_N, value.round)
         expected = self._store.make_state(self._state.anchor_N, self._state.slots).root

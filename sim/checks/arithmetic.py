@@ -1,7 +1,7 @@
 """The sum and the outer step written down once more, from the design.
 
 They share no code with `training.aggregation` and `training.outer`, so that a wrong one there does
-not pass. Rules and optimizers that are unknown here are asked for what they give on whole vectors.
+not pass. Rules and optimizers that are unknown here are asked for what they give on cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,9 @@ class Expected:
     slots: Mapping[str, Vector]
 
 
-def aggregate(outer: OuterSpec, listed: Sequence[tuple[PeerId, int, Vector]]) -> Vector:
+def aggregate(
+    outer: OuterSpec, listed: Sequence[tuple[PeerId, int, Vector]], cell_elements: int
+) -> Vector:
     """Of (sender, tokens, decoded wire): the mean by tokens, rows by ascending sender, and what its
     encoding makes of it."""
     rows = sorted(listed, key=lambda row: row[0])
@@ -40,8 +42,12 @@ def aggregate(outer: OuterSpec, listed: Sequence[tuple[PeerId, int, Vector]]) ->
             sum_N = term_N if index == 0 else sum_N + term_N
     else:
         weights_P = np.array([float(tokens) for _, tokens, _ in rows])
-        rule = AGGREGATORS[outer.aggregator]()
-        sum_N = rule(np.stack([wire_N for _, _, wire_N in rows]), weights_P).value
+        rule = AGGREGATORS[outer.aggregator](cell_elements=cell_elements)
+        rows_PN = np.stack([wire_N for _, _, wire_N in rows])
+        # A reducer judges every cell by itself: it holds no whole contribution.
+        starts = range(cell_elements, rows_PN.shape[1], cell_elements)
+        cells = np.split(rows_PN, starts, axis=1)
+        sum_N = np.concatenate([rule(cell_PN, weights_P).value for cell_PN in cells])
     # R7: results travel at eight bits or more.
     dtype = np.dtype(DTYPES.get(outer.codec, "<f4"))
     most = np.float32(np.finfo(dtype).max)

@@ -146,8 +146,9 @@ class Reference:
         self.num_recomputed += 1
         if not listed:
             return before
-        outer = self._world.manifest.outer
-        return outer_step(outer, before, aggregate(outer, listed), value.round)
+        manifest = self._world.manifest
+        sum_N = aggregate(manifest.outer, listed, manifest.cell_elements)
+        return outer_step(manifest.outer, before, sum_N, value.round)
 
 
 def _decoded(payload: bytes, codec: str, numel: int) -> Vector:

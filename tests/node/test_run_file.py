@@ -254,3 +254,19 @@ def test_first_changed_key_is_named(tmp_path: Path, change: str, words: str) -> 
 
 def test_example_in_the_template_is_toml() -> None:
     assert tomllib.loads(run_file_text("run.toml", "t"))["inner"]["inner_steps"] == 50
+
+
+@pytest.mark.parametrize(
+    ("run", "outer", "rule"),
+    [
+        ("", "", "mean"),
+        ("trust = 'open'", "", "default"),
+        ("trust = 'open'", "aggregator = 'median'", "median"),
+        ("", "aggregator = 'default'", "default"),
+    ],
+)
+def test_aggregator_left_out_follows_whom_the_run_trusts(
+    tmp_path: Path, run: str, outer: str, rule: str
+) -> None:
+    text = LEAST + f"{run}\n[outer]\n{outer}\n"
+    assert read(tmp_path, text).outer.aggregator == rule

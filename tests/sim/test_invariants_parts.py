@@ -102,7 +102,7 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
         store.apply(digest, is_empty=False, round_index=index)
         store.adopt(digest)
         shuffled = random.Random(seed).sample(rows, len(rows))
-        aggregate_N = arithmetic.aggregate(outer, shuffled)
+        aggregate_N = arithmetic.aggregate(outer, shuffled, manifest.cell_elements)
         expected = arithmetic.outer_step(outer, expected, aggregate_N, index)
         assert reference._difference(expected, store.state) == ""
     bent_N = expected.anchor_N.copy()

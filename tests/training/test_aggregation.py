@@ -31,8 +31,8 @@ def test_permuting_rows_and_weights_permutes_the_scores_only(name: str, seed: in
 
 def test_slices_by_slices_equal_the_whole_to_the_bit(name: str, seed: int) -> None:
     updates_PN, tokens_P = updates_of(seed), tokens_of(seed)
-    rule = AGGREGATORS[name](f=1)
-    cuts = [updates_PN[:, :128], updates_PN[:, 128:]]
+    rule = AGGREGATORS[name](f=1, cell_elements=64)
+    cuts = [updates_PN[:, :128], updates_PN[:, 128:192], updates_PN[:, 192:]]
     stats = sum((rule.stats(cut) for cut in cuts), np.zeros(1)) if rule.uses_stats else np.empty(0)
     coefficients_P = rule.coefficients(stats, tokens_P)
     joined = np.concatenate([rule.combine(cut, coefficients_P) for cut in cuts])

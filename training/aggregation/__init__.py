@@ -1,0 +1,32 @@
+"""Every rule by which contributions become one vector, by name; and the steps before a rule."""
+
+from training.aggregation.centres import CenteredClip, GeometricMedian
+from training.aggregation.clipping import NormClip, TwoLevelCaf
+from training.aggregation.coordinates import MeaMed, Median, Phocas, TrimmedMean
+from training.aggregation.krum import Bulyan, Krum, MultiKrum
+from training.aggregation.linear import Mean
+from training.aggregation.presteps import Arc, Bucketing, Nnm, nnm_trimmed_mean
+from training.aggregation.seam import AGGREGATORS, PRE_STEPS, Aggregate, Aggregator, PreStep
+from training.aggregation.spectral import Caf, Flag
+
+__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregate", "Aggregator", "PreStep"]
+
+AGGREGATORS.register("mean", Mean)
+AGGREGATORS.register("median", Median)
+AGGREGATORS.register("trimmed_mean", TrimmedMean)
+AGGREGATORS.register("mea_med", MeaMed)
+AGGREGATORS.register("phocas", Phocas)
+AGGREGATORS.register("krum", Krum)
+AGGREGATORS.register("multi_krum", MultiKrum)
+AGGREGATORS.register("bulyan", Bulyan)
+AGGREGATORS.register("geometric_median", GeometricMedian)
+AGGREGATORS.register("centered_clip", CenteredClip)
+AGGREGATORS.register("norm_clip", NormClip)
+AGGREGATORS.register("caf", Caf)
+AGGREGATORS.register("nnm_trimmed_mean", nnm_trimmed_mean)
+AGGREGATORS.register("flag", Flag)
+AGGREGATORS.register("default", TwoLevelCaf)
+
+PRE_STEPS.register("arc", Arc)
+PRE_STEPS.register("bucketing", Bucketing)
+PRE_STEPS.register("nnm", Nnm)

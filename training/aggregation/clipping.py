@@ -1,0 +1,86 @@
+"""Rules that bound lengths: of whole vectors, and of cells.
+
+P peers, N elements of a slice
+"""
+
+import numpy as np
+
+from training.aggregation.linear import Linear
+from training.aggregation.seam import Floats, median_of
+from training.aggregation.spectral import kept_shares
+from training.arithmetic import Vector, weighted_sum
+from training.gram import (
+    NUM_LIMBS,
+    Matrix,
+    cell_gram,
+    cell_squares,
+    cells,
+    limbs_of,
+)
+
+CELL_SLACK = 1.5
+"""How much longer than the median a cell may be: honest cells differ more than whole vectors do."""
+
+
+class NormClip(Linear):
+    """The mean of rows no longer than the median. It bounds size only: a flipped sign passes."""
+
+    def stats(self, slice_PN: Vector) -> Floats:
+        """Squared norms alone as limbs, where no step before it asks for more."""
+        if self._pre:
+            return super().stats(slice_PN)
+        rows, numel = slice_PN.shape
+        total = np.zeros((NUM_LIMBS, rows, rows))
+        diagonal = np.arange(rows)
+        for span in cells(numel, self._cell_elements):
+            total[:, diagonal, diagonal] += limbs_of(cell_squares(slice_PN[:, span]))
+        return total.reshape(-1)
+
+    def of_gram(self, gram_PP: Matrix, shares_P: Floats, f: int) -> Floats:
+        """Shares times clip factors."""
+        del f
+        return shares_P * clip_factors(np.diagonal(gram_PP))
+
+
+class TwoLevelCaf(Linear):
+    """The rule of open runs: cells clipped, then whole vectors, then CAF.
+
+    A cell is clipped to 1.5 times the median norm of that cell, or a liar puts its whole length
+    into one slice; what is left of a vector is clipped to the median norm of those vectors. With
+    three rows or fewer no lie is tolerated: the clipped mean.
+    """
+
+    def stats(self, slice_PN: Vector) -> Floats:
+        """The Gram matrix of the clipped cells, as limbs."""
+        rows, numel = slice_PN.shape
+        total = np.zeros((NUM_LIMBS, rows, rows))
+        for span in cells(numel, self._cell_elements):
+            gram_PP = cell_gram(slice_PN[:, span])
+            factors_P = clip_factors(np.diagonal(gram_PP), CELL_SLACK)
+            total += limbs_of(factors_P[:, None] * factors_P * gram_PP)
+        return total.reshape(-1)
+
+    def of_gram(self, gram_PP: Matrix, shares_P: Floats, f: int) -> Floats:
+        """The factors of CAF times those of the clip of whole vectors."""
+        factors_P = clip_factors(np.diagonal(gram_PP))
+        return factors_P * kept_shares(factors_P[:, None] * factors_P * gram_PP, shares_P, f)
+
+    def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
+        """Weighted sum of the clipped cells."""
+        numel = slice_PN.shape[1]
+        result_N = np.empty(numel, dtype=np.float32)
+        for span in cells(numel, self._cell_elements):
+            cell_PN = slice_PN[:, span]
+            factors_P = clip_factors(cell_squares(cell_PN), CELL_SLACK)
+            scaled_P = (factors_P * coefficients.astype(np.float64)).astype(np.float32)
+            result_N[span] = weighted_sum(cell_PN, scaled_P)
+        return result_N
+
+
+def clip_factors(squares_P: Floats, slack: float = 1.0) -> Floats:
+    """What shortens each row to `slack` times the median norm, from squared norms; at most one."""
+    norms_P = np.sqrt(squares_P)
+    limit = slack * median_of(norms_P)
+    is_long_P = norms_P > limit
+    factors_P: Floats = np.where(is_long_P, limit / np.where(is_long_P, norms_P, 1.0), 1.0)
+    return factors_P

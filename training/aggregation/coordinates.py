@@ -1,0 +1,160 @@
+"""Rules that look at one coordinate at a time: nothing to exchange, the order of values decides.
+
+P peers, R rows that are sorted, N elements of a slice, B elements of a block
+"""
+
+import numpy as np
+
+from training.aggregation.mixing import Mixer, prepared
+from training.aggregation.seam import Floats, Rule, shares_of, tolerated
+from training.aggregation.sorting import network, sort_rows
+from training.arithmetic import Vector, blocks
+from training.gram import gram_of, gram_stats
+
+
+class Coordinates(Rule):
+    """A rule over the sorted values of each coordinate. Every row has one vote: ranks have no
+    weights, and tokens are the cheapest lie."""
+
+    def stats(self, slice_PN: Vector) -> Floats:
+        """For the steps before the rule: the exact Gram matrix."""
+        return gram_stats(slice_PN, self._cell_elements)
+
+    def coefficients(self, stats: Floats, weights_P: Floats) -> Vector:
+        """One share for each; or how rows are mixed before."""
+        shares_of(weights_P)
+        rows = len(weights_P)
+        if not self._pre or rows == 1:
+            return np.full(rows, 1.0 / rows, dtype=np.float32)
+        f = tolerated(self._f, rows)
+        return prepared(self._pre, gram_of(stats, rows), f).mixing_RP.astype(np.float32)
+
+    def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
+        """Block by block: mix, sort, and what the rule makes of the ranks."""
+        mixer = Mixer(coefficients) if coefficients.ndim == 2 else None
+        rows, numel = len(coefficients), slice_PN.shape[1]
+        faults = self.faults(len(slice_PN), rows)
+        comparators = network(rows, self.ranks(rows, faults))
+        result_N = np.empty(numel, dtype=np.float32)
+        width = max((span.stop - span.start for span in blocks(rows + 2, numel)), default=0)
+        buffers = [np.empty(width, dtype=np.float32) for _ in range(rows + 2)]
+        for span in blocks(rows + 2, numel):
+            *work, spare_B, other_B = (buffer[: span.stop - span.start] for buffer in buffers)
+            if mixer is None:
+                for row_B, work_B in zip(slice_PN[:, span], work, strict=True):
+                    # Adding zero copies, and makes every zero a positive one.
+                    np.add(row_B, np.float32(0.0), out=work_B)
+            else:
+                mixer.mix(slice_PN[:, span], work, spare_B)
+            spare_B = sort_rows(work, spare_B, comparators)
+            self.of_ranks(work, faults, result_N[span], (spare_B, other_B))
+        return result_N
+
+    def faults(self, peers: int, rows: int) -> int:
+        """How many of the mixed rows of so many peers may be lies: no more than peers lie."""
+        return min(tolerated(self._f, peers), (rows - 1) // 2)
+
+    def ranks(self, rows: int, f: int) -> frozenset[int]:
+        """Which ranks `of_ranks` looks at."""
+        del f
+        return frozenset(range(rows))
+
+    def of_ranks(
+        self, ranks: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
+    ) -> None:
+        """Write the result; `ranks`, lowest first, and `spare` may be written to."""
+        raise NotImplementedError
+
+
+class Median(Coordinates):
+    """The median of each coordinate; of an even number the mean of the two in the middle."""
+
+    def ranks(self, rows: int, f: int) -> frozenset[int]:
+        """The middle."""
+        del f
+        return frozenset({(rows - 1) // 2, rows // 2})
+
+    def of_ranks(
+        self, ranks: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
+    ) -> None:
+        """See Coordinates."""
+        del f, spare
+        _median(ranks, out_B)
+
+
+class TrimmedMean(Coordinates):
+    """Of each coordinate the mean without the f lowest and the f highest values."""
+
+    def ranks(self, rows: int, f: int) -> frozenset[int]:
+        """What is not trimmed."""
+        return frozenset(range(f, rows - f))
+
+    def of_ranks(
+        self, ranks: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
+    ) -> None:
+        """See Coordinates."""
+        del spare
+        _mean(ranks[f : len(ranks) - f], out_B)
+
+
+class Nearest(Coordinates):
+    """Of each coordinate the mean of the values that are nearest to a centre."""
+
+    def dropped(self, rows: int, f: int) -> int:
+        """How many values of a coordinate are left out."""
+        del rows
+        return f
+
+    def centre(self, ranks: list[Vector], f: int, out_B: Vector) -> None:
+        """Write the centre."""
+        del f
+        _median(ranks, out_B)
+
+    def of_ranks(
+        self, ranks: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
+    ) -> None:
+        """The nearest are neighbours in rank. A window moves up by one from where it starts as
+        long as what it leaves is farther from the centre than what it takes in; on a tie it stays.
+        """
+        centre_B, far_B = spare
+        self.centre(ranks, f, centre_B)
+        drop = self.dropped(len(ranks), f)
+        kept = len(ranks) - drop
+        # Where the window starts differs by coordinate, but of ranks that are `kept` apart it holds
+        # exactly one. So each rank below gives way to the one `kept` above it, or stays; from the
+        # highest down, so that one that gave way is itself what the next gives way to.
+        for rank in reversed(range(drop)):
+            np.subtract(centre_B, ranks[rank], out=far_B)
+            np.subtract(ranks[rank + kept], centre_B, out=out_B)
+            np.copyto(ranks[rank], ranks[rank + kept], where=far_B > out_B)
+        _mean(ranks[:kept], out_B)
+
+
+class MeaMed(Nearest):
+    """The mean of the P - f values nearest to the median (Xie, Koyejo and Gupta 2018)."""
+
+
+class Phocas(Nearest):
+    """The mean of the P - f values nearest to the trimmed mean (Xie, Koyejo and Gupta 2018)."""
+
+    def centre(self, ranks: list[Vector], f: int, out_B: Vector) -> None:
+        """The trimmed mean."""
+        _mean(ranks[f : len(ranks) - f], out_B)
+
+
+def _median(ranks: list[Vector], out_B: Vector) -> None:
+    low_B, high_B = ranks[(len(ranks) - 1) // 2], ranks[len(ranks) // 2]
+    if low_B is high_B:
+        out_B[...] = low_B
+        return
+    # Halves first: the sum of two large numbers may be none.
+    np.multiply(low_B, np.float32(0.5), out=out_B)
+    np.add(out_B, np.float32(0.5) * high_B, out=out_B)
+
+
+def _mean(ranks: list[Vector], out_B: Vector) -> None:
+    """Added in ascending rank."""
+    out_B[...] = ranks[0]
+    for rank_B in ranks[1:]:
+        np.add(out_B, rank_B, out=out_B)
+    np.divide(out_B, np.float32(len(ranks)), out=out_B)
