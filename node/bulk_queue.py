@@ -150,6 +150,11 @@ class Meter:
         self.under_way = 0
         """Bytes that were sent and are not known to be through."""
 
+    @property
+    def num_pieces(self) -> int:
+        """How many they are."""
+        return len(self._pieces)
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether a piece may be sent now; one always may."""
         return not self.under_way or self.under_way + num_bytes <= self._pace.window_bytes
