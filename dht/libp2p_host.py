@@ -46,8 +46,9 @@ from protocol.identity import PeerId, peer_id_text
 UPGRADE_TIMEOUT_S = 5.0
 """For the handshakes of a connection, each way: five round trips over a bad satellite link."""
 
-CONNECTIONS_PER_PEER_MAX = 3
-"""Two that crossed each other while both ends dialled, and one punched hole."""
+CONNECTIONS_PER_PEER_MAX = 5
+"""Two that crossed each other while both ends dialled, one for bulk beside each, and one punched
+hole."""
 
 SECURITY_PROTOCOLS = (str(NOISE_PROTOCOL),)
 """All that `build_host` gives its upgrader."""
@@ -82,6 +83,10 @@ class TransportConfig:
 
     stream_timeout_s: float = 10.0
     """To open a stream. A frozen peer never refuses: only this number ends the waiting."""
+
+    bulk_protocols: frozenset[str] = frozenset()
+    """Their streams travel on a second connection to the peer, as soon as there is one: what is
+    written on the first, such as a vote, never waits behind them."""
 
     def __post_init__(self) -> None:
         try:

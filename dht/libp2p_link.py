@@ -41,6 +41,9 @@ class Link(IRawConnection):
     is_up = False
     """Whether the library has taken the connection into use; kept by the transport."""
 
+    has_no_second = False
+    """Whether the other end did not take one more connection for bulk; kept by the transport."""
+
     num_inbound = 0
     """Streams that the peer has open to us; kept by the transport."""
 

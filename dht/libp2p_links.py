@@ -35,7 +35,7 @@ class Links(INotifee):
     def __init__(self, spawn: Spawn) -> None:
         self._spawn = spawn
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._up: dict[PeerId, set[Link]] = {}
+        self._up: dict[PeerId, dict[Link, None]] = {}
         self._reached: dict[PeerId, Reached] = {}
         self._subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
 
@@ -54,7 +54,7 @@ class Links(INotifee):
         return peer in self._up
 
     def of(self, peer: PeerId) -> tuple[Link, ...]:
-        """The links in use to `peer`."""
+        """The links in use to `peer`, the oldest first."""
         return tuple(self._up.get(peer, ()))
 
     def everything(self) -> tuple[Link, ...]:
@@ -66,8 +66,8 @@ class Links(INotifee):
         if link.is_up or link.lost.is_set() or link.peer is None:
             return
         link.is_up = True
-        links = self._up.setdefault(link.peer, set())
-        links.add(link)
+        links = self._up.setdefault(link.peer, {})
+        links[link] = None
         if len(links) == 1:
             logger.debug("peer connected peer=%s", short_id(link.peer))
             self._tell(link.peer, up=True)
@@ -78,7 +78,7 @@ class Links(INotifee):
             return
         link.is_up = False
         links = self._up[link.peer]
-        links.discard(link)
+        links.pop(link, None)
         self._remember(link, link.peer)
         if not links:
             del self._up[link.peer]

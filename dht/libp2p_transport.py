@@ -13,6 +13,7 @@ length: no await on it that a caller cannot leave, and no end of ours that waits
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -105,7 +106,14 @@ class Libp2pTransport:
         Its PeerError or NetworkError ends that stream. Any other exception is a bug, and ends the
         transport.
         """
-        self._inbound.serve(protocol, handler)
+
+        async def serve_bulk(stream: Stream) -> None:
+            # Whoever was dialled cannot dial: it may be behind a router.
+            self._spawn(partial(self._dial_second, stream.peer))
+            await handler(stream)
+
+        is_bulk = protocol in self._config.bulk_protocols
+        self._inbound.serve(protocol, serve_bulk if is_bulk else handler)
 
     def connected(self) -> tuple[PeerId, ...]:
         """Peers with an open connection, ascending. A frozen peer stays in it: heartbeat."""
@@ -137,15 +145,35 @@ class Libp2pTransport:
             return
         if peer == self._peer_id:
             raise UnreachableError("that is this node itself")
-        # Two callers with the same peer in mind share one connection.
+        async with self._dialling(peer):
+            if not self._links.is_up(peer):
+                await self._dial_first(peer, addresses)
+
+    @asynccontextmanager
+    async def _dialling(self, peer: PeerId) -> AsyncIterator[None]:
+        """Two callers with the same peer in mind share one connection."""
         lock = self._dial_locks.setdefault(peer, trio.Lock())
         try:
             async with lock:
-                if not self._links.is_up(peer):
-                    await self._dial_first(peer, addresses)
+                yield
         finally:
             if not lock.locked():
                 self._dial_locks.pop(peer, None)
+
+    async def _dial_second(self, peer: PeerId) -> None:
+        """One more connection to a peer that we have dialled, for bulk; without it, all share."""
+        async with self._dialling(peer):
+            links = self._links.of(peer)
+            if len(links) != 1 or links[0].has_no_second or not links[0].is_initiator:
+                return
+            link = links[0]
+            link.has_no_second = True
+            if link.remote is None or link.get_connection_type() is not ConnectionType.DIRECT:
+                return
+            host, port = link.remote
+            target = Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}")
+            with trio.move_on_after(self._config.dial_timeout_s):
+                link.has_no_second = await self._dial_target(peer, target) is not None
 
     async def _dial_first(self, peer: PeerId, addresses: Sequence[str]) -> None:
         failures: dict[str, str] = {}
@@ -198,11 +226,13 @@ class Libp2pTransport:
         Raises UnreachableError when there is no connection, the peer does not serve `protocol`,
         or it does not answer in time.
         """
-        connection = self._connection(peer)
         stream: Libp2pStream | None = None
         agreed = False
         try:
             with trio.fail_after(self._config.stream_timeout_s):
+                if protocol in self._config.bulk_protocols:
+                    await self._dial_second(peer)
+                connection = self._connection(peer, protocol)
                 stream = self._wrap(await self._new_stream(connection), peer)
                 await libp2p_negotiate.request(stream, protocol)
                 agreed = True
@@ -214,17 +244,19 @@ class Libp2pTransport:
             if stream is not None and not agreed:
                 await stream.aclose()
 
-    def _connection(self, peer: PeerId) -> INetConn:
-        links = self._links.of(peer)
-        found = [
-            connection
+    def _connection(self, peer: PeerId, protocol: str = "") -> INetConn:
+        """The oldest for most streams, the newest for bulk."""
+        connections = {
+            link_of(connection.muxed_conn): connection
             for connection in self._host.get_network().get_connections(library_id(peer))
-            if link_of(connection.muxed_conn) in links
-        ]
-        if not found:
+        }
+        links = [link for link in self._links.of(peer) if link in connections]
+        if not links:
             raise UnreachableError(f"{short_id(peer)}: not connected")
         # A punched hole supersedes the relayed connection before it.
-        return max(found, key=lambda one: one.get_connection_type() is ConnectionType.DIRECT)
+        direct = [link for link in links if link.get_connection_type() is ConnectionType.DIRECT]
+        is_bulk = protocol in self._config.bulk_protocols
+        return connections[(direct or links)[-1 if is_bulk else 0]]
 
     async def _new_stream(self, connection: INetConn) -> INetStream:
         """Open a stream in a task of its own: cancelled in the middle, it would never be freed."""

@@ -201,7 +201,10 @@ async def listening(config: NodeConfig, seed: bytes) -> AsyncIterator[Libp2pTran
 async def _open(config: NodeConfig, port: int, seed: bytes) -> AsyncIterator[Libp2pTransport]:
     port = config.listen_port or port
     settings = TransportConfig(
-        listen_host=config.listen_host, listen_port=port, announce=config.announce
+        listen_host=config.listen_host,
+        listen_port=port,
+        announce=config.announce,
+        bulk_protocols=frozenset({BULK_PROTOCOL}),
     )
     async with AsyncExitStack() as stack:
         try:

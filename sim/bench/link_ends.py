@@ -118,7 +118,7 @@ async def busy_round_trips(open_stream: Open, count: int) -> list[float]:
 
 @asynccontextmanager
 async def _ours(security: str) -> AsyncIterator[tuple[Task, Callable[[Task], Awaitable[Open]]]]:
-    config = TransportConfig(listen_host="127.0.0.1")
+    config = TransportConfig(listen_host="127.0.0.1", bulk_protocols=frozenset({BULK}))
     handlers = {BULK: take_bulk, CONTROL: echo}
     async with open_transport(config, signer_seed=os.urandom(32), handlers=handlers) as transport:
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 
 import pytest
 import trio
@@ -238,6 +239,61 @@ async def test_peers_that_dial_each_other_at_once_stay_connected_when_one_dial_e
                     assert (one.peer_id in two.connected()) == (number + 1 < len(links))
                 assert await events.receive() == (one.peer_id, False)
                 await until(lambda: not one.connected())
+
+
+BULK = "/test/bulk/1"
+
+
+def lanes(transport, peer):
+    """How many streams each connection to a peer carries, the oldest connection first."""
+    return [len(link.muxed.streams) for link in transport._links.of(peer)]
+
+
+@pytest.mark.parametrize("opener", ["client", "server"])
+async def test_bulk_streams_have_a_connection_of_their_own_whoever_opens_them(opener):
+    protocols = frozenset({BULK})
+    handlers = {BULK: silence, ECHO: echo}
+    with trio.fail_after(DEADLINE_S):
+        async with (
+            open_loopback(handlers, bulk_protocols=protocols) as server,
+            open_loopback(handlers, bulk_protocols=protocols) as client,
+        ):
+            await client.connect(server.peer_id, server.addresses())
+            await until(lambda: client.peer_id in server.connected())
+            one, other = (client, server) if opener == "client" else (server, client)
+            control = await one.open_stream(other.peer_id, ECHO)
+            first = await one.open_stream(other.peer_id, BULK)
+            await until(lambda: len(one._links.of(other.peer_id)) == 2)
+            await until(lambda: len(other._links.of(one.peer_id)) == 2)
+            await first.aclose()
+            await one.open_stream(other.peer_id, BULK)
+            before = lanes(one, other.peer_id)[0]
+            await other.open_stream(one.peer_id, BULK)
+            assert lanes(one, other.peer_id)[0] == before
+            assert lanes(one, other.peer_id)[1] >= 2
+            events = one.connection_events()
+            assert await events.receive() == (other.peer_id, True)
+            one._links.of(other.peer_id)[1].lose("pulled")
+            assert await ask(control, b"alive") == b"alive"
+            with pytest.raises(trio.WouldBlock):
+                events.receive_nowait()
+            await one.disconnect(other.peer_id)
+            assert one.connected() == ()
+
+
+async def test_peer_that_takes_no_second_connection_gets_bulk_on_the_first():
+    with trio.fail_after(DEADLINE_S), socket.create_server(("127.0.0.1", 0)) as deaf:
+        async with (
+            open_loopback({ECHO: echo}) as server,
+            open_loopback(bulk_protocols=frozenset({ECHO}), dial_timeout_s=0.5) as client,
+            open_wire(server.addresses()[0]) as (wire, address),
+        ):
+            await client.connect(server.peer_id, [address])
+            wire.port = deaf.getsockname()[1]
+            for _ in range(2):
+                stream = await client.open_stream(server.peer_id, ECHO)
+                assert await ask(stream, b"hello") == b"hello"
+            assert only_link(client).has_no_second
 
 
 @pytest.mark.slow
