@@ -92,7 +92,22 @@ def _codec_read(name: str) -> Callable[[bytes], None]:
 def _codec_examples(name: str) -> tuple[bytes, ...]:
     codec = CODECS[name]()
     x_N = np.linspace(-3, 3, NUMEL, dtype=np.float32)
-    return codec.encode(x_N), codec.encode(x_N[:1]), b""
+    return codec.encode(x_N), codec.encode(x_N[:1]), codec.encode(x_N[:0])
+
+
+def _codec_covers(name: str) -> tuple[str, ...]:
+    """The seam, what codecs share, and the class that decodes for this one."""
+    owner = next(kind for kind in type(CODECS[name]()).__mro__ if "decode" in vars(kind))
+    own = () if owner.__name__.startswith("_") else (f"{owner.__module__}.{owner.__name__}.decode",)
+    return (
+        *own,
+        "training.compression.seam.Codec.decode",
+        "training.compression.blocks.unpack_codes",
+        "training.compression.indices.GapIndices.unpack",
+        "training.compression.indices.IndexCode.unpack",
+        "training.compression.indices.PlainIndices.unpack",
+        "training.compression.indices.unpack_bits",
+    )
 
 
 def _feed(kinds: tuple[type[Frame], ...], data: bytes) -> None:
@@ -135,7 +150,7 @@ TARGETS = [
     *(
         Target(
             name=f"codec {name}",
-            covers=("training.compression.Codec.decode",),
+            covers=_codec_covers(name),
             read=from_bytes(_codec_read(name)),
             errors=(DecodeError,),
             examples=partial(_codec_examples, name),

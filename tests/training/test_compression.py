@@ -6,14 +6,58 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
-from training.compression import CODECS, Codec, ErrorFeedback
+from training.compression import CODECS, bits_per_element
 
 NAMES = list(CODECS)
 SIZES = [1, 2, 255, 1024, 5000]
 
-BYTES_PER_ELEMENT = {"none": 4.0, "fp16": 2.0}
-RELATIVE_ERROR = {"none": 0.0, "fp16": 2.0**-11}
+CELL = 1 << 18
+
+BYTES_PER_ELEMENT = {
+    "none": 4.0,
+    "fp16": 2.0,
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 1024,
+    "e3m0": 0.5 + 2 / 1024,
+    "ternary": 0.252,
+    "dense2bit": 0.25,
+    "topk": 64 / 4096 * (12 + 16) / 8,
+    "topk_gaps": 64 / 4096 * (8 + 16) / 8,
+    "sparse2bit": 64 / 4096 * (12 + 2) / 8,
+    "sparse2bit_gaps": 64 / 4096 * (8 + 2) / 8,
+    "lowrank": 4 / 8 * 16 * (512 + 512) / (512 * 512),
+    "random_shift": 1 + 8 / 1024,
+    "random_mask": 2 / 16,
+}
+"""The formulas of the methods' papers, for a full cell."""
+
+RELATIVE_ERROR = {
+    "none": 0.0,
+    "fp16": 2.0**-11,
+    "int8": 0.01,
+    "int4": 0.18,
+    "e3m0": 0.22,
+    "ternary": 0.46,
+    "dense2bit": 0.43,
+    "random_shift": 0.01,
+}
+"""Of normal numbers; a codec that is not here only loses less than all."""
+
+NOT_IDEMPOTENT = {"lowrank", "random_mask", "random_shift"}
+"""Another seed for another vector; factors that are found by iteration."""
+
+SHAPES = {
+    "normal": lambda generator, numel: generator.normal(size=numel),
+    "heavy tails": lambda generator, numel: generator.standard_cauchy(size=numel),
+    "mostly zero": lambda generator, numel: (
+        generator.normal(size=numel) * (generator.random(numel) < 0.01)
+    ),
+    "all equal": lambda generator, numel: np.full(numel, generator.normal()),
+    "few values": lambda generator, numel: generator.integers(-2, 3, size=numel),
+    "far from zero": lambda generator, numel: 100 + generator.normal(size=numel),
+    "tiny": lambda generator, numel: 1e-43 * generator.normal(size=numel),
+    "huge": lambda generator, numel: 1e38 * generator.uniform(-3, 3, size=numel),
+}
 
 
 def vector(seed: int, numel: int, scale: float = 1e-2) -> NDArray[np.float32]:
@@ -26,7 +70,16 @@ def test_payload_has_exactly_the_announced_size(name: str, numel: int, seed: int
     codec = CODECS[name]()
     payload = codec.encode(vector(seed, numel))
     assert len(payload) == codec.payload_bytes(numel)
-    assert len(payload) == pytest.approx(numel * BYTES_PER_ELEMENT[name], rel=0.02, abs=64)
+    assert len(codec.encode(np.zeros(numel, dtype=np.float32))) == len(payload)
+
+
+@pytest.mark.parametrize("name", BYTES_PER_ELEMENT)
+def test_size_of_a_cell_is_that_of_the_formula(name: str) -> None:
+    """E3: within 2 %."""
+    codec = CODECS[name]()
+    expected = BYTES_PER_ELEMENT[name]
+    assert codec.payload_bytes(CELL) == pytest.approx(CELL * expected, rel=0.02)
+    assert bits_per_element(codec) == 8 * codec.payload_bytes(CELL) / CELL
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +90,22 @@ def test_round_trip_stays_within_the_codec_s_error(name: str, seed: int) -> None
     assert decoded_N.dtype == np.float32
     assert decoded_N.shape == (5000,)
     error = np.linalg.norm(decoded_N - x_N) / np.linalg.norm(x_N)
-    assert error <= RELATIVE_ERROR[name]
+    assert error <= RELATIVE_ERROR.get(name, 0.999)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_vector_is_worse_served_than_by_nothing(name: str, shape: str, seed: int) -> None:
+    """What error feedback needs of a codec: it is a contraction, whatever it is given."""
+    codec = CODECS[name]()
+    generator = np.random.default_rng(seed)
+    for numel in (1, 2, 63, 1025, 5000):
+        x_N = np.clip(SHAPES[shape](generator, numel), -3e38, 3e38).astype(np.float32)
+        decoded_N = codec.decode(codec.encode(x_N), numel)
+        wide_N = x_N.astype(np.float64)
+        error = np.linalg.norm(decoded_N - wide_N)
+        # Numbers below every scale are sent as zero; rounding may cost a last bit.
+        assert error <= np.linalg.norm(wide_N) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,8 +127,9 @@ def test_decoded_vector_is_a_fresh_one(name: str, seed: int) -> None:
     assert codec.decode(memoryview(payload), 64).tobytes() == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_IDEMPOTENT])
 def test_encoding_what_was_decoded_changes_nothing(name: str, seed: int) -> None:
+    """E3: what was decoded is what was encoded, so it is no news."""
     codec = CODECS[name]()
     payload = codec.encode(vector(seed, 5000))
     assert codec.encode(codec.decode(payload, 5000)) == payload
@@ -74,32 +143,28 @@ def test_payload_of_another_size_is_refused(name: str, seed: int) -> None:
         with pytest.raises(DecodeError):
             codec.decode(hostile, 300)
     with pytest.raises(DecodeError):
-        codec.decode(payload, 299)
+        codec.decode(payload, 100)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_bytes_decode_to_something_that_is_not_finite(name: str, seed: int) -> None:
-    """Random bytes: either a DecodeError or a finite vector."""
+    """Random bytes, and a payload with a flipped bit: a DecodeError, or a finite vector."""
     codec = CODECS[name]()
     generator = np.random.default_rng(seed)
-    refused = 0
-    for _ in range(200):
-        payload = generator.bytes(codec.payload_bytes(40))
-        try:
-            x_N = codec.decode(payload, 40)
-        except DecodeError:
-            refused += 1
+    valid = codec.encode(vector(seed, 40))
+    for index in range(300):
+        if index % 2:
+            hostile = generator.bytes(len(valid))
         else:
-            assert np.isfinite(x_N).all()
-    assert refused < 200
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("none", "<f4"), ("fp16", "<f2")])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_dense_payload_with_a_bad_element_is_refused(name: str, dtype: str, bad: float) -> None:
-    hostile = np.array([0.0, 1.0, bad], dtype=dtype).tobytes()
-    with pytest.raises(DecodeError, match="non-finite"):
-        CODECS[name]().decode(hostile, 3)
+            changed = bytearray(valid)
+            changed[generator.integers(len(valid))] ^= 1 << generator.integers(8)
+            hostile = bytes(changed)
+        try:
+            x_N = codec.decode(hostile, 40)
+        except DecodeError:
+            continue
+        assert x_N.shape == (40,)
+        assert np.isfinite(x_N).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,176 +172,3 @@ def test_dense_payload_with_a_bad_element_is_refused(name: str, dtype: str, bad:
 def test_vector_that_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         CODECS[name]().encode(np.array([0.0, bad], dtype=np.float32))
-
-
-def test_fp16_clamps_what_half_precision_cannot_hold() -> None:
-    x_N = np.array([1e30, -70000.0, 65519.0, 65504.0, 1.0, -0.0], dtype=np.float32)
-    decoded_N = CODECS["fp16"]().decode(CODECS["fp16"]().encode(x_N), 6)
-    assert decoded_N.tolist() == [65504.0, -65504.0, 65504.0, 65504.0, 1.0, 0.0]
-
-
-def test_fp16_bytes_are_little_endian_half_precision() -> None:
-    payload = CODECS["fp16"]().encode(np.array([1.0, -2.0, 2.0**-24], dtype=np.float32))
-    assert payload.hex() == "003c00c00100"
-
-
-def decode_all(
-    codec: Codec, payloads: tuple[bytes, ...], numel: int, cell: int
-) -> NDArray[np.float32]:
-    sizes = [min(cell, numel - start) for start in range(0, numel, cell)]
-    return np.concatenate([codec.decode(p, n) for p, n in zip(payloads, sizes, strict=True)])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("beta", [0.5, 0.95, 1.0])
-def test_feedback_conserves_what_the_codec_loses(name: str, beta: float, seed: int) -> None:
-    """E4: beta e + x = decoded + e' in every round; with beta 1 the sums of all sealed telescope.
-
-    Whether a round is sealed with us, without us or lost in a restart, is drawn by lot.
-    """
-    numel, cell = 2500, 1024
-    codec, generator = CODECS[name](), np.random.default_rng(seed)
-    feedback = ErrorFeedback(codec, beta, cell_elements=cell)
-    sent_N, drift_N = np.zeros(numel), np.zeros(numel)
-    before_N = np.zeros(numel, dtype=np.float32)
-    rounding = 0.0
-    for index in range(30):
-        x_N = vector(seed + index, numel, scale=10.0 ** generator.uniform(-4, 1))
-        payloads = feedback.encode(x_N).payloads
-        after_N = feedback.residual_after_N
-        assert after_N is not None
-        decoded_N = decode_all(codec, payloads, numel, cell)
-        # Two float32 operations, each exact to half a unit of its largest operand.
-        total_N = np.float64(beta) * before_N + x_N
-        slack = 2.0**-22 * max(np.abs(total_N).max(), np.abs(after_N).max())
-        assert np.allclose(total_N, decoded_N.astype(np.float64) + after_N, rtol=0, atol=slack)
-        if generator.integers(3) == 0:
-            # As if this process had died with the contribution under way.
-            feedback = ErrorFeedback(codec, beta, cell_elements=cell)
-            feedback.reopen(before_N.copy(), after_N)
-        if generator.integers(3) == 0:
-            feedback.abort()
-        else:
-            feedback.commit()
-            sent_N += decoded_N
-            drift_N += x_N
-            rounding += slack
-            before_N = after_N.copy()
-        residual_N = feedback.residual_N
-        assert (np.zeros(numel) if residual_N is None else residual_N).tolist() == before_N.tolist()
-    if beta == 1.0:
-        assert np.allclose(sent_N + before_N, drift_N, rtol=0, atol=rounding)
-    if name != "none":
-        # Or nothing was lost, and nothing shown.
-        assert np.abs(before_N).max() > 0.0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_feedback_the_losses_of_a_codec_do_add_up(name: str, seed: int) -> None:
-    """What E4 is about: drift too small for the codec arrives late, but it arrives."""
-    numel = 64
-    codec = CODECS[name]()
-    x_N = vector(seed, numel) * np.float32(1.0 + 2.0**-13)
-    sent = {}
-    for beta in (0.0, 1.0):
-        feedback = ErrorFeedback(codec, beta)
-        sent[beta] = np.zeros(numel)
-        for _ in range(200):
-            sent[beta] += codec.decode(feedback.encode(x_N).payloads[0], numel)
-            feedback.commit()
-    lost = {beta: np.linalg.norm(sent[beta] - 200 * x_N.astype(np.float64)) for beta in sent}
-    assert lost[1.0] <= lost[0.0]
-    if name != "none":
-        assert lost[1.0] < 0.1 * lost[0.0]
-
-
-def test_abort_leaves_the_residual_as_it_was_before(seed: int) -> None:
-    feedback = ErrorFeedback(CODECS["fp16"](), 1.0, cell_elements=1024)
-    feedback.encode(vector(seed, 2500))
-    feedback.commit()
-    root = feedback.root
-    aborted = feedback.encode(vector(seed + 1, 2500))
-    assert feedback.root == root
-    feedback.abort()
-    assert feedback.root == root == aborted.residual_before != aborted.residual_after
-    again = feedback.encode(vector(seed + 1, 2500))
-    assert again == aborted
-
-
-def test_roots_chain_over_commits_and_are_merkle_roots_of_the_residual(seed: int) -> None:
-    feedback = ErrorFeedback(CODECS["fp16"](), 1.0, cell_elements=1024)
-    first = feedback.encode(vector(seed, 2500))
-    assert first.residual_before == EMPTY_ROOT
-    feedback.commit()
-    residual_N = feedback.residual_N
-    assert residual_N is not None
-    cells = [residual_N[start : start + 1024].tobytes() for start in (0, 1024, 2048)]
-    assert first.residual_after == merkle_root([cell_root(cell) for cell in cells])
-    assert feedback.encode(vector(seed + 1, 2500)).residual_before == first.residual_after
-
-
-def test_encode_only_reads_its_input(seed: int) -> None:
-    x_N = vector(seed, 2500)
-    before = x_N.tobytes()
-    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
-    feedback.encode(x_N)
-    feedback.commit()
-    feedback.encode(x_N)
-    assert x_N.tobytes() == before
-
-
-def test_beta_zero_keeps_no_residual(seed: int) -> None:
-    feedback = ErrorFeedback(CODECS["fp16"](), 0.0)
-    encoded = feedback.encode(vector(seed, 100))
-    feedback.commit()
-    assert feedback.residual_N is None
-    assert encoded.residual_before == encoded.residual_after == EMPTY_ROOT
-
-
-def test_restored_residual_is_that_of_the_checkpoint_and_none_is_zero(seed: int) -> None:
-    saved = ErrorFeedback(CODECS["fp16"](), 1.0)
-    saved.encode(vector(seed, 100))
-    saved.commit()
-    restored = ErrorFeedback(CODECS["fp16"](), 1.0)
-    restored.restore(saved.residual_N)
-    assert restored.root == saved.root != EMPTY_ROOT
-    assert restored.encode(vector(seed + 1, 100)) == saved.encode(vector(seed + 1, 100))
-    restored.restore(None)
-    assert restored.root == EMPTY_ROOT
-
-
-def test_reopened_transaction_ends_as_the_one_that_was_interrupted(seed: int) -> None:
-    whole, again = ErrorFeedback(CODECS["fp16"](), 1.0), ErrorFeedback(CODECS["fp16"](), 1.0)
-    whole.encode(vector(seed, 100))
-    whole.commit()
-    under_way = whole.encode(vector(seed + 1, 100))
-    again.reopen(whole.residual_N, whole.residual_after_N)
-    assert (again.root, again.residual_after_N is None) == (under_way.residual_before, False)
-    with pytest.raises(AssertionError):
-        again.encode(vector(seed, 100))
-    for feedback in (whole, again):
-        feedback.commit()
-        assert feedback.root == under_way.residual_after
-        with pytest.raises(AssertionError):
-            _ = feedback.residual_after_N
-
-
-def test_second_contribution_before_the_outcome_of_the_first_is_a_bug(seed: int) -> None:
-    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
-    with pytest.raises(AssertionError):
-        feedback.commit()
-    with pytest.raises(AssertionError):
-        feedback.abort()
-    feedback.encode(vector(seed, 100))
-    with pytest.raises(AssertionError):
-        feedback.encode(vector(seed, 100))
-
-
-def test_sum_that_overflows_opens_nothing() -> None:
-    feedback = ErrorFeedback(CODECS["fp16"](), 1.0)
-    huge_N = np.full(10, 3e38, dtype=np.float32)
-    feedback.encode(huge_N)
-    feedback.commit()
-    with np.errstate(over="ignore"), pytest.raises(ValueError, match="not finite"):
-        feedback.encode(huge_N)
-    feedback.encode(np.zeros(10, dtype=np.float32))

@@ -1,0 +1,24 @@
+"""Codecs, and error feedback around them; a module per family, each registers its own.
+
+What is aggregated is the *decoded wire bytes*, never the sender's sharper copy; the sender keeps
+the difference and adds it to its next contribution (error feedback).
+"""
+
+from training.compression import blocks, dense, lowrank, seeded, sparse
+from training.compression.feedback import Encoded, ErrorFeedback, residual_root
+from training.compression.seam import CODECS, Codec, Vector, bits_per_element
+
+__all__ = [
+    "CODECS",
+    "Codec",
+    "Encoded",
+    "ErrorFeedback",
+    "Vector",
+    "bits_per_element",
+    "blocks",
+    "dense",
+    "lowrank",
+    "residual_root",
+    "seeded",
+    "sparse",
+]

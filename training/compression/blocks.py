@@ -1,0 +1,312 @@
+"""Block codecs: some floats per block of elements, and a code of 2, 4 or 8 bits per element.
+
+    payload = the floats of all blocks, <f4 | codes, those of the first element in the lowest bits
+
+N elements, B blocks of K elements (the last may be shorter), L levels
+
+Scales are float32 of 11 significant bits, rounded up: their product with a level of up to 13 bits
+is exact, so every decoder has the same bits and encoding a decoded vector changes nothing. A code
+that no encoder makes decodes to NaN, and a payload with one non-finite element is refused.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import DecodeError
+from training.arithmetic import all_finite
+from training.compression.seam import CODECS, Vector, as_float32
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+BLOCK = 1024
+_WORK = 1 << 16
+"""Elements that are worked on at once, so that what lies between two steps stays in the cache."""
+
+_SCALE_LEAST = np.float32(2.0**-100)
+"""A block of smaller numbers is sent as zeros: the reciprocal of its scale would not be finite."""
+
+_FINITE_MOST = np.float32(np.finfo(np.float32).max)
+
+
+def pack_codes(codes_N: Codes, bits: int) -> Codes:
+    """Codes of 2 or 4 bits, several to a byte, the first lowest; the last byte is padded with 0."""
+    if bits == 8:
+        return codes_N
+    per_byte = 8 // bits
+    if len(codes_N) % per_byte:
+        codes_N = np.pad(codes_N, (0, -len(codes_N) % per_byte))
+    # The codes of a byte as one little-endian word: shifted copies meet in its lowest byte.
+    word_M = np.ascontiguousarray(codes_N).view(f"<u{per_byte}")
+    packed_M = word_M.copy()
+    for place in range(1, per_byte):
+        packed_M |= word_M >> word_M.dtype.type((8 - bits) * place)
+    return packed_M.astype(np.uint8)
+
+
+def unpack_codes(packed: Codes, bits: int, numel: int) -> Codes:
+    """What `pack_codes` packed. Raises DecodeError if the padding is not 0."""
+    check_padding(packed, bits, numel)
+    if bits == 8:
+        return packed
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    mask = np.uint8((1 << bits) - 1)
+    return ((packed[:, None] >> shifts) & mask).reshape(-1)[:numel]
+
+
+def check_padding(packed: Codes, bits: int, numel: int) -> None:
+    """Raise DecodeError if bits behind the last code are not 0."""
+    used = numel * bits % 8
+    if used and packed[-1] >> used:
+        raise DecodeError("a payload's padding is not zero")
+
+
+def packed_bytes(numel: int, bits: int) -> int:
+    """Bytes that so many codes take."""
+    return (numel * bits + 7) // 8
+
+
+class BlockCodec:
+    """What block codecs share. `bits` is that of a code, `floats` are per block."""
+
+    is_biased = True
+    bits: ClassVar[int]
+    block: ClassVar[int] = BLOCK
+    floats: ClassVar[int] = 1
+
+    def payload_bytes(self, numel: int) -> int:
+        """4 bytes per float of a block, and the packed codes."""
+        return 4 * self.floats * -(-numel // self.block) + packed_bytes(numel, self.bits)
+
+    def encode(self, x_N: Vector) -> bytes:
+        """Block by block; the smallest error of each element on its own, if not said otherwise."""
+        flat_N = as_float32(x_N)
+        heads, codes = [], []
+        for start, stop, width in _spans(len(flat_N), self.block):
+            x_BK = flat_N[start:stop].reshape(-1, width)
+            # Of absurd numbers a mean may be infinite: then none of the block is sent.
+            with np.errstate(over="ignore"):
+                head_BF, codes_BK = self._quantize(x_BK)
+            heads.append(head_BF.astype("<f4").tobytes())
+            codes.append(pack_codes(codes_BK.reshape(-1), self.bits).tobytes())
+        return b"".join((*heads, *codes))
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        view = memoryview(payload).cast("B")
+        if view.nbytes != self.payload_bytes(numel):
+            raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
+        num_blocks = -(-numel // self.block)
+        head_bytes = 4 * self.floats * num_blocks
+        head_BF = np.frombuffer(view[:head_bytes], "<f4").astype(np.float32, copy=False)
+        head_BF = head_BF.reshape(num_blocks, self.floats)
+        if not all_finite(head_BF):
+            raise DecodeError("a scale is not finite")
+        packed = np.frombuffer(view[head_bytes:], np.uint8)
+        check_padding(packed, self.bits, numel)
+        x_N = np.empty(numel, dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start, stop, width in _spans(numel, self.block):
+                codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
+                of_block = slice(start // self.block, -(-stop // self.block))
+                self._restore(codes, head_BF[of_block], x_N[start:stop].reshape(-1, width))
+                if not all_finite(x_N[start:stop]):
+                    raise DecodeError("a payload holds a code or a scale that nobody sends")
+        return x_N
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        """The floats of each block, shape [B, F], and the codes, shape [B, K]."""
+        raise NotImplementedError
+
+    def _restore(self, packed: Codes, head_BF: Floats, out_BK: Floats) -> None:
+        """Write the elements of some blocks; NaN for codes and floats that no encoder makes."""
+        raise NotImplementedError
+
+
+def _spans(numel: int, block: int) -> list[tuple[int, int, int]]:
+    """(first, behind the last, elements per block) of runs of whole blocks, and of the rest."""
+    whole = numel - numel % block
+    spans = [(start, min(start + _WORK, whole), block) for start in range(0, whole, _WORK)]
+    return [*spans, (whole, numel, numel - whole)] if numel > whole else spans
+
+
+def largest(x_BK: Floats) -> Floats:
+    """The largest magnitude of each block, shape [B, 1]."""
+    most_B1: Floats = np.maximum(x_BK.max(axis=1), -x_BK.min(axis=1))[:, None]
+    return most_B1
+
+
+def rounded_up(scale_B1: Floats, largest_level: int) -> Floats:
+    """Scales of 11 significant bits; 0 for blocks too small to have one."""
+    bits_B1 = scale_B1.astype(np.float32).view(np.uint32)
+    up_B1 = ((bits_B1 + np.uint32(0x1FFF)) & np.uint32(0xFFFFE000)).view(np.float32)
+    up_B1[scale_B1 < _SCALE_LEAST] = 0.0
+    most = (np.float32(_FINITE_MOST / largest_level).view(np.uint32) & 0xFFFFE000).view(np.float32)
+    return np.minimum(up_B1, most)
+
+
+def reciprocal(scale_B1: Floats) -> Floats:
+    """1 / scale, and 0 for a scale of 0."""
+    return np.divide(1.0, scale_B1, out=np.zeros_like(scale_B1), where=scale_B1 > 0)
+
+
+def checked_scale(head_BF: Floats) -> Floats:
+    """The scale of each block; NaN for a negative one."""
+    return np.where(head_BF >= 0, head_BF, np.float32(np.nan))
+
+
+class Int8Codec(BlockCodec):
+    """255 levels, -127 to 127 times the block's largest magnitude / 127: 1 + 4/1024 bytes."""
+
+    bits = 8
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        scale_B1 = rounded_up(largest(x_BK) / np.float32(127), 127)
+        level_BK = x_BK * reciprocal(scale_B1)
+        np.rint(level_BK, out=level_BK)
+        return scale_B1, level_BK.astype(np.int8).view(np.uint8)
+
+    def _restore(self, packed: Codes, head_BF: Floats, out_BK: Floats) -> None:
+        level_BK = packed.view(np.int8).reshape(out_BK.shape)
+        np.copyto(out_BK, level_BK)
+        out_BK *= checked_scale(head_BF)
+        if level_BK.min() == -128:
+            out_BK[level_BK == -128] = np.nan
+
+
+CODECS.register("int8", Int8Codec)
+
+
+class TableCodec(BlockCodec):
+    """A block codec whose codes stand for fixed levels, which the block's scale multiplies."""
+
+    levels: ClassVar[tuple[float, ...]]
+    """Of each code; NaN for one that nobody sends."""
+
+    def __init__(self) -> None:
+        self._levels_L = np.array(self.levels, dtype=np.float32)
+        codes = unpack_codes(np.arange(256, dtype=np.uint8), self.bits, 256 * (8 // self.bits))
+        self._of_byte = self._levels_L[codes].reshape(256, -1)
+        """The elements that a byte stands for, side by side: one look-up brings them all."""
+
+    def quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        """The scale of each row, shape [B, 1], and the codes, shape [B, K]."""
+        return self._quantize(x_BK)
+
+    def restore(self, codes_BK: Codes, scale_B1: Floats) -> Floats:
+        """What `quantize` took; not finite for codes and scales that no encoder makes."""
+        return self._levels_L[codes_BK] * checked_scale(scale_B1)
+
+    def _restore(self, packed: Codes, head_BF: Floats, out_BK: Floats) -> None:
+        # Codes of 0 are padding, checked before: no level of 0 is a NaN where there may be some.
+        level_M = self._of_byte.take(packed, axis=0).reshape(-1)[: out_BK.size]
+        np.multiply(level_M.reshape(out_BK.shape), checked_scale(head_BF), out=out_BK)
+
+
+class Int4Codec(TableCodec):
+    """15 levels, -7 to 7 times the block's largest magnitude / 7: 1/2 + 4/1024 bytes.
+
+    A code is the level in two's complement.
+    """
+
+    bits = 4
+    levels = (*map(float, range(8)), float("nan"), *map(float, range(-7, 0)))
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        scale_B1 = rounded_up(largest(x_BK) / np.float32(7), 7)
+        level_BK = x_BK * reciprocal(scale_B1)
+        np.rint(level_BK, out=level_BK)
+        return scale_B1, level_BK.astype(np.int8).view(np.uint8) & np.uint8(15)
+
+
+CODECS.register("int4", Int4Codec)
+
+
+class E3M0Codec(TableCodec):
+    """Sign and three bits of exponent (Streaming DiLoCo, Douillard et al. 2025): +-2^-k times the
+    block's largest magnitude, k = 0..6, and zero: 1/2 + 4/1024 bytes.
+
+    Code 0 is zero, 1 to 7 are 2^-6 to 1, the eighth bit is the sign. From three quarters of a
+    level on it is taken, so it is the nearest one; below 3/4 of the least, zero is.
+    """
+
+    bits = 4
+    _magnitudes = tuple(2.0 ** (code - 7) for code in range(1, 8))
+    levels = (0.0, *_magnitudes, float("nan"), *(-level for level in _magnitudes))
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        scale_B1 = rounded_up(largest(x_BK), 1)
+        # The exponent of 4/3 y grows by one where y passes three quarters of a power of two.
+        y_BK = x_BK * (reciprocal(scale_B1) * np.float32(4 / 3))
+        head_BK = (y_BK.view(np.uint32) >> np.uint32(23)).astype(np.uint16)
+        exponent_BK = (head_BK & np.uint16(0xFF)).astype(np.uint8)
+        magnitude_BK = np.maximum(exponent_BK, np.uint8(120)) - np.uint8(120)
+        sign_BK = (head_BK >> np.uint16(5)).astype(np.uint8) & np.uint8(8)
+        return scale_B1, magnitude_BK | (sign_BK * (magnitude_BK > 0))
+
+
+CODECS.register("e3m0", E3M0Codec)
+
+
+class TernaryCodec(TableCodec):
+    """-s, 0 or s (ternary weight networks, Li et al. 2016): 2 bits + 4/1024 bytes.
+
+    Zero is below 0.7 of the block's mean magnitude, s the mean magnitude of the others.
+    """
+
+    bits = 2
+    levels = (0.0, 1.0, float("nan"), -1.0)
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        magnitude_BK = np.abs(x_BK)
+        bound_B1 = magnitude_BK.mean(axis=1, keepdims=True) * np.float32(0.7)
+        is_sent_BK = magnitude_BK > np.maximum(bound_B1, _SCALE_LEAST)
+        sent_BK = is_sent_BK.astype(np.float32)
+        total_B = np.einsum("bk,bk->b", magnitude_BK, sent_BK)
+        count_B = sent_BK @ np.ones(x_BK.shape[1], dtype=np.float32)
+        scale_B1 = rounded_up((total_B / np.maximum(count_B, 1))[:, None], 1)
+        codes_BK = np.signbit(x_BK).view(np.uint8)
+        codes_BK += codes_BK
+        codes_BK += 1
+        codes_BK *= is_sent_BK.view(np.uint8)
+        return scale_B1, codes_BK
+
+
+CODECS.register("ternary", TernaryCodec)
+
+
+class Dense2BitCodec(BlockCodec):
+    """Four levels of the block's own: the 2-bit quantizer of SparseLoCo (Sarfi et al. 2025).
+
+    The bins are 1.5 standard deviations wide, two on either side of the mean; a level is the mean
+    of its bin's members. Blocks of 4096: 1/4 + 16/4096 bytes.
+    """
+
+    bits = 2
+    block = 4096
+    floats = 4
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        wide_BK = x_BK.astype(np.float64)
+        mean_B1 = wide_BK.mean(axis=1, keepdims=True)
+        edge_B1 = 1.5 * wide_BK.std(axis=1, keepdims=True)
+        codes_BK = (x_BK >= (mean_B1 - edge_B1).astype(np.float32)).astype(np.uint8)
+        codes_BK += x_BK >= mean_B1.astype(np.float32)
+        codes_BK += x_BK >= (mean_B1 + edge_B1).astype(np.float32)
+        level_B4 = np.zeros((len(x_BK), 4), dtype=np.float32)
+        for code in range(4):
+            is_in_BK = codes_BK == code
+            count_B = np.maximum(np.count_nonzero(is_in_BK, axis=1), 1)
+            level_B4[:, code] = (wide_BK * is_in_BK).sum(axis=1) / count_B
+        return level_B4, codes_BK
+
+    def _restore(self, packed: Codes, head_BF: Floats, out_BK: Floats) -> None:
+        codes_M = unpack_codes(packed, self.bits, out_BK.size)
+        place_BK = codes_M.reshape(out_BK.shape).astype(np.intp)
+        place_BK += 4 * np.arange(len(out_BK))[:, None]
+        np.take(head_BF.reshape(-1), place_BK, out=out_BK)
+
+
+CODECS.register("dense2bit", Dense2BitCodec)

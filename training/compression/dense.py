@@ -1,0 +1,64 @@
+"""Every element in one float: `none` (32 bits) and `fp16`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import DecodeError
+from training.arithmetic import all_finite
+from training.compression.seam import CODECS, Vector, as_float32
+
+
+class _Dense:
+    """Every element in one little-endian float of a fixed width."""
+
+    is_biased = True
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._most = np.float32(np.finfo(self._dtype).max)
+
+    def payload_bytes(self, numel: int) -> int:
+        """A fixed number of bytes per element."""
+        return numel * self._dtype.itemsize
+
+    def encode(self, x_N: Vector) -> bytes:
+        """Rounded to nearest, ties to even; clamped to the largest finite value."""
+        # Rounding up past the largest value would give an infinity, which nobody accepts.
+        bounded_N = np.clip(as_float32(x_N), -self._most, self._most)
+        return bounded_N.astype(self._dtype).tobytes()
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
+        """Exact: every value of the format is a float32."""
+        size = memoryview(payload).nbytes
+        if size != self.payload_bytes(numel):
+            raise DecodeError(f"{size} bytes for {numel} elements of {self._dtype.itemsize}")
+        x_N = np.frombuffer(payload, dtype=self._dtype).astype(np.float32)
+        if not all_finite(x_N):
+            raise DecodeError("a payload holds a non-finite element")
+        return x_N
+
+
+class Float32Codec(_Dense):
+    """Float32 as it is: 4 bytes per element, no loss."""
+
+    is_biased = False
+
+    def __init__(self) -> None:
+        super().__init__("<f4")
+
+    def encode(self, x_N: Vector) -> bytes:
+        """As it is."""
+        return as_float32(x_N).astype(self._dtype, copy=False).tobytes()
+
+
+CODECS.register("none", Float32Codec)
+
+
+class Float16Codec(_Dense):
+    """IEEE half precision: 2 bytes per element, clamped to +-65504."""
+
+    def __init__(self) -> None:
+        super().__init__("<f2")
+
+
+CODECS.register("fp16", Float16Codec)

@@ -1,0 +1,94 @@
+"""SEAM Codec: a vector as bytes.
+
+N elements of one cell or fragment
+
+What is aggregated is the *decoded wire bytes*, never the sender's sharper copy. Whoever decodes
+must get the same bits on every machine: decoders are single numpy operations in a fixed order.
+Encoders need not agree with each other, only with themselves.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.arithmetic import all_finite
+from training.registry import Registry
+
+FEEDBACK_BITS = 6.0
+"""Below so many bits per element a biased codec without error feedback loses what averaging gains
+(Q5: ternary without feedback is worse than one node alone)."""
+
+_NUMEL_OF_BITS = 1 << 18
+"""Bits per element are those of a cell of the largest size."""
+
+
+class DeviceTensor(Protocol):
+    """What `encode` asks of a torch tensor: this module must load no torch."""
+
+    def detach(self) -> "DeviceTensor":
+        """Without gradient."""
+        ...
+
+    def cpu(self) -> "DeviceTensor":
+        """In host memory."""
+        ...
+
+    def float(self) -> "DeviceTensor":
+        """As float32."""
+        ...
+
+    def numpy(self) -> NDArray[np.float32]:
+        """As an array over the same memory."""
+        ...
+
+
+Vector = NDArray[np.float32] | DeviceTensor
+
+
+class Codec(Protocol):
+    """SEAM: called by the trainer (encode) and by everybody else (decode), cell by cell.
+
+    Deterministic. A payload's size depends on the number of elements only, so that a receiver
+    knows it beforehand. A constructor's keywords are the codec's settings; all have defaults, and
+    ConfigError with the nearest valid choice refuses the others.
+    """
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether what is decoded differs from what was encoded on average, not by chance only."""
+        ...
+
+    def payload_bytes(self, numel: int) -> int:
+        """Exact size of the payload of `numel` elements."""
+        ...
+
+    def encode(self, x_N: Vector) -> bytes:
+        """The wire form of a flat vector. Raises ValueError if an element is not finite."""
+        ...
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
+        """A new float32 vector. Raises DecodeError for a wrong size or a malformed payload."""
+        ...
+
+
+CODECS: Registry[Codec] = Registry("codec")
+
+
+def as_float32(x_N: Vector) -> NDArray[np.float32]:
+    """A flat float32 numpy vector of a numpy or torch one; may share its memory.
+
+    Raises ValueError if an element is not finite: such a vector has no wire form.
+    """
+    if isinstance(x_N, np.ndarray):
+        flat_N = np.asarray(x_N, dtype=np.float32).reshape(-1)
+    else:
+        flat_N = x_N.detach().cpu().float().numpy().reshape(-1)
+    if not all_finite(flat_N):
+        raise ValueError("a vector to encode is not finite")
+    return flat_N
+
+
+def bits_per_element(codec: Codec) -> float:
+    """Payload bits per element of a large cell."""
+    return 8.0 * codec.payload_bytes(_NUMEL_OF_BITS) / _NUMEL_OF_BITS

@@ -1,0 +1,168 @@
+"""Codecs that draw lots: a random shift of the levels, and a random choice of elements.
+
+    payload = seed, 8 bytes | what follows from it
+
+Whoever decodes draws the same from the seed. Without one given to the constructor the vector's own
+hash is taken: another one in each round and for each peer, and the same wherever the same vector is
+encoded again.
+
+N elements, B blocks of K
+"""
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.errors import ConfigError, DecodeError
+from training.arithmetic import all_finite
+from training.compression.blocks import BLOCK, pack_codes, packed_bytes, unpack_codes
+from training.compression.dense import Float16Codec
+from training.compression.seam import CODECS, Vector, as_float32
+
+Floats = NDArray[np.float32]
+
+SEED_BYTES = 8
+_LARGEST = np.float32(2.0**125)
+"""Beyond it the width of a block's range is no float32; larger numbers are clamped."""
+
+_STEP_LEAST = np.float32(2.0**-120)
+
+
+def _seed_of(x_N: Floats, seed: int | None) -> bytes:
+    if seed is not None:
+        return seed.to_bytes(SEED_BYTES, "little")
+    return blake3(np.ascontiguousarray(x_N).view(np.uint8).data).digest(length=SEED_BYTES)
+
+
+def _draw(seed: bytes, count: int) -> NDArray[np.uint32]:
+    """Numbers of 32 bits."""
+    return np.frombuffer(blake3(seed).digest(length=4 * count), "<u4").astype(np.uint32)
+
+
+class RandomShiftCodec:
+    """QSDP's lattice (Markov et al. 2023): per block of 1024 the least element, a step, and 256
+    levels of 8 bits (16 of 4) a random fraction of a step away: 1 + 8/1024 bytes.
+
+    Over the shifts an element is itself on average, so it needs no feedback.
+    """
+
+    is_biased = False
+
+    def __init__(self, *, bits: int = 8, seed: int | None = None) -> None:
+        if bits not in (4, 8):
+            raise ConfigError(f"bits {bits} is neither 4 nor 8; take {4 if bits < 6 else 8}")
+        self._bits = bits
+        self._seed = seed
+        # One level more than steps: a shift moves the outermost by half a step.
+        self._steps = (1 << bits) - 2
+
+    def payload_bytes(self, numel: int) -> int:
+        """Two floats per block, and the codes."""
+        return SEED_BYTES + 8 * -(-numel // BLOCK) + packed_bytes(numel, self._bits)
+
+    def encode(self, x_N: Vector) -> bytes:
+        """See Codec."""
+        flat_N = np.clip(as_float32(x_N), -_LARGEST, _LARGEST)
+        seed = _seed_of(flat_N, self._seed)
+        x_BK = _in_blocks(flat_N)
+        least_B = x_BK.min(axis=1)
+        most_B = x_BK.max(axis=1)
+        step_B = (most_B - least_B) / np.float32(self._steps)
+        # Too narrow for a lattice: one point, which is exact where all elements are equal.
+        is_point_B = step_B < _STEP_LEAST
+        step_B[is_point_B] = 0.0
+        least_B = np.where(is_point_B, np.clip(0.0, least_B, most_B), least_B).astype(np.float32)
+        first_B1 = least_B[:, None] + _shifts(seed, step_B)
+        per_step_B = np.divide(1, step_B, out=np.zeros_like(step_B), where=~is_point_B)
+        level_BK = x_BK - first_B1
+        level_BK *= per_step_B[:, None]
+        np.rint(level_BK, out=level_BK)
+        np.clip(level_BK, 0, self._steps + 1, out=level_BK)
+        codes_N = level_BK.astype(np.uint8).reshape(-1)[: len(flat_N)]
+        head_B2 = np.stack((least_B, step_B), axis=1)
+        head = head_B2.astype("<f4").tobytes()
+        return b"".join((seed, head, pack_codes(codes_N, self._bits).tobytes()))
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        view = memoryview(payload).cast("B")
+        if view.nbytes != self.payload_bytes(numel):
+            raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
+        head_stop = SEED_BYTES + 8 * -(-numel // BLOCK)
+        head_B2 = np.frombuffer(view[SEED_BYTES:head_stop], "<f4").astype(np.float32).reshape(-1, 2)
+        codes_N = unpack_codes(np.frombuffer(view[head_stop:], np.uint8), self._bits, numel)
+        step_B = head_B2[:, 1]
+        if not (step_B >= 0).all():
+            raise DecodeError("a step is negative or not a number")
+        with np.errstate(invalid="ignore", over="ignore"):
+            first_B1 = head_B2[:, :1] + _shifts(bytes(view[:SEED_BYTES]), step_B)
+            x_BK = _in_blocks(codes_N.astype(np.float32))
+            x_BK *= step_B[:, None]
+            x_BK += first_B1
+        x_N = x_BK.reshape(-1)[:numel]
+        if not all_finite(x_N):
+            raise DecodeError("a payload holds a non-finite element")
+        return x_N
+
+
+def _in_blocks(x_N: Floats) -> Floats:
+    """Blocks of equal length; the padding is the last element, so it is no new extreme."""
+    padding = -len(x_N) % BLOCK
+    padded_N = np.pad(x_N, (0, padding), mode="edge") if padding else x_N
+    return padded_N.reshape(-1, BLOCK)
+
+
+def _shifts(seed: bytes, step_B: Floats) -> Floats:
+    """Half a step up or down, or anything between; exact, since a fraction has 11 bits."""
+    fraction_B = (_draw(seed, len(step_B)) >> np.uint32(21)).astype(np.float32)
+    shift_B = (fraction_B * np.float32(2.0**-11) - np.float32(0.5)) * step_B
+    return shift_B[:, None]
+
+
+CODECS.register("random_shift", RandomShiftCodec)
+
+
+class RandomMaskCodec:
+    """SPARTA's subset (Beton et al. 2025): one of every `1 / density` neighbours, drawn by lot, in
+    fp16: 2 `density` bytes. The others are zero.
+
+    For one mask on all peers, give all one `seed`, of the round.
+    """
+
+    is_biased = True
+
+    def __init__(self, *, density: float = 1 / 16, seed: int | None = None) -> None:
+        if not 1 / 4096 <= density <= 1:
+            why = "sends nothing" if density == 0 else f"is not in {1 / 4096}..1"
+            raise ConfigError(f"density {density} {why}; take {1 if density > 1 else 1 / 4096}")
+        self._stride = round(1 / density)
+        self._seed = seed
+        self._values = Float16Codec()
+
+    def payload_bytes(self, numel: int) -> int:
+        """The seed, and two bytes for each run of neighbours."""
+        return SEED_BYTES + self._values.payload_bytes(-(-numel // self._stride))
+
+    def encode(self, x_N: Vector) -> bytes:
+        """See Codec."""
+        flat_N = as_float32(x_N)
+        seed = _seed_of(flat_N, self._seed)
+        return seed + self._values.encode(flat_N[self._places(seed, len(flat_N))])
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        view = memoryview(payload).cast("B")
+        if view.nbytes != self.payload_bytes(numel):
+            raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
+        place_K = self._places(bytes(view[:SEED_BYTES]), numel)
+        x_N = np.zeros(numel, dtype=np.float32)
+        x_N[place_K] = self._values.decode(view[SEED_BYTES:], len(place_K))
+        return x_N
+
+    def _places(self, seed: bytes, numel: int) -> NDArray[np.int64]:
+        first_K = np.arange(0, numel, self._stride)
+        width_K = np.minimum(numel - first_K, self._stride)
+        return first_K + _draw(seed, len(first_K)) % width_K
+
+
+CODECS.register("random_mask", RandomMaskCodec)

@@ -1,0 +1,129 @@
+"""Chunked top-k: of every chunk the k largest magnitudes, and where they stand.
+
+    payload = values, in order of position, by another codec | indices of all chunks
+
+N elements, C of a chunk, k of them are sent
+
+With feedback it is SparseLoCo's compressor (Sarfi et al. 2025). A coordinate waits C / k rounds on
+average: runs of fewer than three times as many should send more.
+"""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ConfigError, DecodeError
+from training.compression.blocks import Dense2BitCodec
+from training.compression.dense import Float16Codec
+from training.compression.indices import GapIndices, IndexCode, Indices, PlainIndices
+from training.compression.seam import CODECS, Codec, Vector, as_float32
+
+CHUNK_MIN, CHUNK_MAX = 64, 4096
+
+
+class TopKCodec:
+    """`density` of each chunk of `chunk` elements is sent, at least one; of equal magnitudes those
+    that stand first."""
+
+    is_biased = True
+
+    def __init__(
+        self, values: Codec, indices: IndexCode, *, density: float = 1 / 64, chunk: int = CHUNK_MAX
+    ) -> None:
+        if chunk not in (1 << bits for bits in range(6, 13)):
+            nearest = 1 << min(12, max(6, round(np.log2(max(chunk, 1)))))
+            raise ConfigError(
+                f"chunk {chunk} is no power of two from {CHUNK_MIN} to {CHUNK_MAX}; take {nearest}"
+            )
+        if not 1 / chunk <= density <= 1:
+            nearest_density = 1 if density > 1 else 1 / chunk
+            why = "sends nothing" if density == 0 else f"is not in {1 / chunk}..1"
+            raise ConfigError(f"density {density} {why}; take {nearest_density}")
+        self._values = values
+        self._indices = indices
+        self._chunk = chunk
+        self._density = density
+
+    def payload_bytes(self, numel: int) -> int:
+        """Of 64 of 4096: 14 bits each with values of 2 bits and plain indices."""
+        count, index_bytes = 0, 0
+        for start, stop, width, kept in self._spans(numel):
+            rows = (stop - start) // width
+            count += rows * kept
+            index_bytes += rows * self._indices.row_bytes(kept, width)
+        return self._values.payload_bytes(count) + index_bytes
+
+    def encode(self, x_N: Vector) -> bytes:
+        """See Codec."""
+        flat_N = as_float32(x_N)
+        values, packed = [np.empty(0, dtype=np.float32)], []
+        for start, stop, width, kept in self._spans(len(flat_N)):
+            x_RC = flat_N[start:stop].reshape(-1, width)
+            index_Rk = largest_indices(x_RC, kept)
+            values.append(np.take_along_axis(x_RC, index_Rk, axis=1).reshape(-1))
+            packed.append(self._indices.pack(index_Rk, width).tobytes())
+        return b"".join((self._values.encode(np.concatenate(values)), *packed))
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
+        """See Codec."""
+        view = memoryview(payload).cast("B")
+        if view.nbytes != self.payload_bytes(numel):
+            raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
+        places, position = [np.empty(0, dtype=np.int64)], view.nbytes
+        for start, stop, width, kept in reversed(self._spans(numel)):
+            rows = (stop - start) // width
+            begin = position - rows * self._indices.row_bytes(kept, width)
+            data = np.frombuffer(view[begin:position], np.uint8)
+            index_Rk = self._indices.unpack(data, kept, width)
+            index_Rk += start + width * np.arange(rows)[:, None]
+            places.append(index_Rk.reshape(-1))
+            position = begin
+        place_K = np.concatenate(places[::-1])
+        x_N = np.zeros(numel, dtype=np.float32)
+        x_N[place_K] = self._values.decode(view[:position], len(place_K))
+        return x_N
+
+    def _spans(self, numel: int) -> list[tuple[int, int, int, int]]:
+        """(first, behind the last, elements per chunk, how many are sent) of the whole chunks, and
+        of the rest."""
+        whole = numel - numel % self._chunk
+        spans = [(0, whole, self._chunk), (whole, numel, numel - whole)]
+        return [
+            (start, stop, width, max(1, round(self._density * width)))
+            for start, stop, width in spans
+            if stop > start
+        ]
+
+
+def largest_indices(x_RC: NDArray[np.float32], kept: int) -> Indices:
+    """Ascending, the places of the `kept` largest magnitudes of each row; the lower of equals."""
+    # Of floats that are not negative the bits have the same order, and compare faster.
+    magnitude_RC = np.abs(x_RC).view(np.uint32)
+    width = magnitude_RC.shape[1]
+    least_R1 = np.partition(magnitude_RC, width - kept, axis=1)[:, width - kept, None]
+    is_kept_RC = magnitude_RC >= least_R1
+    surplus_R = np.count_nonzero(is_kept_RC, axis=1) - kept
+    for row in np.flatnonzero(surplus_R):
+        equal = np.flatnonzero(magnitude_RC[row] == least_R1[row])
+        is_kept_RC[row, equal[len(equal) - surplus_R[row] :]] = False
+    index_Rk: Indices = (np.flatnonzero(is_kept_RC) % width).reshape(len(x_RC), kept)
+    return index_Rk
+
+
+def _topk(indices: IndexCode, *, density: float = 1 / 64, chunk: int = CHUNK_MAX) -> TopKCodec:
+    """Values as fp16: 28 bits per value with plain indices, 24 with gaps."""
+    return TopKCodec(Float16Codec(), indices, density=density, chunk=chunk)
+
+
+def _sparse2bit(
+    indices: IndexCode, *, density: float = 1 / 64, chunk: int = CHUNK_MAX
+) -> TopKCodec:
+    """SparseLoCo's values of 2 bits: 14 bits per value with plain indices, 10 with gaps."""
+    return TopKCodec(Dense2BitCodec(), indices, density=density, chunk=chunk)
+
+
+CODECS.register("topk", partial(_topk, PlainIndices()))
+CODECS.register("topk_gaps", partial(_topk, GapIndices()))
+CODECS.register("sparse2bit", partial(_sparse2bit, PlainIndices()))
+CODECS.register("sparse2bit_gaps", partial(_sparse2bit, GapIndices()))
