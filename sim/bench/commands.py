@@ -186,6 +186,33 @@ def aggregators(
         print_json(costs_json(costs, commit_named(), peers=peers, elements=elements))
 
 
+@bench_app.command("codecs")
+def codecs(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Codecs; all if none is named.", metavar="[NAME]...")
+    ] = None,
+    elements: ElementsOption = 10_000_000,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """What each codec costs and loses: speed on one thread, bytes per element, error."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from sim.bench.codecs import bench_codecs
+    from sim.bench.main import commit_named
+    from sim.bench.report import print_codecs
+
+    console = Console(stderr=json, highlight=False)
+    with console.status("measuring"):
+        results = bench_codecs(names or [], elements, seed)
+    print_codecs(console, results)
+    if json:
+        by_name = {one.name: asdict(one) for one in results}
+        print_json({"codecs": by_name, "elements": elements, "commit": commit_named()})
+
+
 def _folder(out: Path | None) -> Path:
     name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
     return (Path(name) if out is None else out).absolute()

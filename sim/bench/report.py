@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from protocol.limits import MIB
+from sim.bench.codecs import CodecResult
 from sim.bench.options import AllreduceOptions, FaultOptions
 
 
@@ -175,6 +177,25 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
     )
     if result.broken:
         console.print(result.broken, style="bold red", markup=False)
+
+
+def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
+    """A line per codec; GB are of float32, bits those of a full cell's element."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("codec", no_wrap=True)
+    for title in ("bits", "bytes/element", "encode GB/s", "decode GB/s", "error", "bias"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in results:
+        table.add_row(
+            one.name,
+            f"{one.bits_of_cell:.3f}",
+            f"{one.bytes_per_param:.4f}",
+            f"{one.encode_mib_s * MIB / 1e9:.2f}",
+            f"{one.decode_mib_s * MIB / 1e9:.2f}",
+            f"{one.relative_error:.2g}",
+            "yes" if one.is_biased else "no",
+        )
+    console.print(table)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 BLOCK = 1024
-_WORK = 1 << 16
+_WORK = 1 << 17
 """Elements that are worked on at once, so that what lies between two steps stays in the cache."""
 
 _SCALE_LEAST = np.float32(2.0**-100)
@@ -84,7 +84,7 @@ class BlockCodec:
         """Block by block; the smallest error of each element on its own, if not said otherwise."""
         flat_N = as_float32(x_N)
         heads, codes = [], []
-        for start, stop, width in _spans(len(flat_N), self.block):
+        for start, stop, width in spans(len(flat_N), self.block):
             x_BK = flat_N[start:stop].reshape(-1, width)
             # Of absurd numbers a mean may be infinite: then none of the block is sent.
             with np.errstate(over="ignore"):
@@ -108,7 +108,7 @@ class BlockCodec:
         check_padding(packed, self.bits, numel)
         x_N = np.empty(numel, dtype=np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
-            for start, stop, width in _spans(numel, self.block):
+            for start, stop, width in spans(numel, self.block):
                 codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
                 of_block = slice(start // self.block, -(-stop // self.block))
                 self._restore(codes, head_BF[of_block], x_N[start:stop].reshape(-1, width))
@@ -125,11 +125,12 @@ class BlockCodec:
         raise NotImplementedError
 
 
-def _spans(numel: int, block: int) -> list[tuple[int, int, int]]:
-    """(first, behind the last, elements per block) of runs of whole blocks, and of the rest."""
+def spans(numel: int, block: int) -> list[tuple[int, int, int]]:
+    """(first, behind the last, elements per block) of runs of whole blocks, and of the rest; each
+    is worked on at once."""
     whole = numel - numel % block
-    spans = [(start, min(start + _WORK, whole), block) for start in range(0, whole, _WORK)]
-    return [*spans, (whole, numel, numel - whole)] if numel > whole else spans
+    runs = [(start, min(start + _WORK, whole), block) for start in range(0, whole, _WORK)]
+    return [*runs, (whole, numel, numel - whole)] if numel > whole else runs
 
 
 def largest(x_BK: Floats) -> Floats:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
 from training.arithmetic import all_finite
-from training.compression.blocks import BLOCK, pack_codes, packed_bytes, unpack_codes
+from training.compression.blocks import BLOCK, pack_codes, packed_bytes, spans, unpack_codes
 from training.compression.dense import Float16Codec
 from training.compression.seam import CODECS, Vector, as_float32
 
@@ -31,7 +31,7 @@ _STEP_LEAST = np.float32(2.0**-120)
 def _seed_of(x_N: Floats, seed: int | None) -> bytes:
     if seed is not None:
         return seed.to_bytes(SEED_BYTES, "little")
-    return blake3(np.ascontiguousarray(x_N).view(np.uint8).data).digest(length=SEED_BYTES)
+    return blake3(x_N.astype("<f4", copy=False).tobytes()).digest(length=SEED_BYTES)
 
 
 def _draw(seed: bytes, count: int) -> NDArray[np.uint32]:
@@ -62,26 +62,34 @@ class RandomShiftCodec:
 
     def encode(self, x_N: Vector) -> bytes:
         """See Codec."""
-        flat_N = np.clip(as_float32(x_N), -_LARGEST, _LARGEST)
+        flat_N = as_float32(x_N)
         seed = _seed_of(flat_N, self._seed)
-        x_BK = _in_blocks(flat_N)
-        least_B = x_BK.min(axis=1)
-        most_B = x_BK.max(axis=1)
+        fraction_B = _fractions(seed, -(-len(flat_N) // BLOCK))
+        heads, codes = [], []
+        for start, stop, width in spans(len(flat_N), BLOCK):
+            x_BK = flat_N[start:stop].reshape(-1, width)
+            of_span = slice(start // BLOCK, -(-stop // BLOCK))
+            # What was clamped is beyond the levels: clipped to them, however far.
+            with np.errstate(over="ignore"):
+                head_B2, codes_BK = self._quantize(x_BK, fraction_B[of_span])
+            heads.append(head_B2.astype("<f4").tobytes())
+            codes.append(pack_codes(codes_BK.reshape(-1), self._bits).tobytes())
+        return b"".join((seed, *heads, *codes))
+
+    def _quantize(self, x_BK: Floats, fraction_B: Floats) -> tuple[Floats, NDArray[np.uint8]]:
+        least_B = np.clip(x_BK.min(axis=1), -_LARGEST, _LARGEST)
+        most_B = np.clip(x_BK.max(axis=1), -_LARGEST, _LARGEST)
         step_B = (most_B - least_B) / np.float32(self._steps)
         # Too narrow for a lattice: one point, which is exact where all elements are equal.
         is_point_B = step_B < _STEP_LEAST
         step_B[is_point_B] = 0.0
-        least_B = np.where(is_point_B, np.clip(0.0, least_B, most_B), least_B).astype(np.float32)
-        first_B1 = least_B[:, None] + _shifts(seed, step_B)
+        least_B[is_point_B] = np.clip(0.0, least_B, most_B)[is_point_B]
         per_step_B = np.divide(1, step_B, out=np.zeros_like(step_B), where=~is_point_B)
-        level_BK = x_BK - first_B1
+        level_BK = x_BK - (least_B + fraction_B * step_B)[:, None]
         level_BK *= per_step_B[:, None]
         np.rint(level_BK, out=level_BK)
         np.clip(level_BK, 0, self._steps + 1, out=level_BK)
-        codes_N = level_BK.astype(np.uint8).reshape(-1)[: len(flat_N)]
-        head_B2 = np.stack((least_B, step_B), axis=1)
-        head = head_B2.astype("<f4").tobytes()
-        return b"".join((seed, head, pack_codes(codes_N, self._bits).tobytes()))
+        return np.stack((least_B, step_B), axis=1), level_BK.astype(np.uint8)
 
     def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
         """See Codec."""
@@ -91,32 +99,27 @@ class RandomShiftCodec:
         head_stop = SEED_BYTES + 8 * -(-numel // BLOCK)
         head_B2 = np.frombuffer(view[SEED_BYTES:head_stop], "<f4").astype(np.float32).reshape(-1, 2)
         codes_N = unpack_codes(np.frombuffer(view[head_stop:], np.uint8), self._bits, numel)
-        step_B = head_B2[:, 1]
+        least_B, step_B = head_B2.T
         if not (step_B >= 0).all():
             raise DecodeError("a step is negative or not a number")
+        fraction_B = _fractions(bytes(view[:SEED_BYTES]), len(step_B))
+        x_N = codes_N.astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
-            first_B1 = head_B2[:, :1] + _shifts(bytes(view[:SEED_BYTES]), step_B)
-            x_BK = _in_blocks(codes_N.astype(np.float32))
-            x_BK *= step_B[:, None]
-            x_BK += first_B1
-        x_N = x_BK.reshape(-1)[:numel]
+            first_B = least_B + fraction_B * step_B
+            for start, stop, width in spans(numel, BLOCK):
+                x_BK = x_N[start:stop].reshape(-1, width)
+                of_span = slice(start // BLOCK, -(-stop // BLOCK))
+                x_BK *= step_B[of_span, None]
+                x_BK += first_B[of_span, None]
         if not all_finite(x_N):
             raise DecodeError("a payload holds a non-finite element")
         return x_N
 
 
-def _in_blocks(x_N: Floats) -> Floats:
-    """Blocks of equal length; the padding is the last element, so it is no new extreme."""
-    padding = -len(x_N) % BLOCK
-    padded_N = np.pad(x_N, (0, padding), mode="edge") if padding else x_N
-    return padded_N.reshape(-1, BLOCK)
-
-
-def _shifts(seed: bytes, step_B: Floats) -> Floats:
-    """Half a step up or down, or anything between; exact, since a fraction has 11 bits."""
-    fraction_B = (_draw(seed, len(step_B)) >> np.uint32(21)).astype(np.float32)
-    shift_B = (fraction_B * np.float32(2.0**-11) - np.float32(0.5)) * step_B
-    return shift_B[:, None]
+def _fractions(seed: bytes, count: int) -> Floats:
+    """Of a step, from half down to half up; of 11 bits, so that none is rounded."""
+    fraction_B = (_draw(seed, count) >> np.uint32(21)).astype(np.float32)
+    return fraction_B * np.float32(2.0**-11) - np.float32(0.5)
 
 
 CODECS.register("random_shift", RandomShiftCodec)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
-from training.compression.blocks import Dense2BitCodec
+from training.compression.blocks import Dense2BitCodec, spans
 from training.compression.dense import Float16Codec
 from training.compression.indices import GapIndices, IndexCode, Indices, PlainIndices
 from training.compression.seam import CODECS, Codec, Vector, as_float32
@@ -85,14 +85,11 @@ class TopKCodec:
         return x_N
 
     def _spans(self, numel: int) -> list[tuple[int, int, int, int]]:
-        """(first, behind the last, elements per chunk, how many are sent) of the whole chunks, and
-        of the rest."""
-        whole = numel - numel % self._chunk
-        spans = [(0, whole, self._chunk), (whole, numel, numel - whole)]
+        """(first, behind the last, elements per chunk, how many are sent) of runs of whole chunks,
+        and of the rest."""
         return [
             (start, stop, width, max(1, round(self._density * width)))
-            for start, stop, width in spans
-            if stop > start
+            for start, stop, width in spans(numel, self._chunk)
         ]
 
 

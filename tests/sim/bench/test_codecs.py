@@ -1,0 +1,34 @@
+"""`bench codecs`: every registered codec is measured, by its name alone."""
+
+import pytest
+
+from protocol.errors import ConfigError
+from sim.bench.codecs import bench_codecs, measure
+from training.compression import CODECS
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codec_is_measured_with_its_size_and_its_error(name: str, seed: int) -> None:
+    result = measure(name, 300_000, seed)
+    codec = CODECS[name]()
+    sizes = codec.payload_bytes(1 << 18) + codec.payload_bytes(300_000 - (1 << 18))
+    assert result.bytes_per_param == sizes / 300_000
+    assert result.encode_mib_s > 0
+    assert result.decode_mib_s > 0
+    assert 0 <= result.relative_error < 1
+    assert (result.relative_error == 0) == (name == "none")
+    assert result.is_biased == codec.is_biased
+
+
+def test_codecs_are_measured_in_the_order_that_they_are_named_in() -> None:
+    results = bench_codecs(["none", "fp16"], 1024, 0)
+    assert [one.name for one in results] == ["none", "fp16"]
+    assert [one.bytes_per_param for one in results] == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("names", "elements", "why"), [(["zip"], 1024, "unknown codec 'zip'"), ([], 10, "--elements")]
+)
+def test_what_cannot_be_measured_is_refused(names: list[str], elements: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        bench_codecs(names, elements, 0)
