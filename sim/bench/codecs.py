@@ -8,6 +8,7 @@ work.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.limits import CELL_ELEMENTS_MAX, MIB
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN
-from training.compression import CODECS, bits_per_element
+from training.compression import CODECS, Codec, bits_per_element
 
 PASSES = 7
 
@@ -82,9 +83,7 @@ def measure(name: str, elements: int, seed: int) -> CodecResult:
         x_N[start : start + CELL_ELEMENTS_MAX] for start in range(0, elements, CELL_ELEMENTS_MAX)
     ]
     payloads = [codec.encode(cell_N) for cell_N in cells]
-    decoded = [
-        codec.decode(payload, len(cell_N)) for payload, cell_N in zip(payloads, cells, strict=True)
-    ]
+    relative_error = _relative_error(codec, payloads, cells)
     # Nothing is kept: a fresh page for each result would be what is measured.
     encode_s = sum(_best_s(partial(codec.encode, cell_N)) for cell_N in cells)
     decode_s = sum(
@@ -97,13 +96,21 @@ def measure(name: str, elements: int, seed: int) -> CodecResult:
         bits_of_cell=bits_per_element(codec),
         encode_mib_s=4 * elements / MIB / encode_s,
         decode_mib_s=4 * elements / MIB / decode_s,
-        relative_error=_relative_error(np.concatenate(decoded), x_N),
+        relative_error=relative_error,
         is_biased=codec.is_biased,
     )
 
 
-def _relative_error(decoded_N: NDArray[np.float32], x_N: NDArray[np.float32]) -> float:
-    return float(np.linalg.norm(decoded_N - x_N) / np.linalg.norm(x_N))
+def _relative_error(
+    codec: Codec, payloads: Sequence[bytes], cells: Sequence[NDArray[np.float32]]
+) -> float:
+    lost, total = 0.0, 0.0
+    for payload, cell_N in zip(payloads, cells, strict=True):
+        lost += float(
+            np.square(codec.decode(payload, len(cell_N)) - cell_N, dtype=np.float64).sum()
+        )
+        total += float(np.square(cell_N, dtype=np.float64).sum())
+    return math.sqrt(lost / total)
 
 
 def _best_s(work: Callable[[], object]) -> float:
