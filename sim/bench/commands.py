@@ -200,7 +200,7 @@ def codecs(
 
     from rich.console import Console
 
-    from sim.bench.codecs import bench_codecs
+    from sim.bench.codec_costs import bench_codecs
     from sim.bench.main import commit_named
     from sim.bench.report import print_codecs
 
@@ -210,7 +210,8 @@ def codecs(
     print_codecs(console, results)
     if json:
         by_name = {one.name: asdict(one) for one in results}
-        print_json({"codecs": by_name, "elements": elements, "commit": commit_named()})
+        about = {"elements": elements, "commit": commit_named(), "codecs": by_name}
+        print_json(about | by_name)
 
 
 def _folder(out: Path | None) -> Path:

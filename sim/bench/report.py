@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.limits import MIB
-from sim.bench.codecs import CodecResult
+from sim.bench.codec_costs import CodecResult
 from sim.bench.options import AllreduceOptions, FaultOptions
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import ConfigError
-from sim.bench.codecs import bench_codecs, measure
+from sim.bench.codec_costs import bench_codecs, measure
 from training.compression import CODECS
 
 
