@@ -137,7 +137,7 @@ def allreduce(
 @bench_app.command("link")
 def link(
     mib: Annotated[int, typer.Option(help="To move in one transfer.")] = 256,
-    security: Annotated[str, typer.Option(help="noise.")] = "noise",
+    security: Annotated[str, typer.Option(help="noise, or tls where it is safe.")] = "noise",
     repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     json: JsonOption = False,

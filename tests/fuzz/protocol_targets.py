@@ -172,7 +172,7 @@ class NoSession(Session):
     async def send(self, parts: Sequence[Bytes]) -> None:
         raise NotImplementedError
 
-    async def receive(self) -> list[bytes]:
+    async def receive(self) -> list[Bytes]:
         raise NotImplementedError
 
 

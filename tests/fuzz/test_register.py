@@ -22,6 +22,7 @@ EXEMPT = {
     "dht.libp2p_negotiate.Lines.receive_raw": "a seam; its implementation is fuzzed",
     "dht.libp2p_link.Link.read": "hands bytes on as they came",
     "dht.libp2p_session.Session.receive": "a seam; its implementations are fuzzed",
+    "dht.libp2p_tls.TlsSession.receive": "OpenSSL decodes; what it makes of it is fuzzed behind it",
     "dht.libp2p_yamux.Yamux.open_stream": "opens; what comes is read elsewhere",
     "dht.libp2p_transport.Libp2pTransport.open_stream": "opens; what comes is read elsewhere",
     "dht.libp2p_transport.open_transport": "opens; what comes is read elsewhere",

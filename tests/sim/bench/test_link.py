@@ -19,7 +19,7 @@ from sim.bench.link_report import link_json, percentile_ms, print_link
     ("change", "why"),
     [
         ({"mib": 0}, "--mib 0"),
-        ({"security": "rot13"}, "--security 'rot13' is none of noise"),
+        ({"security": "rot13"}, "--security 'rot13' is none of noise, tls"),
         ({"repeat": 0}, "--repeat 0"),
     ],
 )
