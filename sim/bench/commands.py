@@ -214,6 +214,54 @@ def codecs(
         print_json(about | by_name)
 
 
+@bench_app.command("discovery")
+def discovery(
+    peers: PeersOption = 16,
+    keys: Annotated[int, typer.Option(help="To store and to find, one at a time.")] = 1000,
+    frozen: Annotated[int, typer.Option(help="Nodes that freeze behind the stores.")] = 0,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Store and find keys in a DHT of one process per node: milliseconds, processor time."""
+    from rich.console import Console
+
+    from sim.bench.discovery import (
+        DiscoveryOptions,
+        DiscoveryResult,
+        bench_discovery,
+        discovery_json,
+    )
+    from sim.bench.main import (
+        EXIT_DONE,
+        EXIT_FAILED,
+        Interrupted,
+        Teller,
+        clock,
+        commit_named,
+        run_until_signal,
+    )
+
+    options = DiscoveryOptions(peers=peers, keys=keys, frozen=frozen, seed=seed)
+    console = Console(stderr=json, highlight=False)
+    results: list[DiscoveryResult] = []
+
+    async def play() -> None:
+        results.append(await bench_discovery(options, Teller(console, clock())))
+
+    try:
+        run_until_signal(play)
+    except Interrupted as signal:
+        console.print("Stopped. No process is left running.", markup=False)
+        raise typer.Exit(signal.status) from None
+    (result,) = results
+    told = discovery_json(options, commit_named(), result)
+    for name, value in told.items():
+        console.print(f"{name:>20}  {value}", markup=False)
+    if json:
+        print_json(told)
+    raise typer.Exit(EXIT_DONE if result.num_found == options.keys else EXIT_FAILED)
+
+
 def _folder(out: Path | None) -> Path:
     name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
     return (Path(name) if out is None else out).absolute()
