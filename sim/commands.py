@@ -78,7 +78,10 @@ def run_scenario(
 def sweep_scenarios(
     scenarios: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or files; `mixed` if there is none.", show_default=False),
+        typer.Argument(
+            help="Names or files; `mixed` if there is none; `robustness`: all attacks.",
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="FIRST..LAST, or one.")] = "0..199",
     jobs: Annotated[
@@ -93,8 +96,14 @@ def sweep_scenarios(
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
+    from sim.robustness import commands as robustness
     from sim.trials import sweeping
 
+    if scenarios == [robustness.NAME]:
+        found, status = robustness.sweep_robustness(seeds, peers, rounds, out, to_stderr=json)
+        if json:
+            print_json(found)
+        raise typer.Exit(status)
     request = sweeping.Request(
         names=tuple(scenarios or ()),
         seeds=seeds,

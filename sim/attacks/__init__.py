@@ -1,0 +1,50 @@
+"""Every attack by name: one file each, entered here."""
+
+from sim.attacks.alie import Alie
+from sim.attacks.backdoor import Backdoor
+from sim.attacks.constant_direction import ConstantDirection
+from sim.attacks.fang import Fang
+from sim.attacks.fang_krum import FangKrum
+from sim.attacks.gaussian import Gaussian
+from sim.attacks.ipm import Ipm
+from sim.attacks.label_flip import LabelFlip
+from sim.attacks.mimic import Mimic
+from sim.attacks.min_max import MinMax
+from sim.attacks.min_sum import MinSum
+from sim.attacks.nan import Nan
+from sim.attacks.on_off import OnOff
+from sim.attacks.scale import Scale
+from sim.attacks.seam import ATTACKS, Attack, Context
+from sim.attacks.searched_alie import SearchedAlie
+from sim.attacks.searched_ipm import SearchedIpm
+from sim.attacks.shift import Shift
+from sim.attacks.sign_flip import SignFlip
+from sim.attacks.slow_drift import SlowDrift
+from sim.attacks.stale import Stale
+from sim.attacks.targeted_slice import TargetedSlice
+from sim.attacks.zero import Zero
+
+__all__ = ["ATTACKS", "Attack", "Context"]
+
+ATTACKS.register("alie", Alie)
+ATTACKS.register("backdoor", Backdoor)
+ATTACKS.register("constant_direction", ConstantDirection)
+ATTACKS.register("fang", Fang)
+ATTACKS.register("fang_krum", FangKrum)
+ATTACKS.register("gaussian", Gaussian)
+ATTACKS.register("ipm", Ipm)
+ATTACKS.register("label_flip", LabelFlip)
+ATTACKS.register("mimic", Mimic)
+ATTACKS.register("min_max", MinMax)
+ATTACKS.register("min_sum", MinSum)
+ATTACKS.register("nan", Nan)
+ATTACKS.register("on_off", OnOff)
+ATTACKS.register("scale", Scale)
+ATTACKS.register("searched_alie", SearchedAlie)
+ATTACKS.register("searched_ipm", SearchedIpm)
+ATTACKS.register("shift", Shift)
+ATTACKS.register("sign_flip", SignFlip)
+ATTACKS.register("slow_drift", SlowDrift)
+ATTACKS.register("stale", Stale)
+ATTACKS.register("targeted_slice", TargetedSlice)
+ATTACKS.register("zero", Zero)

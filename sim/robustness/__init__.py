@@ -1,0 +1,1 @@
+"""Liars against rules: a small model trained by honest peers and by those who attack."""

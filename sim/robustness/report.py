@@ -1,0 +1,117 @@
+"""What a trial of attacks shows: a table, a picture, one object for scripts."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from sim.robustness.game import Course, Stage
+from sim.robustness.trial import Row
+
+_INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
+_CLEAN, _DEFENDED, _BARE = "#8d8980", "#1f5fbf", "#b3261e"
+_COLUMNS, _TILE_INCHES, _DOTS_PER_INCH = 6, (2.3, 1.9), 130
+_HEADROOM = 1.6
+"""A curve that leaves the picture goes up this far above the clean one."""
+
+
+def trial_table(rows: Sequence[Row]) -> Table:
+    """A line per attack, with its verdict."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("attack", no_wrap=True)
+    for head in ("loss above clean", "limit", "damage", "bare mean", "right way"):
+        table.add_column(head, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        table.add_row(
+            row.attack,
+            _percent(row.loss_percent),
+            f"{row.limit:.0f} %",
+            f"{row.damage:+.2f}",
+            _percent(row.bare_percent),
+            f"{100 * row.kept_direction:.0f} %",
+            "[green]kept[/]" if row.is_kept else "[bold red]BROKEN[/]",
+        )
+    return table
+
+
+def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[str, object]:
+    """The line that `--json` ends with."""
+    return {
+        "peers": stage.peers,
+        "liars": stage.liars,
+        "rounds": stage.rounds,
+        "seeds": len(seeds),
+        "broken": [row.attack for row in rows if not row.is_kept],
+        "attacks": {row.attack: row.as_json() for row in rows},
+    }
+
+
+def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
+    """A PNG with a small chart per attack: clean, with the default rule, with the bare mean."""
+    lines = -(-len(rows) // _COLUMNS)
+    size = (_COLUMNS * _TILE_INCHES[0], lines * _TILE_INCHES[1] + 0.7)
+    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)  # No pyplot: it keeps global state and looks for a screen.
+    grid = figure.subplots(lines, _COLUMNS, sharex=True, sharey=True, squeeze=False)
+    clean = _middle(rows[0].clean)
+    low, high = min(clean), max(clean)
+    top = low + _HEADROOM * (high - low)
+    for number, axes in enumerate(grid.flat):
+        if number >= len(rows):
+            axes.set_visible(False)
+            continue
+        row = rows[number]
+        _tile(axes, row, stage, top)
+        axes.set_ylim(low - 0.05 * (high - low), top)
+    figure.legend(
+        *grid[0, 0].get_legend_handles_labels(),
+        loc="outside lower right",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
+    title = (
+        f"{stage.liars} liars of {stage.peers}: loss by round, attacked from the dotted line;"
+        " numbers: above clean at the end, default rule / bare mean"
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
+    figure.savefig(path, format="png")
+
+
+def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
+    curves = (
+        ("clean", row.clean, _CLEAN, 3.0, "-"),
+        ("bare mean", row.bare, _BARE, 1.5, "-"),
+        ("default rule", row.defended, _DEFENDED, 1.5, "--"),
+    )
+    for label, courses, colour, width, dashes in curves:
+        # What is beyond the picture ends at its upper edge, where one sees that it left.
+        shown = [min(loss, top) for loss in _middle(courses)]
+        axes.plot(range(1, len(shown) + 1), shown, dashes, color=colour, lw=width, label=label)
+    axes.axvline(stage.attacked_from + 0.5, color=_MUTED, lw=0.8, ls=":")
+    axes.set_title(row.attack, fontsize=9, color=_INK if row.is_kept else _BARE, loc="left")
+    text = f"{_percent(row.loss_percent)} / {_percent(row.bare_percent)}"
+    axes.annotate(
+        text, (0.97, 0.93), xycoords="axes fraction", ha="right", va="top", fontsize=7, color=_MUTED
+    )
+    axes.grid(axis="y", color=_LINE, lw=0.6)
+    axes.tick_params(colors=_MUTED, length=0, labelsize=7)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _middle(courses: Sequence[Course]) -> list[float]:
+    """By round the median over seeds."""
+    return [median(losses) for losses in zip(*(one.losses for one in courses), strict=True)]
+
+
+def _percent(value: float) -> str:
+    if not math.isfinite(value):
+        return "diverged"
+    return f"{value:+.1f} %" if abs(value) < 1000 else f"{value:+.0e} %"
