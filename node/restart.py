@@ -10,6 +10,8 @@ from node.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage, decode_body
 
+_PROVISIONAL = (Kind.PVOTE, Kind.PSEAL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
@@ -57,8 +59,10 @@ def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
             continue
         if slot.kind is Kind.COMMIT:
             view.own_commit = message.digest
-        if slot.attempt > view.attempt:
-            view.attempt, view.entered_s, view.opened_s = slot.attempt, now_s, now_s
+        # It begins as an ordinary round: what it said provisionally is of an attempt before (R4).
+        attempt = slot.attempt + (slot.kind in _PROVISIONAL)
+        if attempt > view.attempt:
+            view.attempt, view.entered_s, view.opened_s = attempt, now_s, now_s
     _relock(view)
 
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 from sim.exploration.branch_healing import Convergent, Healing, MeetingOrder
+from sim.exploration.branch_moves import BranchSpan
 from sim.exploration.branch_state import BranchBounds
 from sim.exploration.branches import Branches
 from sim.exploration.overlap import OverlapBounds
@@ -40,6 +41,46 @@ LARGE: dict[str, tuple[type[Branches], BranchBounds]] = {
     "4 voters, ties": (Convergent, THREE(peers=4, voters=4, rounds=1, ahead=1, attempts=1)),
 }
 """Up to a minute each."""
+
+BRISK = partial(BranchSpan, is_brisk=True, rounds=1)
+
+RUNNING: dict[str, BranchSpan] = {
+    "2 voters, 2 changes of links": BRISK(voters=2, every=20),
+    "2 voters, a change, a restart": BRISK(voters=2, changes=1, restarts=1, every=20),
+}
+"""Seconds each, for `RunningBranches`: whole machines."""
+
+RUNNING_LARGE: dict[str, BranchSpan] = {
+    "1 voter, 1 member, 3 changes": BRISK(
+        voters=1, members=1, rounds=2, ahead=2, changes=3, every=100
+    ),
+    "2 voters, 2 changes, step by step": BranchSpan(voters=2, rounds=1, every=50),
+    "2 voters, 2 changes, 2 restarts": BRISK(voters=2, restarts=2, every=50),
+    "2 voters, 2 changes, a freeze": BRISK(voters=2, sleeps=1, every=10),
+    "2 voters, branches of 2, 3 changes": BRISK(voters=2, rounds=2, ahead=2, changes=3, every=100),
+    "2 voters, 2 attempts, what is said cut off": BRISK(
+        voters=2, attempts=2, cuts=3, is_late=True, is_unanswered=True, every=50
+    ),
+    "3 voters, a change": BRISK(voters=3, changes=1, every=1000),
+    "3 voters, 2 changes": BRISK(voters=3, every=500),
+}
+"""Up to a few minutes each; the last ones are not seen to their end."""
+
+UNLIKE = BranchSpan(
+    voters=3,
+    rounds=3,
+    ahead=3,
+    changes=5,
+    attempts=6,
+    restarts=2,
+    sleeps=1,
+    cuts=3,
+    is_brisk=True,
+    is_late=True,
+    is_unanswered=True,
+    every=60,
+)
+"""For random walks: what no search gets to the end of."""
 
 OVERLAPS: dict[str, OverlapBounds] = {
     "2 rounds in flight, 4 rounds": OverlapBounds(rounds=4),

@@ -7,7 +7,7 @@ SEAL it; the others hear of it later or never. A peer that is frozen, has crashe
 is one that does not act, or is alone in its group, for a while. Suspicions are left out: members
 that are cut off are absent, and leave the roster with their second absence.
 
-`RoundMachine` does not call these deciders yet: this explores the rules, as code, before it does.
+The machines that call these deciders are explored in `running_branches.py`, within smaller bounds.
 """
 
 from collections.abc import Iterable, Iterator

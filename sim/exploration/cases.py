@@ -9,6 +9,7 @@ from sim.exploration import branch_cases
 from sim.exploration.agreement import Agreement, Scope
 from sim.exploration.overlap import Overlap
 from sim.exploration.rounds import Rounds, Span
+from sim.exploration.running_branches import RunningBranches
 from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
 from sim.exploration.windows import Windows
@@ -126,6 +127,15 @@ def cases() -> Iterator[Case]:
         yield Case("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
     for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
         yield Case("branches", name, partial(model, bounds))
+    running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
+    for name, span in running.items():
+        yield Case("running", name, partial(RunningBranches, span))
+    yield Case(
+        "running",
+        "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze",
+        partial(RunningBranches, branch_cases.UNLIKE),
+        is_walk=True,
+    )
     for name, overlap in branch_cases.OVERLAPS.items():
         yield Case("overlap", name, partial(Overlap, overlap))
 

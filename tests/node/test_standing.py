@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from node.ballots import Entry
 from node.reach import Reach
+from node.restart import Restart, refill
 from node.round_view import RoundView
 from node.standing import Standing
 from protocol.identity import PeerId
@@ -180,3 +181,19 @@ def test_pseals_of_two_attempts_never_add_up():
         view.ballots.add(entry_of(said))
     view.elect(frozenset({A, B}))
     assert view.ballots.psealed() is None
+
+
+# Restart ------------------------------------------------------------------------------------------
+
+
+def test_restarted_node_never_votes_in_an_attempt_in_which_it_voted_provisionally():
+    """It begins as an ordinary round, whatever it was before; of two kinds is no attempt."""
+    said = Voice(A, HEAD.value).say(Kind.PVOTE, Vote(list_digest=bytes(32)), 3)
+    view = view_of(A, HEAD)
+    refill(view, Restart(chain=(HEAD,), messages=(said.message,)), now_s=7.0)
+    assert (view.attempt, view.entered_s) == (4, 7.0)
+    again = Voice(A, HEAD.value).say(Kind.VOTE, Vote(list_digest=bytes(32)), 4)
+    restart = Restart(chain=(HEAD,), messages=(said.message, again.message))
+    view = view_of(A, HEAD)
+    refill(view, restart, now_s=7.0)
+    assert view.attempt == 4

@@ -1,0 +1,116 @@
+"""Looser wordings of R4 in running machines, one rule at a time: what the explorer must find.
+
+As `looser_branches`, which loosens the pure deciders; here it is what machines do with them.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import node.meeting
+import node.restart
+import node.round
+import node.round_state
+from node import branches
+from node import events as ev
+from node.ballots import Ballots, Entry
+from node.branch_tree import Tree
+from node.branches import Lock, Position
+from node.roster import has_quorum
+from node.round import RoundMachine
+from node.round_view import RoundView
+from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
+from sim.exploration.branch_moves import BranchSpan
+from sim.exploration.running_branches import RunningBranches
+
+Loosened = AbstractContextManager[Any]
+
+SHIPPED_ADVANCE = RoundMachine._advance
+SHIPPED_INDEX = Ballots._index
+SHIPPED_SLOT = RoundView.slot
+
+
+def blank(round_index: int) -> bytes:
+    """What stands in the place of the seal that a round stands on."""
+    return round_index.to_bytes(32, "big")
+
+
+@contextmanager
+def slots_without_the_branch() -> Iterator[None]:
+    """6: a slot is (shard, round, attempt, kind), whatever seal the round stands on."""
+
+    def slot(view: RoundView, kind: Kind, **place: Any) -> Slot:
+        found = SHIPPED_SLOT(view, kind, **place)
+        return replace(found, basis=blank(view.index))
+
+    def concerns(view: RoundView, entry: Entry) -> bool:
+        found = entry.message.slot
+        return found.round == view.index and entry.message.sender in view.member_set
+
+    with (
+        patch.object(RoundView, "slot", slot),
+        patch.object(node.round_state, "concerns", concerns),
+        patch.object(node.meeting, "_check_link", lambda *_: None),
+    ):
+        yield
+
+
+@contextmanager
+def finality_by_the_roster_of_the_branch() -> Iterator[None]:
+    """7: what a quorum of the voters that the branch names has sealed is final."""
+
+    def advance(
+        machine: RoundMachine, link: SealCertificate, now_s: float
+    ) -> Iterator[ev.RoundAction]:
+        roster, sealers = machine.view.head.roster, machine.view.ballots.sealers
+        yield from SHIPPED_ADVANCE(machine, link, now_s)
+        if has_quorum(roster, sealers, trust="friends"):
+            yield from machine.confirm(list(machine.standing.branch), now_s)
+
+    with patch.object(RoundMachine, "_advance", advance):
+        yield
+
+
+@contextmanager
+def finality_by_counting() -> Iterator[None]:
+    """8: whoever PSEALed a value has sealed it."""
+
+    def index_both(ballots: Ballots, message: SignedMessage, body: Any) -> None:
+        SHIPPED_INDEX(ballots, message, body)
+        if message.slot.kind is Kind.PSEAL:
+            place = (message.slot.subject, message.slot.attempt, body)
+            ballots._seals.setdefault(place, {})[message.sender] = message
+            ballots._sealed.pop(message.slot.subject, None)
+            ballots.news += 1
+
+    with patch.object(Ballots, "_index", index_both):
+        yield
+
+
+def merge_by_tokens() -> Loosened:
+    """10: when branches meet, locks have no say."""
+
+    def better_head(tree: Tree, positions: Any, locks: frozenset[Lock]) -> Position:
+        return branches.better_head(tree, positions, ())
+
+    return patch.object(node.meeting, "better_head", better_head)
+
+
+def kinds_share_an_attempt() -> Loosened:
+    """Where a round turns provisional or back, its attempt goes on."""
+    return patch.object(node.round, "_has_acted", lambda view: False)
+
+
+def restarted_in_the_same_attempt() -> Loosened:
+    """Who restarts goes on in the latest attempt in which it signed, provisional or not."""
+    return patch.object(node.restart, "_PROVISIONAL", ())
+
+
+def model_of(span: BranchSpan, before: tuple[str, ...]) -> RunningBranches:
+    """The model; rounds count as those of its first voters where slots do not name the seal."""
+    model = RunningBranches(span, before)
+    roster = model.table.head.value.roster
+    model.post.rosters |= {blank(index): roster for index in range(16)}
+    return model
