@@ -116,7 +116,7 @@ def _attempt_forgotten() -> Iterator[None]:
         refill(view, brought, now_s=now_s)
         view.attempt, view.lock = 0, None
 
-    with patch("node.round.refill", refill_half):
+    with patch("node.round_state.refill", refill_half), patch("node.silence.refill", refill_half):
         yield
 
 
@@ -261,7 +261,7 @@ def _own_receipts_only() -> Iterator[None]:
     def own_only(views: Any, links: Any) -> Any:
         return [m for m in listed_commits(views, links) if m.sender == views[0].me]
 
-    with patch("sim.edge.listed_commits", own_only):
+    with patch("node.batch.listed_commits", own_only):
         yield
 
 
