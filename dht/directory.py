@@ -12,23 +12,22 @@ import trio
 from dht.announcements import Announcement, Announcements
 from dht.kademlia import Kademlia, KademliaConfig
 from dht.keyspace import Key, topic_key
-from dht.lookup import Lookup, LookupResult, Query
 from dht.messages import (
     PROTOCOL,
-    Nodes,
     Ping,
     Reply,
     Request,
     Store,
     Stored,
     StoreVerdict,
-    Values,
 )
+from dht.origins import Doubt, Origins
+from dht.paths import Search
 from dht.records import SignedRecord, is_timely, merge
 from dht.requests import RequestConfig, Requester, RequestServer
 from dht.routing import Contact
+from dht.searching import Searcher
 from protocol.clock import WallClock
-from protocol.errors import NetworkError, PeerError
 from protocol.identity import PeerId, Signer, short_id
 from protocol.transport import Transport
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REFRESHES_AT_ONCE = 4
+_FIRST_CONTACTS_MAX = 128
 
 
 class Directory(Protocol):
@@ -56,8 +56,11 @@ class Directory(Protocol):
         """
         ...
 
-    async def find(self, topic: bytes) -> tuple[SignedRecord, ...]:
-        """What is said under `topic`, ourselves included: one verified record per writer."""
+    async def find(self, topic: bytes, *, holders_enough: int = 0) -> tuple[SignedRecord, ...]:
+        """What is said under `topic`, ourselves included: one verified record per writer.
+
+        It may end once so many peers have sent records; 0 hears all that should have some.
+        """
         ...
 
     async def forget(self, topic: bytes) -> None:
@@ -95,9 +98,11 @@ class KademliaDirectory:
         *,
         config: DirectoryConfig | None = None,
         rng: random.Random | None = None,
+        is_visitor: bool = False,
     ) -> None:
         """Registers the protocol: construct it before the transport starts to accept.
 
+        A visitor states no addresses: others answer it and tell nobody of it.
         `rng` salts the store and picks refresh keys; the default is the system's secret one.
         """
         self.config = config or DirectoryConfig()
@@ -105,11 +110,18 @@ class KademliaDirectory:
         self._wall_clock = wall_clock
         self._rng = rng or random.SystemRandom()
         self.kademlia = Kademlia(
-            signer, transport.addresses, self._rng, config=self.config.kademlia
+            signer,
+            tuple if is_visitor else transport.addresses,
+            self._rng,
+            config=self.config.kademlia,
         )
         self._announcements = Announcements(signer, replicas=self.config.kademlia.lookup.width)
         self._requester = Requester(transport, self.config.requests)
-        self._first_contacts: tuple[Contact, ...] = ()
+        self._searcher = Searcher(
+            self.kademlia, transport, self._requester, nursery=self._running, answered=self._heard
+        )
+        self._first_contacts: dict[PeerId, Contact] = {}
+        self._origins = Origins()
         self._nursery: trio.Nursery | None = None
         self._pings_wanted = trio.Event()
         self._announcements_changed = trio.Event()
@@ -141,14 +153,71 @@ class KademliaDirectory:
         answered: `run` asks them again every few seconds as long as the table is empty.
         """
         others = tuple(c for c in contacts if c.peer != self._transport.peer_id)
-        self._first_contacts = others or self._first_contacts
-        answers: list[bool] = []
-        async with trio.open_nursery() as nursery:
-            for contact in others:
-                nursery.start_soon(self._ping, contact, answers)
-        await self._look_up(self._start(self.kademlia.table.own_key))
+        known = {contact.peer: contact for contact in others}
+        for peer, contact in self._first_contacts.items():
+            known.setdefault(peer, contact)
+        self._first_contacts = dict(list(known.items())[:_FIRST_CONTACTS_MAX])
+        answers = await self._knock(others)
+        self._origins.add(contact for contact in others if contact.peer in answers)
+        await self._searcher.run(self._start(self.kademlia.table.own_key))
+        await self._compare_origins()
         self._refresh_wanted.set()
-        return sum(answers)
+        return len(answers)
+
+    async def _knock(self, contacts: Sequence[Contact]) -> list[PeerId]:
+        """Who answers, without waiting for the others for longer than for a slow one."""
+        answers_in, answers = trio.open_memory_channel[PeerId](len(contacts))
+
+        async def ping(contact: Contact, found: trio.MemorySendChannel[PeerId]) -> None:
+            async with found:
+                if await self._ping(contact):
+                    # Broken: nobody waits any more.
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        found.send_nowait(contact.peer)
+
+        # Not in a nursery of its own: who does not answer yet is listened to, here or later.
+        for contact in contacts:
+            self._running().start_soon(ping, contact, answers_in.clone())
+        answered = []
+        async with answers:
+            answers_in.close()
+            with trio.CancelScope() as patience:
+                async for peer in answers:
+                    answered.append(peer)
+                    if len(answered) == 1:
+                        grace_s = self.config.kademlia.lookup.time_out_s
+                        patience.deadline = trio.current_time() + grace_s
+        return answered
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Pairs of first contacts that show networks which do not know each other."""
+        return self._origins.doubts
+
+    async def _compare_origins(self) -> None:
+        """Look for ourselves through each first contact alone: do they show one network?"""
+        if len(self._origins) < 2:
+            return
+        views: dict[PeerId, set[PeerId]] = {}
+
+        async def view(origin: Contact) -> None:
+            key = self.kademlia.table.own_key
+            search = self.kademlia.lookup(key, trio.current_time(), only_through=[origin])
+            found = await self._searcher.run(search)
+            if found.closest:
+                views[origin.peer] = {contact.peer for contact in found.closest}
+
+        async with trio.open_nursery() as nursery:
+            for origin in self._origins.contacts():
+                nursery.start_soon(view, origin)
+        if self._origins.compared(views, trio.current_time()):
+            for first, second in self._origins.doubts:
+                logger.warning(
+                    "first peers show different networks first=%s second=%s: one may be made up,"
+                    " or two runs of peers have never met",
+                    short_id(first),
+                    short_id(second),
+                )
 
     async def announce(self, topic: bytes, value: bytes, *, ttl_s: float) -> int:
         """See `Directory.announce`."""
@@ -157,12 +226,12 @@ class KademliaDirectory:
         self._announcements_changed.set()
         return num_stored
 
-    async def find(self, topic: bytes) -> tuple[SignedRecord, ...]:
+    async def find(self, topic: bytes, *, holders_enough: int = 0) -> tuple[SignedRecord, ...]:
         """See `Directory.find`. Takes 1.5 to 2 s where a third of the peers is silent and round
         trips are long (`python -m sim.meeting`); less where all answer."""
         key = topic_key(topic)
         wall_s = self._wall_clock()
-        found = await self._look_up(self._start(key, values_at_wall_s=wall_s))
+        found = await self._searcher.run(self._start(key, wall_s, holders_enough))
         # Asked anew each time and never cached: a copy would outlive what its writer says next.
         held = self.kademlia.store.get(key, wall_s)
         winners = merge((*found.records, *held)).values()
@@ -186,75 +255,26 @@ class KademliaDirectory:
 
     # Searching
 
-    def _start(self, key: Key, *, values_at_wall_s: float | None = None) -> Lookup:
-        return self.kademlia.lookup(key, trio.current_time(), values_at_wall_s=values_at_wall_s)
-
-    async def _look_up(self, lookup: Lookup) -> LookupResult:
-        """Drive `lookup` to its end. What it gave up goes on in `run`, to learn who failed."""
-        # Unread answers are bounded by the peers that a look-up may ask.
-        answers_in, answers = trio.open_memory_channel[tuple[PeerId, Reply | None]](
-            lookup.config.queries_max
+    def _start(
+        self, key: Key, values_at_wall_s: float | None = None, holders_enough: int = 0
+    ) -> Search:
+        return self.kademlia.lookup(
+            key,
+            trio.current_time(),
+            values_at_wall_s=values_at_wall_s,
+            holders_enough=holders_enough,
         )
-        async with answers_in, answers:
-            queries = lookup.start(trio.current_time())
-            while True:
-                for query in queries:
-                    self._running().start_soon(self._query, lookup, query, answers_in.clone())
-                if lookup.is_done:
-                    break
-                answer = None
-                with trio.move_on_at(lookup.deadline_s()):
-                    answer = await answers.receive()
-                queries = self._feed(lookup, answer)
-        self.kademlia.table.refreshed(lookup.key, trio.current_time())
-        result = lookup.result()
-        for liar in result.liars:
-            logger.warning("dht peer passed on what it cannot have checked peer=%s", short_id(liar))
-            self.kademlia.failed(liar, trio.current_time())
-        for peer in result.silent:
-            self.kademlia.suspect(peer, trio.current_time())
-        return result
 
-    def _feed(self, lookup: Lookup, answer: tuple[PeerId, Reply | None] | None) -> list[Query]:
-        now_s = trio.current_time()
-        if answer is None:
-            return lookup.tick(now_s)
-        peer, reply = answer
-        if isinstance(reply, Nodes | Values):
-            return lookup.replied(peer, reply, now_s)
-        return lookup.failed(peer, now_s)
-
-    async def _query(
-        self,
-        lookup: Lookup,
-        query: Query,
-        answers_in: trio.MemorySendChannel[tuple[PeerId, Reply | None]],
-    ) -> None:
-        async with answers_in:
-            reply = await self._ask(query.contact, self.kademlia.request_for(lookup, query))
-            # Broken: the look-up has ended without this peer.
-            with contextlib.suppress(trio.BrokenResourceError):
-                answers_in.send_nowait((query.contact.peer, reply))
-
-    async def _ask(self, contact: Contact, request: Request) -> Reply | None:
-        """The reply of a peer, or None; the table learns of either."""
-        try:
-            reply = await self._requester.ask(contact, request)
-        except (NetworkError, PeerError) as error:
-            logger.debug("dht request failed peer=%s error=%s", short_id(contact.peer), error)
-            self.kademlia.failed(contact.peer, trio.current_time())
-            return None
-        is_new = contact.peer not in self.kademlia.table
-        self.kademlia.answered(contact.peer, reply.addresses, trio.current_time())
-        if is_new and contact.peer in self.kademlia.table:
+    def _heard(self, is_new: bool) -> None:
+        """An answer came; what waits for more replicas may try again with a new peer in sight."""
+        if is_new:
             self._announcements.hurry(trio.current_time())
             self._announcements_changed.set()
         self._wake_pinger()
-        return reply
 
-    async def _ping(self, contact: Contact, answers: list[bool]) -> None:
-        reply = await self._ask(contact, Ping(self.kademlia.own_addresses()))
-        answers.append(reply is not None)
+    async def _ping(self, contact: Contact) -> bool:
+        reply = await self._searcher.ask(contact, Ping(self.kademlia.own_addresses()))
+        return reply is not None
 
     # Storing
 
@@ -267,10 +287,23 @@ class KademliaDirectory:
     async def _store(self, record: SignedRecord) -> int:
         """Store at the nearest nodes and with ourselves; the number of others that took it."""
         self.kademlia.keep(record, self._wall_clock())
-        found = await self._look_up(self._start(record.key))
-        verdicts_in, verdicts = trio.open_memory_channel[bool](len(found.closest))
+        config = self.config.kademlia
+        near = self.kademlia.table.surely_closest(
+            record.key,
+            config.lookup.width,
+            trio.current_time(),
+            searched_s=self.config.refresh_s,
+            heard_s=config.stale_after_s,
+        )
+        if near and await self._store_at_all(near, record) == len(near):
+            return len(near)
+        found = await self._searcher.run(self._start(record.key))
+        return await self._store_at_all(found.replicas, record)
+
+    async def _store_at_all(self, contacts: Sequence[Contact], record: SignedRecord) -> int:
+        verdicts_in, verdicts = trio.open_memory_channel[bool](len(contacts))
         with verdicts_in:
-            for contact in found.closest:
+            for contact in contacts:
                 self._running().start_soon(self._store_at, contact, record, verdicts_in.clone())
         num_stored = 0
         # Who has just answered and now is silent may still store it, but nobody waits for that.
@@ -283,7 +316,7 @@ class KademliaDirectory:
         self, contact: Contact, record: SignedRecord, verdicts_in: trio.MemorySendChannel[bool]
     ) -> None:
         with verdicts_in:
-            reply = await self._ask(contact, Store(self.kademlia.own_addresses(), record))
+            reply = await self._searcher.ask(contact, Store(self.kademlia.own_addresses(), record))
             is_stored = isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED
             # Broken: nobody waits any more.
             with contextlib.suppress(trio.BrokenResourceError):
@@ -314,7 +347,7 @@ class KademliaDirectory:
             for start in range(0, len(pings), self.config.pings_at_once):
                 async with trio.open_nursery() as nursery:
                     for contact in pings[start : start + self.config.pings_at_once]:
-                        nursery.start_soon(self._ping, contact, [])
+                        nursery.start_soon(self._ping, contact)
 
     async def _keep_announced(self) -> None:
         while True:
@@ -336,13 +369,15 @@ class KademliaDirectory:
             if not len(self.kademlia.table):
                 await self._join_again()
                 continue
+            if self._origins.is_due(trio.current_time()):
+                await self._compare_origins()
             due = self.kademlia.table.due_for_refresh(
                 trio.current_time(), interval_s=self.config.refresh_s, rng=self._rng
             )
             for key in due[:_REFRESHES_AT_ONCE]:
-                await self._look_up(self._start(key))
+                await self._searcher.run(self._start(key))
 
     async def _join_again(self) -> None:
         if self._first_contacts:
-            await self.join(self._first_contacts)
+            await self.join(tuple(self._first_contacts.values()))
             self._refresh_wanted = trio.Event()

@@ -7,8 +7,8 @@ list to be pinged first; what others tell us is only ever a hint whom to ask.
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from dht.keyspace import Key
@@ -26,6 +26,8 @@ from dht.messages import (
     StoreVerdict,
     Values,
 )
+from dht.paths import Search
+from dht.patience import PeerTimes
 from dht.records import RECORD_OVERHEAD_BYTES, SignedRecord, Verdict, rank, verdict
 from dht.routing import Contact, RoutingTable
 from dht.storage import RecordStore, StoreBounds
@@ -76,6 +78,7 @@ class Kademlia:
         self.store = RecordStore(
             self.table.own_key, salt=rng.randbytes(32), bounds=self.config.bounds
         )
+        self.times = PeerTimes(at_first_s=self.config.lookup.slow_after_s)
         self._signer = signer
         self._addresses = addresses
         self._to_ping: OrderedDict[PeerId, Contact] = OrderedDict()
@@ -100,18 +103,23 @@ class Kademlia:
                 records, has_more = self._page(request, wall_s)
                 return Values(own, contacts, records, has_more)
             case Store():
-                return Stored(own, self.keep(request.record, wall_s))
+                return Stored(own, self.keep(request.record, wall_s, courier=peer))
             case _:
                 assert_never(request)
 
-    def keep(self, record: SignedRecord, wall_s: float) -> StoreVerdict:
-        """Store `record` if it can be believed. The signature is checked last: it costs most."""
+    def keep(
+        self, record: SignedRecord, wall_s: float, *, courier: PeerId | None = None
+    ) -> StoreVerdict:
+        """Store `record`, which `courier` sent, if it can be believed.
+
+        The signature is checked last: it costs most.
+        """
         held = self.store.held(record.key, record.writer)
         if held is not None and rank(held) > rank(record):
             return StoreVerdict.SUPERSEDED
         if held != record and verdict(record, self._signer, wall_s) is not Verdict.VALID:
             return StoreVerdict.REFUSED
-        return self.store.put(record, wall_s)
+        return self.store.put(record, wall_s, courier=courier)
 
     def answered(self, peer: PeerId, addresses: tuple[str, ...], now_s: float) -> None:
         """`peer` answered a request of ours and stated `addresses`."""
@@ -152,8 +160,20 @@ class Kademlia:
         self._to_ping.clear()
         return pings
 
-    def lookup(self, key: Key, now_s: float, *, values_at_wall_s: float | None = None) -> Lookup:
-        """A new search for `key`; for values too, if the wall time to judge them by is given."""
+    def lookup(
+        self,
+        key: Key,
+        now_s: float,
+        *,
+        values_at_wall_s: float | None = None,
+        holders_enough: int = 0,
+        only_through: Sequence[Contact] | None = None,
+    ) -> Search:
+        """A new search for `key`; for values too, if the wall time to judge them by is given.
+
+        It begins with the table, or with the contacts that it is to go `only_through`. It may end
+        once so many peers have sent records; 0 hears all that should have some.
+        """
         avoid = {peer for peer, failure in self._failures.items() if failure.until_s > now_s}
         judge = None
         if values_at_wall_s is not None:
@@ -162,20 +182,25 @@ class Kademlia:
             def judge(record: SignedRecord) -> Verdict:
                 return verdict(record, self._signer, wall_s)
 
-        return Lookup(
+        if only_through is None:
+            known = self.table.closest(key, limits.DHT_CONTACTS_PER_REPLY_MAX)
+        else:
+            known = tuple(only_through)
+        return Search(
             key,
-            self.config.lookup,
-            known=self.table.closest(key, limits.DHT_CONTACTS_PER_REPLY_MAX),
+            replace(self.config.lookup, holders_enough=holders_enough),
+            known=known,
             avoid=avoid | {self.peer_id},
             judge=judge,
+            patience=self.times.slow_after_s,
         )
 
-    def request_for(self, lookup: Lookup, query: Query) -> FindNode | FindValue:
+    def request_for(self, search: Lookup | Search, query: Query) -> FindNode | FindValue:
         """The message that performs `query`."""
-        count = lookup.config.contacts_per_reply
-        if lookup.wants_records:
-            return FindValue(self.own_addresses(), lookup.key, count, query.after)
-        return FindNode(self.own_addresses(), lookup.key, count)
+        count = search.config.contacts_per_reply
+        if search.wants_records:
+            return FindValue(self.own_addresses(), search.key, count, query.after)
+        return FindNode(self.own_addresses(), search.key, count)
 
     def _remember_failure(self, peer: PeerId, until_s: float, pause_s: float) -> None:
         self._failures[peer] = _Failure(until_s, pause_s)

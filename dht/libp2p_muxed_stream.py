@@ -81,7 +81,7 @@ class MuxedStream(IMuxedStream):
         self._window -= num_bytes
         return self._window >= 0
 
-    def feed(self, piece: memoryview, *, whole: bytes) -> None:
+    def feed(self, piece: memoryview, *, whole: Part) -> None:
         """Keep bytes that arrived as a part of `whole`."""
         if self._why:
             return

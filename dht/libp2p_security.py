@@ -1,4 +1,4 @@
-"""Noise as the only secure channel: the library's handshake over a `Link`, our records after it."""
+"""Noise, which all have: the library's handshake over a `Link`, our records after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,22 +27,25 @@ class TunedNoise(NoiseTransport):
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Prove who we are to whoever dialled us, and have them prove it."""
         link = self._open_link(conn)
-        return _bind(link, await super().secure_inbound(link))
+        return bind(link, await super().secure_inbound(link), NoiseSession)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
         link = self._open_link(conn)
-        return _bind(link, await super().secure_outbound(link, peer_id))
+        return bind(link, await super().secure_outbound(link, peer_id), NoiseSession)
 
 
-def _bind(link: Link, agreed: ISecureConn) -> ISecureConn:
+def bind(
+    link: Link, agreed: ISecureConn, kind: Callable[[SecureSession, Link], Session]
+) -> Session:
+    """Our session of what the library agreed, for a peer with an Ed25519 key; HandshakeFailure."""
     try:
         link.peer = parse_peer_id(agreed.get_remote_peer().to_base58())
     except DecodeError as error:
         raise HandshakeFailure(str(error)) from error
     if not isinstance(agreed, SecureSession):
         raise HandshakeFailure("the library's handshake made something else than a session")
-    return NoiseSession(agreed, link)
+    return kind(agreed, link)
 
 
 def link_of(muxed: Any) -> Link | None:  # noqa: ANN401 - the library's interfaces hide the layers

@@ -39,6 +39,9 @@ _NOISE_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
 class Session(BaseSession):
     """A secured connection. `send` and `receive` are for one task each at a time."""
 
+    security = ""
+    """What it is secured with, in a word."""
+
     def __init__(self, agreed: SecureSession, link: Link) -> None:
         super().__init__(
             local_peer=agreed.local_peer,
@@ -58,7 +61,7 @@ class Session(BaseSession):
         """
 
     @abstractmethod
-    async def receive(self) -> list[bytes]:
+    async def receive(self) -> list[Bytes]:
         """What arrives next, decrypted; never nothing. Raises ConnectionClosedError."""
 
     async def read(self, n: int | None = None) -> bytes:
@@ -100,6 +103,7 @@ class Session(BaseSession):
 class NoiseSession(Session):
     """Noise after the library's handshake: ChaCha20-Poly1305 over records of up to 65 535 bytes."""
 
+    security = "noise"
     _spare: list[bytearray] = []  # noqa: RUF012 - shared, because few connections send at a time
 
     def __init__(self, agreed: SecureSession, link: Link) -> None:
@@ -132,12 +136,12 @@ class NoiseSession(Session):
         if len(self._spare) < _SPARE_BUFFERS_MAX:
             self._spare.append(buffer)
 
-    async def receive(self) -> list[bytes]:
+    async def receive(self) -> list[Bytes]:
         """The next records in plain; see `Session.receive`."""
         while True:
             data = await self.link.read()
             try:
-                found = list(self._decrypted(data))
+                found: list[Bytes] = list(self._decrypted(data))
             except InvalidTag as error:
                 self.link.lose("a record that does not decrypt")
                 raise ConnectionClosedError(self.link.lost_reason, transport="tcp") from error

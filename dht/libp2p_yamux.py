@@ -29,7 +29,6 @@ HEADER = struct.Struct("!BBHII")
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 
-FRAME_BYTES_MAX = SEND_BYTES_MAX - HEADER.size
 JOINED_BYTES_MAX = 4096
 """Up to so many bytes travel in one record with their header; above, a second record costs less
 than the copy."""
@@ -186,11 +185,12 @@ class Yamux(IMuxedConn):
         """
         async with self._sending:
             stream.raise_if_not_sending()
-            num_bytes = min(len(data), stream.send_window, FRAME_BYTES_MAX)
+            # What opens a stream goes before its bytes.
+            room = SEND_BYTES_MAX - HEADER.size - len(self._unsent)
+            num_bytes = min(len(data), stream.send_window, room)
             if num_bytes <= 0:
                 return 0
             stream.send_window -= num_bytes
-            # What opens a stream goes before its bytes.
             head = self._unsent + HEADER.pack(0, DATA, 0, stream.stream_id, num_bytes)
             self._unsent.clear()
             parts: tuple[Bytes, ...] = (bytes(head), data[:num_bytes])
@@ -214,7 +214,7 @@ class Yamux(IMuxedConn):
             logger.warning("connection cut peer=%s reason=%s", self.peer_id, error)
             link.lose(f"no yamux: {error}")
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Bytes) -> None:
         """Take what arrived. Raises ProtocolError."""
         view = memoryview(data)
         while view:

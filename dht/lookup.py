@@ -12,7 +12,7 @@ import bisect
 import enum
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dht.keyspace import Key
@@ -34,10 +34,12 @@ class LookupConfig:
     """Contacts asked of each peer; with `width` of them, a third dead leave too few to go on."""
 
     concurrency: int = 3
-    """Queries on the way at once (Kademlia's alpha); more cost traffic, fewer cost time."""
+    """Queries on the way at once (Kademlia's alpha); more cost traffic, fewer cost time. Peers for
+    whom `slow_after_s` is no long wait count for a half."""
 
     slow_after_s: float = 0.25
-    """Silence after which a peer no longer counts; below a round trip, everyone is asked twice."""
+    """Silence after which a peer no longer counts, where nobody knows how long its answers take;
+    below a round trip, everyone is asked twice."""
 
     time_out_s: float = 1.0
     """Silence after which a peer has failed: the longest that a search waits for its last hope."""
@@ -48,10 +50,14 @@ class LookupConfig:
     holders_enough: int = 0
     """Peers with records after which a search for values may end; 0 to hear all `width`."""
 
+    paths: int = 3
+    """Disjoint paths of a search (`dht.paths`): who lies on one leads that one astray. They share
+    width, concurrency and queries, so that more of them are narrower."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.width <= self.contacts_per_reply <= limits.DHT_CONTACTS_PER_REPLY_MAX:
             raise ValueError(f"{self.width} of {self.contacts_per_reply} contacts in a reply")
-        if self.concurrency < 1 or self.queries_max < self.width:
+        if min(self.concurrency, self.paths) < 1 or self.queries_max < self.width:
             raise ValueError(f"a look-up that cannot end: {self}")
         if not 0 < self.slow_after_s <= self.time_out_s:
             raise ValueError(f"slow_after_s {self.slow_after_s} is not within the time-out")
@@ -70,6 +76,11 @@ class LookupResult:
     """What was found. Only contacts that answered are in it."""
 
     closest: tuple[Contact, ...]
+    """The nearest `width` of them."""
+
+    replicas: tuple[Contact, ...]
+    """Where to store: the closest, and the nearest of each path of a search."""
+
     records: tuple[SignedRecord, ...]
     num_queries: int
     liars: frozenset[PeerId]
@@ -93,12 +104,25 @@ class _Candidate:
     distance: int
     state: _State = _State.FRESH
     asked_s: float = 0.0
+    slow_s: float = 0.0
     pages: int = 0
+    num_records: int = 0
     last_writer: bytes = b""
     has_records: bool = False
 
 
 Judge = Callable[[SignedRecord], Verdict]
+
+Patience = Callable[[PeerId], float]
+"""After how many seconds of silence a peer counts as slow."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the paths of one search have in common: whom one has asked, no other asks."""
+
+    patience: Patience | None
+    claimed: set[PeerId] = field(default_factory=set)
 
 
 class Lookup:
@@ -112,6 +136,7 @@ class Lookup:
         known: Iterable[Contact],
         avoid: AbstractSet[PeerId],
         judge: Judge | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """Start from `known`; never ask a peer in `avoid` (ourselves at least).
 
@@ -121,6 +146,10 @@ class Lookup:
         self.config = config
         self.is_done = False
         self._judge = judge
+        shared = shared or Shared(None)
+        self._is_learned = shared.patience is not None
+        self._patience = shared.patience or (lambda _: config.slow_after_s)
+        self._claimed = shared.claimed
         self._avoid = avoid
         self._by_peer: dict[PeerId, _Candidate] = {}
         self._ordered: list[_Candidate] = []
@@ -170,18 +199,26 @@ class Lookup:
 
     def deadline_s(self) -> float:
         """When silence alone will change something; infinite when nothing is on the way."""
-        waits_s = {
-            _State.WAITING: self.config.slow_after_s,
-            _State.SLOW: self.config.time_out_s,
-        }
-        ends = (c.asked_s + waits_s[c.state] for c in self._pending.values())
+        ends = (
+            c.asked_s + (c.slow_s if c.state is _State.WAITING else self.config.time_out_s)
+            for c in self._pending.values()
+        )
         return min(ends, default=float("inf"))
+
+    def answered(self) -> tuple[Contact, ...]:
+        """Everybody who answered, nearest first."""
+        return tuple(c.contact for c in self._ordered if c.state is _State.ANSWERED)
+
+    def holders(self) -> int:
+        """Peers that have sent records."""
+        return sum(candidate.has_records for candidate in self._by_peer.values())
 
     def result(self) -> LookupResult:
         """What has been found so far."""
-        answered = (c.contact for c in self._ordered if c.state is _State.ANSWERED)
+        closest = self.answered()[: self.config.width]
         return LookupResult(
-            closest=tuple(answered)[: self.config.width],
+            closest=closest,
+            replicas=closest,
             records=tuple(self._records[writer] for writer in sorted(self._records)),
             num_queries=self._num_queries,
             liars=frozenset(self._liars),
@@ -207,6 +244,9 @@ class Lookup:
         is_ascending = all(a < b for a, b in pairwise([candidate.last_writer, *writers]))
         if not is_ascending or any(record.key != self.key for record in reply.records):
             return False
+        candidate.num_records += len(writers)
+        if candidate.num_records > limits.DHT_WRITERS_PER_KEY_MAX:
+            return False  # Nobody keeps so many for one key.
         if reply.has_more and (not writers or candidate.pages >= limits.DHT_PAGES_MAX):
             return False
         accepted = []
@@ -228,7 +268,9 @@ class Lookup:
     def _ask(self, candidate: _Candidate, now_s: float) -> Query:
         candidate.state = _State.WAITING
         candidate.asked_s = now_s
+        candidate.slow_s = min(self._patience(candidate.contact.peer), self.config.time_out_s)
         candidate.pages += 1
+        self._claimed.add(candidate.contact.peer)
         self._pending[candidate.contact.peer] = candidate
         return Query(candidate.contact, candidate.last_writer)
 
@@ -236,16 +278,22 @@ class Lookup:
         self._give_up_the_silent(now_s)
         window = self._window()
         queries = []
-        in_flight = sum(c.state is _State.WAITING for c in self._pending.values())
+        waiting = (c for c in self._pending.values() if c.state is _State.WAITING)
+        in_flight = sum(self._weight(candidate) for candidate in waiting)
         for candidate in window:
             if in_flight >= self.config.concurrency or self._num_queries >= self.config.queries_max:
                 break
             if candidate.state is _State.FRESH:
                 queries.append(self._ask(candidate, now_s))
                 self._num_queries += 1
-                in_flight += 1
+                in_flight += self._weight(candidate)
         self.is_done = self._has_ended(window)
         return queries
+
+    def _weight(self, candidate: _Candidate) -> float:
+        # Of those that will take long to answer, strangers above all, twice as many are asked.
+        is_long = self._is_learned and candidate.slow_s >= self.config.slow_after_s
+        return 0.5 if is_long else 1.0
 
     def _give_up_the_silent(self, now_s: float) -> None:
         for peer, candidate in tuple(self._pending.items()):
@@ -254,22 +302,25 @@ class Lookup:
                 candidate.state = _State.FAILED
                 self._silent.add(peer)
                 del self._pending[peer]
-            elif now_s >= candidate.asked_s + self.config.slow_after_s:
+            elif now_s >= candidate.asked_s + candidate.slow_s:
                 candidate.state = _State.SLOW
 
     def _window(self) -> list[_Candidate]:
-        """The nearest `width` candidates that are not given up or silent."""
+        """The nearest `width` candidates that are not given up, silent, or another path's."""
         window = []
         for candidate in self._ordered:
-            if candidate.state is not _State.FAILED and candidate.state is not _State.SLOW:
-                window.append(candidate)
-                if len(window) == self.config.width:
-                    break
+            if candidate.state is _State.FAILED or candidate.state is _State.SLOW:
+                continue
+            if candidate.state is _State.FRESH and candidate.contact.peer in self._claimed:
+                continue
+            window.append(candidate)
+            if len(window) == self.config.width:
+                break
         return window
 
     def _has_ended(self, window: list[_Candidate]) -> bool:
         enough = self.config.holders_enough
-        if enough and sum(c.has_records for c in self._by_peer.values()) >= enough:
+        if enough and self.holders() >= enough:
             return True
         answered = sum(c.state is _State.ANSWERED for c in window)
         if answered == self.config.width:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from dht.messages import PROTOCOL, Reply, Request, decode_reply, decode_request, encode_message
+from dht.quotas import RequestQuotas
 from dht.routing import Contact
 from protocol import limits
 from protocol.errors import StreamClosedError, UnreachableError
@@ -139,12 +140,13 @@ class Requester:
 
 
 class RequestServer:
-    """Answers the requests of inbound streams, and bounds the streams."""
+    """Answers the requests of inbound streams, and bounds streams and requests of each peer."""
 
     def __init__(self, answer: Callable[[PeerId, Request], Reply], config: RequestConfig) -> None:
         self._answer = answer
         self._config = config
         self._num_streams: Counter[PeerId] = Counter()
+        self._quotas = RequestQuotas()
 
     async def serve(self, stream: Stream) -> None:
         """Answer one request after the other until the stream ends or has been idle for long.
@@ -171,7 +173,11 @@ class RequestServer:
             frame = await stream.receive_frame(limits.DHT_FRAME_BYTES_MAX)
         if idle.cancelled_caught:
             return False
-        reply = self._answer(stream.peer, decode_request(frame))
+        request = decode_request(frame)
+        wait_s = self._quotas.wait_s(stream.peer, trio.current_time())
+        if wait_s:
+            await trio.sleep(wait_s)
+        reply = self._answer(stream.peer, request)
         with trio.move_on_after(self._config.reply_time_out_s) as unread:
             await stream.send_frame(encode_message(reply))
         return not unread.cancelled_caught

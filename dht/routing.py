@@ -12,6 +12,7 @@ from typing import Annotated
 
 from dht.keyspace import KEY_BITS, Key, bucket_index, distance, node_key, random_key_in_bucket
 from dht.records import WirePeerId
+from dht.subnets import NARROW_BITS, WIDE_BITS, subnets
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.wire import Size
@@ -22,6 +23,11 @@ Addresses = Annotated[tuple[Address, ...], Size(0, limits.DHT_ADDRESSES_PER_CONT
 BUCKET_SIZE = 16
 """Twice the 8 replicas, so that a bucket which loses half its contacts still knows all replicas of
 a key nearby; and as many as one reply can carry."""
+
+
+SHARE_NARROW, SHARE_WIDE = 4, 2
+"""Of the contacts of a bucket, a quarter may lie in one public /24 (IPv6: /48), a half in one /16
+(/32). Whoever rents addresses in one place cannot fill a table from there."""
 
 
 def check_addresses(addresses: tuple[str, ...]) -> None:
@@ -98,6 +104,10 @@ class RoutingTable:
         key = node_key(contact.peer)
         bucket = self._buckets.setdefault(bucket_index(self.own_key, key), _Bucket())
         entry = _Entry(contact, int.from_bytes(key, "big"), now_s)
+        if self._is_corner_full(bucket, contact):
+            # Also of a peer that has moved there.
+            bucket.entries.pop(contact.peer, None)
+            return None
         if contact.peer in bucket.entries or len(bucket.entries) < self._bucket_size:
             bucket.replacements.pop(contact.peer, None)
             bucket.entries[contact.peer] = entry
@@ -110,6 +120,17 @@ class RoutingTable:
         oldest = next(iter(bucket.entries.values()))
         return oldest.contact if now_s - oldest.seen_s > stale_after_s else None
 
+    def _is_corner_full(self, bucket: _Bucket, contact: Contact) -> bool:
+        """Whether others from the same part of the internet have their share of the bucket."""
+        others = [e.contact for p, e in bucket.entries.items() if p != contact.peer]
+        for bits, share in ((NARROW_BITS, SHARE_NARROW), (WIDE_BITS, SHARE_WIDE)):
+            own = subnets(contact.addresses, bits)
+            if own:
+                near = sum(bool(own & subnets(other.addresses, bits)) for other in others)
+                if near >= self._bucket_size // share:
+                    return True
+        return False
+
     def failed(self, peer: PeerId) -> None:
         """`peer` did not answer: out of its bucket; the freshest replacement moves up."""
         if peer == self._own:
@@ -119,11 +140,16 @@ class RoutingTable:
         if bucket is None:
             return
         bucket.replacements.pop(peer, None)
-        if bucket.entries.pop(peer, None) is not None and bucket.replacements:
-            promoted, entry = bucket.replacements.popitem()
-            # It was last heard of some time ago, so it is the first to be doubted again.
-            bucket.entries[promoted] = entry
-            bucket.entries.move_to_end(promoted, last=False)
+        if bucket.entries.pop(peer, None) is None:
+            return
+        for promoted in reversed(tuple(bucket.replacements)):
+            entry = bucket.replacements[promoted]
+            if not self._is_corner_full(bucket, entry.contact):
+                del bucket.replacements[promoted]
+                # It was last heard of some time ago, so it is the first to be doubted again.
+                bucket.entries[promoted] = entry
+                bucket.entries.move_to_end(promoted, last=False)
+                return
 
     def closest(self, key: Key, count: int) -> tuple[Contact, ...]:
         """The `count` contacts nearest to `key`, nearest first."""
@@ -131,6 +157,25 @@ class RoutingTable:
         entries = (entry for b in self._buckets.values() for entry in b.entries.values())
         nearest = heapq.nsmallest(count, entries, key=lambda entry: entry.position ^ point)
         return tuple(entry.contact for entry in nearest)
+
+    def surely_closest(
+        self, key: Key, count: int, now_s: float, *, searched_s: float, heard_s: float
+    ) -> tuple[Contact, ...]:
+        """The `count` contacts nearest to `key` if no search could find nearer ones, else nobody.
+
+        So it is where their buckets are not full, the one around `key` was searched in the last
+        `searched_s`, and each of them was heard in the last `heard_s`.
+        """
+        around = self._buckets.get(bucket_index(self.own_key, key)) if key != self.own_key else None
+        nearest = self.closest(key, count)
+        if around is None or now_s - around.refreshed_s > searched_s or len(nearest) < count:
+            return ()
+        for contact in nearest:
+            bucket = self._buckets[bucket_index(self.own_key, node_key(contact.peer))]
+            is_full = len(bucket.entries) >= self._bucket_size
+            if is_full or now_s - bucket.entries[contact.peer].seen_s > heard_s:
+                return ()
+        return nearest
 
     def refreshed(self, key: Key, now_s: float) -> None:
         """A look-up of `key` has just ended: the bucket around it is up to date."""

@@ -26,6 +26,7 @@ class StoreBounds:
     keys_max: int = limits.DHT_KEYS_MAX
     writers_per_key_max: int = limits.DHT_WRITERS_PER_KEY_MAX
     keys_per_writer_max: int = limits.DHT_KEYS_PER_WRITER_MAX
+    records_per_courier_max: int = limits.DHT_RECORDS_PER_COURIER_MAX
     bytes_max: int = limits.DHT_STORE_BYTES_MAX
 
     def __post_init__(self) -> None:
@@ -48,6 +49,8 @@ class RecordStore:
         self._records: dict[Key, dict[PeerId, SignedRecord]] = {}
         self._by_distance: list[tuple[int, Key]] = []
         self._keys_of: Counter[PeerId] = Counter()
+        self._courier_of: dict[tuple[Key, PeerId], PeerId] = {}
+        self._carried: Counter[PeerId] = Counter()
         self._expiries: list[tuple[int, Key, PeerId]] = []
         self.num_records = 0
         self.num_bytes = 0
@@ -70,8 +73,13 @@ class RecordStore:
             if writer > after and is_timely(writers[writer], wall_s)
         ]
 
-    def put(self, record: SignedRecord, wall_s: float) -> StoreVerdict:
-        """Keep `record` if it is alive, newer than what its writer has here, and there is room."""
+    def put(
+        self, record: SignedRecord, wall_s: float, *, courier: PeerId | None = None
+    ) -> StoreVerdict:
+        """Keep `record` if it is alive, newer than what its writer has here, and there is room.
+
+        `courier` is who sent it; None where it is a record of our own.
+        """
         self.purge(wall_s)
         if not is_timely(record, wall_s):
             return StoreVerdict.REFUSED
@@ -82,7 +90,12 @@ class RecordStore:
             return StoreVerdict.SUPERSEDED
         if held is None and self._keys_of[record.writer] >= self._bounds.keys_per_writer_max:
             return StoreVerdict.FULL
-        crowded_out = self._crowded_out_by(record) if held is None else record.writer
+        is_carried = held is None and courier is not None and courier != record.writer
+        if courier is not None and is_carried and not self._may_carry(courier):
+            return StoreVerdict.FULL
+        crowded_out: PeerId | None = record.writer
+        if held is None:
+            crowded_out = self._crowded_out_by(record, is_carried=is_carried)
         if crowded_out is None and self._is_crowded(record.key):
             return StoreVerdict.FULL
         if not self._make_room(record.key, _cost_bytes(record)):
@@ -90,6 +103,9 @@ class RecordStore:
         if crowded_out is not None:
             self._drop(record.key, crowded_out)
         self._insert(record)
+        if courier is not None and is_carried:
+            self._courier_of[record.key, record.writer] = courier
+            self._carried[courier] += 1
         return StoreVerdict.STORED
 
     def drop(self, key: Key, writer: PeerId) -> None:
@@ -109,20 +125,30 @@ class RecordStore:
                 dropped += 1
         return dropped
 
+    def _may_carry(self, courier: PeerId) -> bool:
+        return self._carried[courier] < self._bounds.records_per_courier_max
+
     def _is_crowded(self, key: Key) -> bool:
         return len(self._records.get(key, ())) >= self._bounds.writers_per_key_max
 
     def _priority(self, key: Key, writer: PeerId) -> bytes:
         return blake3(self._salt + key + writer).digest()
 
-    def _crowded_out_by(self, record: SignedRecord) -> PeerId | None:
-        """Who leaves a crowded key for a new writer; None if nobody must, or if nobody does."""
-        if not self._is_crowded(record.key):
+    def _crowded_out_by(self, record: SignedRecord, *, is_carried: bool) -> PeerId | None:
+        """Who leaves a crowded key for a new writer; None if nobody must, or if nobody does.
+
+        Whoever came itself stays before those whose records others brought.
+        """
+        key = record.key
+        if not self._is_crowded(key):
             return None
-        writers = self._records[record.key]
-        last = max(writers, key=lambda writer: self._priority(record.key, writer))
-        own = self._priority(record.key, record.writer)
-        return last if own < self._priority(record.key, last) else None
+
+        def order(writer: PeerId) -> tuple[bool, bytes]:
+            return (key, writer) in self._courier_of, self._priority(key, writer)
+
+        last = max(self._records[key], key=order)
+        own = (is_carried, self._priority(key, record.writer))
+        return last if own < order(last) else None
 
     def _make_room(self, key: Key, num_bytes: int) -> bool:
         """Evict keys farther from us than `key`, as many as needed; False if that is not enough."""
@@ -168,3 +194,8 @@ class RecordStore:
             del self._keys_of[writer]
         self.num_records -= 1
         self.num_bytes -= _cost_bytes(record)
+        courier = self._courier_of.pop((key, writer), None)
+        if courier is not None:
+            self._carried[courier] -= 1
+            if not self._carried[courier]:
+                del self._carried[courier]

@@ -3,7 +3,7 @@
 from node.ballots import Entry
 from node.roster import ClockRules, liars
 from node.round_view import RoundView
-from protocol.messages import Commit, Kind
+from protocol.messages import Body, Commit, Kind, Seal
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
 """Kinds that say in which attempt a voter works."""
@@ -22,7 +22,7 @@ def concerns(view: RoundView, entry: Entry) -> bool:
     last final seal, who may have lost their seats on it.
     """
     slot, sender = entry.message.slot, entry.message.sender
-    is_here = (slot.round, slot.basis) == (view.index, view.basis)
+    is_here = slot.round == view.index and slot.basis == view.basis
     if not is_here or slot.attempt > view.attempt + ATTEMPTS_AHEAD_MAX:
         return False
     if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):
@@ -111,9 +111,15 @@ def is_for_us(view: RoundView, entry: Entry) -> bool:
         if view.opened_s is None:
             return view.can_open()
     elif kind is Kind.SEAL:
-        return bool(view.suspects)  # Its sender has what the dead do not push any more.
+        # Its sender has what the dead do not push any more; and it is a lock (R4).
+        return view.is_provisional or (bool(view.suspects) and _lacks_result(view, entry.body))
     elif kind is not Kind.HAVE and kind is not Kind.NEWATTEMPT:
         return False
     if view.closer(view.attempt) == view.me:
         return True
     return kind is not Kind.NEWATTEMPT and bool(view.kept_slices())
+
+
+def _lacks_result(view: RoundView, body: Body) -> bool:
+    """Whether cells are missing here of the result that a SEAL is for."""
+    return not isinstance(body, Seal) or bool(view.missing_results(body.list_digest))

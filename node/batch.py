@@ -41,7 +41,8 @@ class Batch:
 
 def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int) -> Batch:
     """What these actions rest on; the chain is on the disk up to `logged_round`."""
-    links = [link for link in core.chain if link.value.round > logged_round]
+    is_longer = core.chain[-1].value.round > logged_round
+    links = [link for link in core.chain if link.value.round > logged_round] if is_longer else []
     listed = listed_commits(core.views(), links) if links else []
     steps: list[ev.Advance | ev.FallBack] = []
     signed: list[SignedMessage] = []

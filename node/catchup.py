@@ -112,7 +112,7 @@ class CatchUp:
     @property
     def is_at_rest(self) -> bool:
         """Whether there is nothing to consider while nobody is ahead of us."""
-        return not self.is_busy and self._behind[0] < 0
+        return self._source is None and self.wanted is None and self._behind[0] < 0
 
     def progress(self, now_s: float) -> Progress | None:
         """How far it is; None if nothing is under way."""

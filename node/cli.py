@@ -14,7 +14,14 @@ def main() -> None:
     """Entry point of the command."""
     # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
     with handling(end_at_once):
-        from node.commands import credit, demo, founding, looking, using  # noqa: F401 - they register
+        from node.commands import (  # noqa: F401 - they register
+            credit,
+            demo,
+            founding,
+            looking,
+            meeting,
+            using,
+        )
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status
         from protocol.errors import BarnraiseError
         from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`

@@ -29,6 +29,7 @@ from protocol.frames import (
 )
 from protocol.identity import PeerId
 from protocol.messages import (
+    Kind,
     List,
     NewAttempt,
     SealCertificate,
@@ -85,7 +86,7 @@ class NodeCore(CoreState):
         return (
             self.liveness.is_quiet(machine.watched, now_s)
             and now_s < machine.wakeup_s()
-            and view.is_member
+            and (view.is_member or not self._may_ask_seat())
             and not machine.standing.bound
             and self._newest <= view.index
             and self.catchup.is_at_rest
@@ -157,7 +158,7 @@ class NodeCore(CoreState):
         if now_s >= machine.wakeup_s():
             # Whatever the event was: bytes that keep arriving must not hold up the deadlines.
             actions += self._round(ev.Tick(), now_s)
-        view, catchup = machine.view, self.catchup
+        catchup = self.catchup
         base = machine.standing.base
         if self._newest > base.index or not catchup.is_at_rest:
             moved_s = base.progress_s
@@ -165,19 +166,21 @@ class NodeCore(CoreState):
         if catchup.wanted is not None:
             actions += catchup.pull(self._rounds, lag_s=self.liveness.lag_s, now_s=now_s)
         machine.is_held = catchup.wanted is not None
-        if not view.is_member:
-            actions += self._seat()
+        if not machine.view.is_member and self._may_ask_seat():
+            self._seat_asked = machine.view.basis
+            actions.append(ev.ProveSeat(machine.view.basis))
         return actions
 
-    def _seat(self) -> Iterator[ev.CoreAction]:
-        """R11: ask for a seat once per round, with the state of its head in hand."""
+    def _may_ask_seat(self) -> bool:
+        """R11: once per round, with the state of its head in hand."""
         view = self.machine.view
-        is_current = self.wants_seat and not self.catchup.is_busy and not self.is_finished
-        # On a branch the state in hand is that of its head.
-        is_current = is_current and view is self.machine.standing.top
-        if is_current and self._seat_asked != view.basis:
-            self._seat_asked = view.basis
-            yield ev.ProveSeat(view.basis)
+        return (
+            self.wants_seat
+            and self._seat_asked != view.basis
+            # On a branch the state in hand is that of its head.
+            and view is self.machine.standing.top
+            and not (self.catchup.is_busy or self.is_finished)
+        )
 
     # Frames -------------------------------------------------------------------------------------
 
@@ -243,16 +246,16 @@ class NodeCore(CoreState):
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
         """File a signed message, after those that it quotes; forward it if it was new."""
-        machine = self.machine
-        slot, view = message.slot, machine.standing.on(message.slot.basis) or machine.view
+        machine, standing, digest = self.machine, self.machine.standing, message.digest
+        slot, view = message.slot, standing.on(message.slot.basis) or machine.view
+        if view.ballots.find(digest):
+            return []  # As half of them: gaps are filled by two, and who forwards cannot know.
         if slot.run != view.head.run or slot.shard != view.head.shard:
             return [ev.Fault(source, "a message of another run or shard")]
-        top = machine.standing.top
+        top = standing.top
         is_next = slot.round in (view.index + 1, top.index + 1)
-        is_known = view.ballots.find(message.digest) or (
-            message.digest in view.early or message.digest in top.early
-        )
-        if is_known or not (is_next or slot.basis == view.basis):
+        is_kept = digest in view.early or digest in top.early
+        if is_kept or not (is_next or slot.basis == view.basis):
             return []
         try:
             body = decode_body(message)
@@ -264,11 +267,12 @@ class NodeCore(CoreState):
         if view.may_speak(message.sender):
             self.liveness.heard(message.sender, now_s)
         actions: list[ev.CoreAction] = []
-        if isinstance(body, List | NewAttempt):
+        if isinstance(body, List | NewAttempt) and body.certificate:
             actions += self._quoted(source, body.certificate, now_s)
         actions += self._round(ev.Heard(message, body), now_s)
-        if view.ballots.find(message.digest):
-            view.moved(message.digest, message.sender, now_s)  # A COMMIT announces its parts.
+        if view.ballots.find(digest):
+            if slot.kind is Kind.COMMIT:
+                view.moved(digest, message.sender, now_s)  # It announces its parts.
             self._relay.note(message, now_s)
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions

@@ -10,17 +10,26 @@ from dht.routing import Contact
 from node.assembly import Node
 from node.config import parse_peer_address
 from node.links import Links
+from node.listening import full_addresses
+from node.state.dht_table import read_table
 from node.state.folder import KNOWN_PEERS_FILE
 from node.state.known_peers import read_known_peers
 from protocol import limits
 from protocol.errors import NetworkError, UnreachableError
-from protocol.identity import PeerId, peer_id_text
+from protocol.identity import PeerId
 from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 DIAL_S = 8.0
 """For all addresses of one peer that is asked first."""
+
+
+TABLE_MAX = 8
+"""Of the last start's table, how many are asked besides the peers of this run."""
+
+GRACE_S = 1.0
+"""For the others once one peer is reached."""
 
 
 class Entry:
@@ -41,6 +50,8 @@ class Entry:
         self._named = [parse_peer_address(text) for text in node.config.bootstrap]
         known = read_known_peers(node.config.state / KNOWN_PEERS_FILE)
         self._known = known.addresses(node.signed.manifest.digest)
+        # Peers of whatever run: a way into the DHT where those of this one are gone.
+        self._table = read_table(node.config.state)[:TABLE_MAX]
 
     async def enter(self) -> None:
         """Ask them. Raises UnreachableError, with every address, if named ones and none answers."""
@@ -67,12 +78,13 @@ class Entry:
         failures: dict[PeerId, str] = {}
         async with trio.open_nursery() as nursery:
             for peer, addresses in peers.items():
-                nursery.start_soon(self._dial, peer, addresses, failures)
+                nursery.start_soon(self._dial, peer, addresses, failures, nursery.cancel_scope)
         contacts = [
             Contact(peer, tuple(addresses[: limits.DHT_ADDRESSES_PER_CONTACT_MAX]))
             for peer, addresses in peers.items()
         ]
-        if await self._directory.join(contacts):
+        others = [contact for contact in self._table if contact.peer not in peers]
+        if await self._directory.join([*contacts, *others]):
             return []
         reasons = {peer: failures.get(peer, "it does not answer") for peer in peers}
         tried = [
@@ -83,13 +95,19 @@ class Entry:
         return tried
 
     async def _dial(
-        self, peer: PeerId, addresses: Sequence[str], failures: dict[PeerId, str]
+        self,
+        peer: PeerId,
+        addresses: Sequence[str],
+        failures: dict[PeerId, str],
+        patience: trio.CancelScope,
     ) -> None:
         failures[peer] = f"no answer within {DIAL_S:.0f} s"
         try:
             with trio.move_on_after(DIAL_S):
                 await self._transport.connect(peer, addresses)
                 del failures[peer]
+                # The others are tried again by the directory: nobody waits long for the dead.
+                patience.deadline = min(patience.deadline, trio.current_time() + GRACE_S)
         except NetworkError as error:
             failures[peer] = str(error)
 
@@ -107,8 +125,3 @@ class Entry:
                 continue
             for refusal in filter(None, refusals):
                 raise refusal
-
-
-def full_addresses(peer: PeerId, addresses: Sequence[str]) -> list[str]:
-    """Multiaddrs with the peer's id at their end."""
-    return [f"{address}/p2p/{peer_id_text(peer)}" for address in addresses]

@@ -239,10 +239,11 @@ class FileJournal:
         if len(records) < len(self._slots):
             # The new file will be whole, and tell nobody that the disk damaged the old one.
             self._mark_lost()
+        through = min(round_index, self._chain_round + 1) - ROUNDS_OF_SLOTS
         kept = [
             (record, of)
             for record, of in zip(records, self._rounds, strict=False)
-            if of[1] > min(round_index, self._chain_round + 1) - ROUNDS_OF_SLOTS
+            if of[1] > through
         ]
         self._slots.replace([record for record, _ in kept])
         self._rounds = [of for _, of in kept]

@@ -65,7 +65,7 @@ class Meeting:
     def heard(self, peer: PeerId, final: int, head: bytes, *, now_s: float) -> bool:
         """A heartbeat told where its sender stands; whether that is new."""
         known = self._peers.get(peer)
-        is_new = known is None or (known.final, known.head) != (final, head)
+        is_new = known is None or known.final != final or known.head != head
         if is_new:
             self._peers[peer] = _Peer(final, head, now_s)
         return is_new

@@ -31,6 +31,9 @@ class Reach:
         ordinary = Opening(position.final, is_provisional=False)
         if not self.config.may_branch:
             return ordinary, frozenset()
+        if position.final.roster.voter_set.isdisjoint(suspects):
+            self.lost_s = None
+            return ordinary, frozenset()  # As nearly always.
         known = {*position.final.roster.members, *position.head.roster.members, self.me}
         reachable = known - (set(suspects) - {self.me})
         opening = next_round(

@@ -69,10 +69,10 @@ def measured(
         if peer not in seats or not said:
             continue
         levels = [byte - 1 for byte in said if byte > 1]
-        is_reached = 2 * sum(byte > 0 for byte in said) > len(said)
-        found[peer] = replace(
-            seats[peer], reached=is_reached, rate=_moved(seats[peer].rate, levels)
-        )
+        is_reached = 2 * (len(said) - said.count(0)) > len(said)
+        rate = _moved(seats[peer].rate, levels)
+        if (is_reached, rate) != (seats[peer].reached, seats[peer].rate):
+            found[peer] = replace(seats[peer], reached=is_reached, rate=rate)
     return found
 
 

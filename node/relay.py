@@ -37,6 +37,8 @@ class Relay:
         self._rare = rare
         self._settle_s = settle_s
         self._links: dict[PeerId, tuple[PeerId, ...]] = {}
+        self._reached: dict[PeerId, frozenset[PeerId]] = {}
+        """The same, to look peers up in."""
         self._lacked: dict[PeerId, frozenset[bytes]] = {}
         """What each peer lacked by its last heartbeat."""
         self._new: set[PeerId] = set()
@@ -59,6 +61,7 @@ class Relay:
     def drop_link(self, peer: PeerId) -> None:
         """A peer is no longer linked to us; what it is linked to is unknown."""
         self._links.pop(peer, None)
+        self._reached.pop(peer, None)
         self._new.discard(peer)
         self._beyond.clear()
         self._lacked.pop(peer, None)
@@ -75,7 +78,7 @@ class Relay:
             return []  # As nearly always.
         done = {source, origin}
         if source != origin and beyond is not linked:
-            done.update(self._links.get(source, ()))  # Whoever forwards does so to all its links.
+            done.update(self._reached.get(source, ()))  # Whoever forwards does so to all its links.
         peers = tuple(peer for peer in beyond if peer not in done)
         return [SendAll(peers, Messages(messages=(message,)))] if peers else []
 
@@ -85,13 +88,12 @@ class Relay:
             self._beyond.clear()
         beyond = self._beyond.get(origin)
         if beyond is None:
-            links = self._links
-            reached = {origin, *links.get(origin, ())}
-            beyond = self._beyond[origin] = tuple(
-                peer
-                for peer in (linked if origin not in self._new else ())
-                if peer not in reached and origin not in links.get(peer, ())
-            )
+            beyond = ()
+            if origin not in self._new:
+                links = self._reached
+                far = set(linked).difference(links.get(origin, ()), (origin,))
+                beyond = tuple(peer for peer in sorted(far) if origin not in links.get(peer, ()))
+            self._beyond[origin] = beyond
         return beyond
 
     def _hear_links(self, peer: PeerId, links: tuple[PeerId, ...]) -> None:
@@ -102,7 +104,7 @@ class Relay:
             self._new.discard(peer)
         elif known == links:
             return  # As nearly always.
-        self._links[peer] = links
+        self._links[peer], self._reached[peer] = links, frozenset(links)
         self._beyond.clear()
 
     def detour(self, rounds: Mapping[PeerId, int], view: RoundView) -> PeerId | None:

@@ -281,10 +281,9 @@ def _with_voters(
         return Roster(seats=_sorted({**seats, **kept}), window=window)
     decided = {}
     for peer, seat in seats.items():
-        if peer in stay:
-            decided[peer] = seat
-        else:
-            decided[peer] = replace(seat, voter_since=round_index if peer in enter else -1)
+        since = round_index if peer in enter else -1
+        is_new = peer not in stay and since != seat.voter_since
+        decided[peer] = replace(seat, voter_since=since) if is_new else seat
     return Roster(seats=_sorted(decided), window=window)
 
 

@@ -75,8 +75,10 @@ class RoundState:
     @property
     def views(self) -> tuple[RoundView, ...]:
         """All rounds that messages and cells are taken for, the one it works in first."""
-        views = (self.view, *self.standing.others(self.view))
-        return (*views, self.previous) if self.previous is not None else views
+        previous = () if self.previous is None else (self.previous,)
+        if len(self.standing.views) == 1:  # As nearly always.
+            return (self.view, *previous)
+        return (self.view, *self.standing.others(self.view), *previous)
 
     def has_view(self, view: RoundView) -> bool:
         """Whether that round is still under way."""
@@ -85,9 +87,10 @@ class RoundState:
     @property
     def watched(self) -> tuple[PeerId, ...]:
         """Whose silence matters: the members of the round, and of the seals it stands between."""
-        base, top, view = self.standing.base, self.standing.top, self.view
-        if base is top:
+        views, view = self.standing.views, self.view
+        if len(views) == 1:
             return view.members
+        base, top = views[0], views[-1]
         return tuple(sorted(base.member_set | top.member_set | view.member_set))
 
     @property

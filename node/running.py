@@ -1,12 +1,10 @@
 """One node from listening to its end: the tasks of the network process, in one nursery."""
 
-import errno
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
@@ -14,31 +12,31 @@ from typing import TextIO
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
+from dht.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
 from node.attached_trainer import Attachment
 from node.bulk_streams import BULK_PROTOCOL
-from node.config import LISTEN_DEFAULT, NodeConfig
 from node.departure import Departure
-from node.entry import Entry, full_addresses
+from node.entry import Entry
 from node.exchange import Driver
 from node.invite import invite_link, invite_to
 from node.lingering import Lingering
 from node.links import CONTROL_PROTOCOL, Links
+from node.listening import full_addresses, listening
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.probing import probe
+from node.public_runs import keep_said
+from node.state.dht_table import keep_table
 from node.state.folder import (
     KNOWN_PEERS_FILE,
     has_history,
-    keep_port,
-    read_port,
     run_folder,
 )
 from node.state.known_peers import KnownPeersKeeper
 from node.status.board import StatusBoard
 from node.status.snapshot import StatusSources, keep_status
-from protocol.errors import BarnraiseError, ConfigError
+from protocol.errors import BarnraiseError
 from protocol.identity import peer_id_text
 
 logger = logging.getLogger(__name__)
@@ -53,11 +51,6 @@ LEAVE_QUEUED_S = 0.4
 """For it to get into a queue that is full. Whoever wants to go is not held up for longer."""
 
 INPUT_LINE_BYTES_MAX = 256
-
-_LISTEN_CURES: dict[int | None, str] = {
-    errno.EADDRNOTAVAIL: "name an address that this machine has",
-    errno.EACCES: "name a port that you may take, above 1023,",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +78,9 @@ async def run_node(node: Node, around: Around) -> None:
     departure = around.departure
     # Asked first: assembling it makes the files that this looks for.
     is_resumed = has_history(run_folder(node.config.state, node.signed.manifest.digest))
-    async with listening(node.config, node.signer.seed) as transport:
+    async with listening(
+        node.config, node.signer.seed, bulk_protocols=frozenset({BULK_PROTOCOL})
+    ) as transport:
         directory = KademliaDirectory(transport, node.signer, time.time)
         made = assemble(node, transport, directory)
         transport.serve(CONTROL_PROTOCOL, made.links.accept)
@@ -114,6 +109,9 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(entry.watch_refusals)
                 nursery.start_soon(made.links.run)
                 nursery.start_soon(_keeper(node, made.links).run)
+                nursery.start_soon(keep_table, node.config.state, directory.contacts, time.time)
+                manifest = node.signed.manifest
+                nursery.start_soon(keep_said, directory, manifest, transport.addresses())
                 await _to_the_end(node, made)
                 nursery.cancel_scope.cancel()
         except* (BarnraiseError, OSError) as group:
@@ -173,50 +171,7 @@ async def _linger(driver: Driver, linger_s: float) -> None:
             await driver.changed()
 
 
-# Listening --------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def listening(config: NodeConfig, seed: bytes) -> AsyncIterator[Libp2pTransport]:
-    """The transport, on the port of the last start if none is named and it is free.
-
-    Raises ConfigError naming a port that was asked for and is taken.
-    """
-    kept = read_port(config.state) if config.listen_port == 0 else 0
-    async with AsyncExitStack() as stack:
-        try:
-            transport = await stack.enter_async_context(_open(config, kept, seed))
-        except ConfigError as error:
-            if not kept:
-                raise
-            logger.warning("port of the last start is taken port=%d reason=%s", kept, error)
-            transport = await stack.enter_async_context(_open(config, 0, seed))
-        addresses = transport.addresses()
-        if config.listen_port == 0 and not config.announce and addresses:
-            keep_port(config.state, int(addresses[0].rpartition("/")[2]))
-        yield transport
-
-
-@asynccontextmanager
-async def _open(config: NodeConfig, port: int, seed: bytes) -> AsyncIterator[Libp2pTransport]:
-    port = config.listen_port or port
-    settings = TransportConfig(
-        listen_host=config.listen_host,
-        listen_port=port,
-        announce=config.announce,
-        bulk_protocols=frozenset({BULK_PROTOCOL}),
-    )
-    async with AsyncExitStack() as stack:
-        try:
-            opened = open_transport(settings, signer_seed=seed)
-            transport = await stack.enter_async_context(opened)
-        except ConfigError as error:
-            number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-            cure = _LISTEN_CURES.get(number, "end the program that has it, or name another")
-            raise ConfigError(
-                f"{error}: {cure} with --listen, such as {LISTEN_DEFAULT} for any free port"
-            ) from error
-        yield transport
+# Telling --------------------------------------------------------------------------------------
 
 
 def _tell_addresses(node: Node, transport: Libp2pTransport) -> None:

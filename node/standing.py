@@ -49,12 +49,15 @@ class Standing:
     @property
     def bound(self) -> bytes:
         """The LIST that the own branch, or the one that is followed, made of the next round."""
-        path = (*self.branch, *self.ahead)
+        path = self.branch or self.ahead
         return path[0].value.list_digest if path else b""
 
     def on(self, basis: bytes) -> RoundView | None:
         """The view of the round behind that seal."""
-        return next((view for view in self.views if view.basis == basis), None)
+        for view in self.views:
+            if view.basis == basis:
+                return view
+        return None
 
     def about(self, subject: bytes) -> RoundView | None:
         """The view of the round that a COMMIT or LIST is of, the newest first."""

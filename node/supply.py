@@ -209,11 +209,14 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
             cells = tuple(cell for cell in _cells(piece) if cell in missing)
             if view.copies > 1 and agreed_root(view, digest, piece) is None:
                 continue  # Nobody could check them.
+            retry_s = deadline_s / RESULT_RETRIES
+            # Before the sources, which take longer to find.
+            if not (cells and view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)):
+                continue
             find = _result_sources if is_due else _sources_behind_the_dead
             sources = find(view, digest, piece)
-            if not cells or not sources:
+            if not sources:
                 continue
-            retry_s = deadline_s / RESULT_RETRIES
             if view.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked, from who summed it.
             source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
@@ -233,7 +236,9 @@ def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> Iterator
             retry_s, is_wanted = deadline_s / RESULT_RETRIES, bool(view.missing_results(subject))
         else:
             retry_s = deadline_s / PART_RETRIES
-            is_wanted = any(view.missing_parts(subject, piece) for piece in own_slices)
+            is_wanted = bool(own_slices) and any(
+                view.missing_parts(subject, piece) for piece in own_slices
+            )
         if is_wanted:
             yield from (at_s + retry_s for (of, _), at_s in moved_s.items() if of == subject)
             yield from (

@@ -124,6 +124,10 @@ DHT_PAGES_MAX = 48
 
 DHT_STORE_BYTES_MAX = 32 * MIB
 DHT_KEYS_PER_WRITER_MAX = 2048
+DHT_RECORDS_PER_COURIER_MAX = 64
+"""Records of other writers that one peer may have us keep. Keys of writers cost nothing to make,
+connections do: whoever floods needs one for every 64 of them."""
+
 DHT_CLOCK_SKEW_S = 60.0
 DHT_PINGS_MAX = 64
 DHT_STREAMS_PER_PEER_MAX = 8

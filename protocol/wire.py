@@ -160,38 +160,44 @@ class _Form:
     depth: int = 0
 
 
-_Check = Callable[[object], None]
+_Check = Callable[[object], object]
+"""Gives back the value that it was asked about, or raises _Wrong."""
 
 
 def _wrong(expected: str, value: object) -> _Wrong:
     return _Wrong(f"expected {expected}, got {type(value).__name__}")
 
 
-def _check_size(size: Size, length: int) -> None:
+def _sized(size: Size, length: int) -> int:
     if not size.low <= length <= size.high:
         raise _Wrong(f"length {length} is outside {size.low}..{size.high}")
+    return length
 
 
 # Each check asks for the exact type: a bool is an int to Python, and not to us.
 
 
-def _check_bool(value: object) -> None:
+def _check_bool(value: object) -> object:
     if type(value) is not bool:
         raise _wrong("bool", value)
+    return value
 
 
 def _int_check(bound: Range) -> _Check:
-    def check(value: object) -> None:
+    low, high = bound.low, bound.high
+
+    def check(value: object) -> object:
         if type(value) is not int:
             raise _wrong("int", value)
-        if not bound.low <= value <= bound.high:
-            raise _Wrong(f"{value} is not within {bound.low}..{bound.high}")
+        if not low <= value <= high:
+            raise _Wrong(f"{value} is not within {low}..{high}")
+        return value
 
     return check
 
 
 def _float_check(bound: Range) -> _Check:
-    def check(value: object) -> None:
+    def check(value: object) -> object:
         if type(value) is not float:
             raise _wrong("float", value)
         if not (bound.low <= value <= bound.high and math.isfinite(value)):
@@ -199,37 +205,44 @@ def _float_check(bound: Range) -> _Check:
         # It equals 0.0 and has other bytes, so two equal values would have two digests.
         if value == 0.0 and math.copysign(1.0, value) < 0.0:
             raise _Wrong("negative zero")
+        return value
 
     return check
 
 
 def _str_check(size: Size) -> _Check:
-    def check(value: object) -> None:
+    def check(value: object) -> object:
         if type(value) is not str:
             raise _wrong("str", value)
         try:
             length = len(value.encode())
         except UnicodeEncodeError as error:
             raise _Wrong("no Unicode text") from error
-        _check_size(size, length)
+        _sized(size, length)
+        return value
 
     return check
 
 
 def _bytes_check(size: Size) -> _Check:
-    def check(value: object) -> None:
+    low, high = size.low, size.high
+
+    def check(value: object) -> object:
         if type(value) is not bytes:
             raise _wrong("bytes", value)
-        _check_size(size, len(value))
+        if not low <= len(value) <= high:
+            _sized(size, len(value))
+        return value
 
     return check
 
 
 def _one_of(check: _Check, allowed: OneOf) -> _Check:
-    def check_both(value: object) -> None:
+    def check_both(value: object) -> object:
         check(value)
         if value not in allowed.values:
             raise _Wrong(f"{value!r:.80} is not one of {allowed.values}")
+        return value
 
     return check_both
 
@@ -258,11 +271,11 @@ _ANY_SCALAR: Mapping[type, _Check] = {
 }
 
 
-def _check_any_scalar(value: object) -> None:
+def _check_any_scalar(value: object) -> object:
     check = _ANY_SCALAR.get(type(value))
     if check is None:
         raise _wrong("int, float, str or bool", value)
-    check(value)
+    return check(value)
 
 
 def _itself(value: object) -> object:
@@ -270,16 +283,10 @@ def _itself(value: object) -> object:
 
 
 def _scalar_form(check: _Check) -> _Form:
-    def plain(value: object) -> object:
-        check(value)
-        return value
-
     def read(reader: _Reader) -> object:
-        value = reader.scalar()
-        check(value)
-        return value
+        return check(reader.scalar())
 
-    return _Form(plain, read, _itself)
+    return _Form(check, read, _itself)
 
 
 def _enum_form(kind: type[int]) -> _Form:
@@ -304,7 +311,7 @@ def _tuple_form(item: _Form, size: Size) -> _Form:
     def plain(value: object) -> object:
         if type(value) is not tuple:
             raise _wrong("tuple", value)
-        _check_size(size, len(value))
+        _sized(size, len(value))
         plains: list[object] = []
         try:
             for entry in value:
@@ -314,8 +321,7 @@ def _tuple_form(item: _Form, size: Size) -> _Form:
         return plains
 
     def read(reader: _Reader) -> object:
-        length = reader.array()
-        _check_size(size, length)
+        length = _sized(size, reader.array())
         items: list[object] = []
         try:
             for _ in range(length):
@@ -334,28 +340,30 @@ def _tuple_form(item: _Form, size: Size) -> _Form:
 def _struct_form(kind: type) -> _Form:
     hints = get_type_hints(kind, include_extras=True)
     forms = {field.name: _form(hints[field.name]) for field in dataclasses.fields(kind)}
+    plain_of = [(name, form.plain) for name, form in forms.items()]
+    read_of = [(name, form.read) for name, form in forms.items()]
 
     def plain(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(kind.__name__, value)
-        plains = []
-        for name, form in forms.items():
-            try:
-                plains.append(form.plain(getattr(value, name)))
-            except _Wrong as wrong:
-                raise wrong.at(f".{name}") from None
+        plains: list[object] = []
+        try:
+            for name, field_plain in plain_of:
+                plains.append(field_plain(getattr(value, name)))
+        except _Wrong as wrong:
+            raise wrong.at(f".{plain_of[len(plains)][0]}") from None
         return plains
 
     def read(reader: _Reader) -> object:
         length = reader.array()
         if length != len(forms):
             raise _Wrong(f"{length} fields instead of {len(forms)}")
-        fields = {}
-        for name, form in forms.items():
-            try:
-                fields[name] = form.read(reader)
-            except _Wrong as wrong:
-                raise wrong.at(f".{name}") from None
+        fields: dict[str, object] = {}
+        try:
+            for name, field_read in read_of:
+                fields[name] = field_read(reader)
+        except _Wrong as wrong:
+            raise wrong.at(f".{read_of[len(fields)][0]}") from None
         try:
             return kind(**fields)
         except ValueError as error:

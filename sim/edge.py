@@ -86,17 +86,13 @@ class Edge(Storing):
             self._finish()
 
     def tell(self, event: ev.CoreEvent) -> None:
-        """See SimNode. A synchronised state is put in place before the core hears of it."""
-        if type(event) is ev.StateReady and not self._take_state(event):
-            return
+        """See SimNode."""
         own_s = self.clock.own_s(self.world.now_s)
         actions = self.core.handle(event, own_s)
         if actions:
             self.carry_out(actions)
         if self.is_alive:
             self._after(own_s)
-        if type(event) is ev.StateReady:
-            self._finish()
 
     def _after(self, own_s: float) -> None:
         """What every event may have made due at the edge; `own_s` is the node's own time."""

@@ -184,7 +184,8 @@ class SimFiles:
     def content(self, path: Path, start: int = 0, size: int = -1) -> bytes:
         """See Files."""
         data = self._file(path).data
-        return bytes(data[start : len(data) if size < 0 else start + size])
+        with memoryview(data) as seen:  # Else it would be copied twice.
+            return bytes(seen[start : len(data) if size < 0 else start + size])
 
     def exists(self, path: Path) -> bool:
         """See Files."""

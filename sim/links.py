@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from protocol.identity import PeerId, short_id
@@ -62,7 +63,7 @@ class Direction:
     """What is on its way from `source` to `target`, and the luck it has."""
 
     __slots__ = (
-        "_bulk_luck",
+        "_bulk_stream",
         "_delay_s",
         "_frame_luck",
         "_free_s",
@@ -88,7 +89,7 @@ class Direction:
         path = f"{short_id(source)}->{short_id(target)}"
         self.source, self.target = source, target
         self._frame_luck = stream(f"link/{path}")
-        self._bulk_luck = stream(f"bulk/{path}")
+        self._bulk_stream = partial(stream, f"bulk/{path}")
         self._last_s = 0.0
         """When the latest frame arrives: frames of one stream keep their order."""
         self._free_s = 0.0
@@ -121,7 +122,7 @@ class Direction:
         if not self._sigma:
             return self._least_s + self._span_s * luck.random()
         drawn_s = self._median_s * math.exp(self._sigma * luck.gauss(0.0, 1.0))
-        return min(drawn_s, self._most_s)
+        return min(self._most_s, drawn_s)
 
     def stick(self, until_s: float) -> None:
         """Nothing that is sent from now on arrives before that time."""
@@ -129,11 +130,7 @@ class Direction:
 
     def ordered_s(self, now_s: float) -> float:
         """When what the stream itself says arrives, such as its end: never lost, never early."""
-        if self._sigma:
-            sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
-        else:
-            latency_s = self._least_s + self._span_s * self._frame_luck.random()
-            sent_s = now_s + self._delay_s + latency_s
+        sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
         if sent_s < self._last_s:
             sent_s = self._last_s
         if sent_s < self._stuck_s:
@@ -147,24 +144,28 @@ class Direction:
             return (self.ordered_s(now_s),)
         link, luck = self._link, self._frame_luck
         drawn = luck.random()
-        times = []
-        # One copy, as nearly always, or two, or none.
-        for _ in range(0 if drawn < link.loss else 2 if drawn > 1.0 - link.duplication else 1):
-            if luck.random() < link.reordering:
-                sent_s = now_s + self._delay_s + self.latency_s(luck)
-                times.append(max(sent_s, self._stuck_s))
-            else:
-                times.append(self.ordered_s(now_s))
+        times: tuple[float, ...] = ()
+        if drawn >= link.loss:
+            times = (self._frame_s(now_s),)
+            if drawn > 1.0 - link.duplication:
+                times += (self._frame_s(now_s),)
         if luck.random() < link.clog:
             self.stick(now_s + link.clog_s)
-        return tuple(times)
+        return times
+
+    def _frame_s(self, now_s: float) -> float:
+        """When one copy arrives."""
+        if self._frame_luck.random() >= self._link.reordering:
+            return self.ordered_s(now_s)
+        sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        return max(sent_s, self._stuck_s)
 
     def bulk_times(self, num_bytes: int, now_s: float) -> tuple[tuple[float, float], ...]:
         """When a bulk transfer begun now begins and ends to arrive: each on a stream of its own.
 
         Transfers of one direction share its rate, first come, first served.
         """
-        link, luck = self._link, self._bulk_luck
+        link, luck = self._link, self._bulk_stream()
         num_copies = 1 if self.is_plain else self._copies(luck)
         times = []
         for _ in range(num_copies):

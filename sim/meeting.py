@@ -1,6 +1,6 @@
 """How strangers meet, in virtual time: the pure Kademlia of `dht` under thousands of nodes.
 
-The machines are the shipped ones: `Kademlia`, `Lookup`, `Announcements`. Made up are network and
+The machines are the shipped ones: `Kademlia`, `Search`, `Announcements`. Made up are network and
 edge. The edge does what `dht.directory` does: dial, ask, ping whoever asked, renew what was
 announced, refresh buckets. It has no streams, so the caps on streams are not tried here.
 """
@@ -16,7 +16,7 @@ from dht.announcements import Announcement, Announcements
 from dht.directory import DirectoryConfig
 from dht.kademlia import Kademlia
 from dht.keyspace import Key, topic_key
-from dht.lookup import Lookup, LookupResult, Query
+from dht.lookup import LookupResult, Query
 from dht.messages import (
     Nodes,
     Ping,
@@ -30,6 +30,7 @@ from dht.messages import (
     decode_request,
     encode_message,
 )
+from dht.paths import Search
 from dht.records import SignedRecord, is_timely, merge
 from dht.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId
@@ -226,7 +227,7 @@ class MeetingNode:
         self._go_on(lookup, then, lookup.start(self._time.now_s))
 
     def _go_on(
-        self, lookup: Lookup, then: Callable[[LookupResult], None], queries: list[Query]
+        self, lookup: Search, then: Callable[[LookupResult], None], queries: list[Query]
     ) -> None:
         for query in queries:
             answered = partial(self._query_answered, lookup, then, query)
@@ -239,7 +240,7 @@ class MeetingNode:
             self._time.later(deadline_s - self._time.now_s, self._tick, lookup, then, deadline_s)
 
     def _tick(
-        self, lookup: Lookup, then: Callable[[LookupResult], None], deadline_s: float
+        self, lookup: Search, then: Callable[[LookupResult], None], deadline_s: float
     ) -> None:
         # An answer has moved the deadline: its own tick is on the heap.
         if self.is_alive and not lookup.is_done and lookup.deadline_s() <= deadline_s:
@@ -247,7 +248,7 @@ class MeetingNode:
 
     def _query_answered(
         self,
-        lookup: Lookup,
+        lookup: Search,
         then: Callable[[LookupResult], None],
         query: Query,
         reply: Reply | None,
@@ -260,7 +261,7 @@ class MeetingNode:
         else:
             self._go_on(lookup, then, lookup.failed(peer, now_s))
 
-    def _ended(self, lookup: Lookup, then: Callable[[LookupResult], None]) -> None:
+    def _ended(self, lookup: Search, then: Callable[[LookupResult], None]) -> None:
         now_s = self._time.now_s
         self.kademlia.table.refreshed(lookup.key, now_s)
         result = lookup.result()
@@ -274,6 +275,8 @@ class MeetingNode:
     # Asking and answering -------------------------------------------------------------------------
 
     def _ask(self, contact: Contact, request: Request, then: Answered) -> None:
+        asked_s, is_dialled = self._time.now_s, contact.peer not in self.connected
+
         def ended(reply: Reply | None) -> None:
             if not self.is_alive:
                 return
@@ -282,6 +285,7 @@ class MeetingNode:
                 self.connected.discard(contact.peer)
                 self.kademlia.failed(contact.peer, now_s)
             else:
+                self.kademlia.times.answered(contact.peer, now_s - asked_s, is_dialled=is_dialled)
                 is_new = contact.peer not in self.kademlia.table
                 self.kademlia.answered(contact.peer, reply.addresses, now_s)
                 if is_new and contact.peer in self.kademlia.table:
@@ -331,7 +335,7 @@ class MeetingNode:
         def stored(reply: Reply | None) -> None:
             verdicts.append(isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED)
 
-        for contact in found.closest:
+        for contact in found.replicas:
             self._ask(contact, Store(self.kademlia.own_addresses(), record), stored)
         wait_s = self._config.kademlia.lookup.time_out_s
         self._time.later(wait_s, self._published, announcement, verdicts)

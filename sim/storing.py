@@ -155,7 +155,13 @@ class Storing(SimNode):
     def state_came(self, certificate: SealCertificate, state: State) -> None:
         """See SimNode."""
         self._arrived = (certificate, state)
-        self.world.push(self.world.now_s, self, self.tell, ev.StateReady(certificate))
+        self.world.push(self.world.now_s, self, self._state_ready, ev.StateReady(certificate))
+
+    def _state_ready(self, event: ev.StateReady) -> None:
+        """It is put in place before the core hears of it."""
+        if self._take_state(event):
+            self.tell(event)
+            self._finish()
 
     def _take_state(self, event: ev.StateReady) -> bool:
         """Put a synchronised state in place; False if the core has given it up meanwhile."""

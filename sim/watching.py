@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from node import events as ev
-from node.credit import prove
 from node.tracing import Began, Record
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
@@ -12,7 +11,7 @@ from sim.assembly import genesis_of
 from sim.checks.bounds import Bounds
 from sim.checks.leaving import Leaving
 from sim.checks.progress import Progress
-from sim.checks.receipts import OwnRounds, check_receipts
+from sim.checks.receipts import Disk, Ledgers, OwnRounds
 from sim.checks.reference import Reference
 from sim.invariants import ALL, Circumstances, InvariantBroken, Invariants
 from sim.nodes import signer_named
@@ -82,7 +81,7 @@ class Checks:
         # Both look now and then, and most events of a world are not the time for it.
         if self._watches_progress and self._world.now_s >= self.progress.look_s:
             self._raise_first("I4", self.progress.look())
-        if self._counts and self.bounds.is_due():
+        if self._counts and self._world.events >= self.bounds.next_look:
             self._raise_first("I7", self.bounds.look(node))
 
     def finish(self) -> None:
@@ -92,15 +91,16 @@ class Checks:
         if "I2" in self._names:
             self._raise_first("I2", self.reference.finish())
         if "I5" in self._names:
+            ledgers: dict[bytes, Ledgers] = {}
             for _, node in sorted(self._world.nodes.items()):
-                self._raise_first("I5", self._receipts(node))
+                self._raise_first("I5", self._receipts(node, ledgers))
         if "I7" in self._names:
             for _, node in sorted(self._world.nodes.items()):
                 self._raise_first("I7", self.bounds.look(node))
         if "I8" in self._names:
             self._raise_first("I8", self.leaving.finish())
 
-    def _receipts(self, node: SimNode) -> Iterator[str]:
+    def _receipts(self, node: SimNode, ledgers: dict[bytes, Ledgers]) -> Iterator[str]:
         """I5: what a node keeps of the run adds up to it. Of one that is down nothing is asked."""
         if not (node.is_alive or node.is_over):
             return
@@ -108,12 +108,13 @@ class Checks:
         if folded is None:
             yield "keeps no ledger"
             return
-        chain = node.disk.journal.read_chain(1, self._world.manifest.rounds)
-        rounds = prove(chain, folded, commits)
-        own = self._own_rounds.of(node.peer)
-        manifest, seated = self._world.manifest, self._world.settings.seated
-        start = genesis_of(manifest, folded.genesis_root, seated).value
-        yield from check_receipts(manifest, folded, rounds, own=own, start=start)
+        if folded.genesis_root not in ledgers:
+            manifest, seated = self._world.manifest, self._world.settings.seated
+            start = genesis_of(manifest, folded.genesis_root, seated).value
+            ledgers[folded.genesis_root] = Ledgers(manifest, start)
+        chain = node.disk.journal._chain.read(0, self._world.manifest.rounds)
+        kept = Disk(chain, folded, commits)
+        yield from ledgers[folded.genesis_root].check(kept, self._own_rounds.of(node.peer))
 
     def _forgotten(self, node: SimNode) -> Iterator[str]:
         """I1: what a node signed in the round that it comes back to is filed again, or it is mute.

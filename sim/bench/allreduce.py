@@ -136,9 +136,9 @@ def measured(
 
 def security() -> str:
     """How connections are secured: every protocol that a node offers and takes."""
-    from dht.libp2p_host import SECURITY_PROTOCOLS  # It takes a second to load.
+    from dht.libp2p_host import TransportConfig, securities  # It takes a second to load.
 
-    return " ".join(SECURITY_PROTOCOLS)
+    return " ".join(securities(TransportConfig()))
 
 
 def _round(record: Adopted) -> int:

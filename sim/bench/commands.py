@@ -137,7 +137,7 @@ def allreduce(
 @bench_app.command("link")
 def link(
     mib: Annotated[int, typer.Option(help="To move in one transfer.")] = 256,
-    security: Annotated[str, typer.Option(help="noise.")] = "noise",
+    security: Annotated[str, typer.Option(help="noise, or tls where it is safe.")] = "noise",
     repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     json: JsonOption = False,
@@ -212,6 +212,54 @@ def codecs(
         by_name = {one.name: asdict(one) for one in results}
         about = {"elements": elements, "commit": commit_named(), "codecs": by_name}
         print_json(about | by_name)
+
+
+@bench_app.command("discovery")
+def discovery(
+    peers: PeersOption = 16,
+    keys: Annotated[int, typer.Option(help="To store and to find, one at a time.")] = 1000,
+    frozen: Annotated[int, typer.Option(help="Nodes that freeze behind the stores.")] = 0,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Store and find keys in a DHT of one process per node: milliseconds, processor time."""
+    from rich.console import Console
+
+    from sim.bench.discovery import (
+        DiscoveryOptions,
+        DiscoveryResult,
+        bench_discovery,
+        discovery_json,
+    )
+    from sim.bench.main import (
+        EXIT_DONE,
+        EXIT_FAILED,
+        Interrupted,
+        Teller,
+        clock,
+        commit_named,
+        run_until_signal,
+    )
+
+    options = DiscoveryOptions(peers=peers, keys=keys, frozen=frozen, seed=seed)
+    console = Console(stderr=json, highlight=False)
+    results: list[DiscoveryResult] = []
+
+    async def play() -> None:
+        results.append(await bench_discovery(options, Teller(console, clock())))
+
+    try:
+        run_until_signal(play)
+    except Interrupted as signal:
+        console.print("Stopped. No process is left running.", markup=False)
+        raise typer.Exit(signal.status) from None
+    (result,) = results
+    told = discovery_json(options, commit_named(), result)
+    for name, value in told.items():
+        console.print(f"{name:>20}  {value}", markup=False)
+    if json:
+        print_json(told)
+    raise typer.Exit(EXIT_DONE if result.num_found == options.keys else EXIT_FAILED)
 
 
 def _folder(out: Path | None) -> Path:

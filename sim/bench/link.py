@@ -20,7 +20,7 @@ from sim.bench.link_profile import Stages
 from sim.bench.main import Teller
 
 KINDS = ("ours", "stock", "tls", "tcp")
-SECURITIES = ("noise",)
+SECURITIES = ("noise", "tls")
 MIB_MAX, REPEAT_MAX = 16 * 1024, 100
 _ROUND_TRIPS, _BUSY_ROUND_TRIPS = 1000, 400
 
@@ -97,10 +97,7 @@ class _End:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._process.wait()
+        self._process.communicate()
 
     def ask(self, **task: object) -> dict[str, Any]:
         """Have it do a task, and wait until it is done."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import trio
 
+from dht.libp2p_host import securities
 from dht.libp2p_transport import TransportConfig, open_transport
 from protocol.errors import BarnraiseError
 from protocol.identity import parse_peer_id, peer_id_text
@@ -118,7 +119,9 @@ async def busy_round_trips(open_stream: Open, count: int) -> list[float]:
 
 @asynccontextmanager
 async def _ours(security: str) -> AsyncIterator[tuple[Task, Callable[[Task], Awaitable[Open]]]]:
-    config = TransportConfig(listen_host="127.0.0.1", bulk_protocols=frozenset({BULK}))
+    config = TransportConfig(
+        listen_host="127.0.0.1", security=security, bulk_protocols=frozenset({BULK})
+    )
     handlers = {BULK: take_bulk, CONTROL: echo}
     async with open_transport(config, signer_seed=os.urandom(32), handlers=handlers) as transport:
 
@@ -128,7 +131,11 @@ async def _ours(security: str) -> AsyncIterator[tuple[Task, Callable[[Task], Awa
             return partial(transport.open_stream, peer)
 
         peer = peer_id_text(transport.peer_id)
-        yield {"peer": peer, "addresses": transport.addresses(), "security": security}, dial
+        yield (
+            {"peer": peer, "addresses": transport.addresses()}
+            | {"security": securities(config)[0]},
+            dial,
+        )
 
 
 @asynccontextmanager

@@ -38,15 +38,12 @@ class Bounds:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._count = 0
-
-    def is_due(self) -> bool:
-        """Asked after every event: whether to look behind this one."""
-        self._count += 1
-        return self._count % EVERY == 0
+        self.next_look = EVERY
+        """The number of the world's event behind which to look."""
 
     def look(self, node: SimNode) -> Iterator[str]:
         """What of this node has grown beyond its bound."""
+        self.next_look = self._world.events + EVERY
         for what, size, most in self._sizes(node):
             if size > most:
                 yield f"{what}: {size}, and {most} are the most"

@@ -3,15 +3,19 @@
 The sums here are made from the COMMITs themselves, beside those of `node.credit`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
-from node.credit import Folded, Ledger, SealedRound
+import msgpack
+
+from node.credit import Folded, Ledger, SealedRound, prove
 from node.tracing import Adopted, Began, Confirmed, Record
 from protocol.errors import LedgerError
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
-from protocol.messages import Commit, SealValue, decode_body
+from protocol.messages import Commit, SealCertificate, SealValue, SignedMessage, decode_body
+from protocol.wire import decode
 
 
 class OwnRounds:
@@ -79,3 +83,53 @@ def check_receipts(
         yield "adds its receipts up to other credits"
     if sum(owed.values()) + unproven + statement.drift_tokens != statement.tokens:
         yield f"has receipts that do not add up to the {statement.tokens} sealed tokens"
+
+
+def _digests(messages: Iterable[SignedMessage]) -> Iterator[bytes]:
+    return (message.digest for message in messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What a node keeps for its ledger: the records of its chain, credits, COMMITs."""
+
+    chain: Sequence[bytes]
+    folded: Folded
+    commits: Sequence[SignedMessage]
+
+
+@dataclass(slots=True)
+class Ledgers:
+    """The ledgers on all disks of a world. They hold the same, or nearly: that is judged once."""
+
+    manifest: RunManifest
+    start: SealValue
+    _values: dict[bytes, SealValue] = field(default_factory=dict)
+    _found: dict[object, list[str]] = field(default_factory=dict)
+
+    def check(self, disk: Disk, own: AbstractSet[int]) -> list[str]:
+        """See `check_receipts`."""
+        rounds = list(prove(self._chain(disk.chain), disk.folded, disk.commits))
+        said = tuple(
+            (one.certificate.value.digest, one.commits is None, *_digests(one.commits or ()))
+            for one in rounds
+        )
+        place = (disk.folded, said, frozenset(own))
+        if place not in self._found:
+            found = check_receipts(self.manifest, disk.folded, rounds, own=own, start=self.start)
+            self._found[place] = list(found)
+        return self._found[place]
+
+    def _chain(self, records: Iterable[bytes]) -> Iterator[SealCertificate]:
+        """Nodes hold the same seals with other SEALs for them: only those are read anew."""
+        for record in records:
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(record)
+            unpacker.read_array_header()
+            unpacker.skip()
+            first = record[: unpacker.tell()]
+            if first not in self._values:
+                self._values[first] = decode(SealCertificate, record).value
+            seals = msgpack.unpackb(record[len(first) :])
+            assert first + msgpack.packb(seals) == record, "a seal that is not canonical"
+            yield SealCertificate(value=self._values[first], seals=tuple(seals))

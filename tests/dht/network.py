@@ -12,6 +12,7 @@ from dht.kademlia import Kademlia, KademliaConfig
 from dht.keyspace import Key, distance, node_key
 from dht.lookup import Lookup, LookupResult, Query
 from dht.messages import Nodes, Request, Store, Values, decode_reply, decode_request, encode_message
+from dht.paths import Search
 from dht.records import SignedRecord
 from dht.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId
@@ -68,7 +69,7 @@ class Network:
         lookup = asker.lookup(key, self.now_s, values_at_wall_s=WALL_S if values else None)
         return self.drive(asker, lookup)
 
-    def drive(self, asker: Kademlia, lookup: Lookup) -> LookupResult:
+    def drive(self, asker: Kademlia, lookup: Lookup | Search) -> LookupResult:
         """Run one look-up to its end in virtual time; the dead stay silent."""
         order = itertools.count()
         arrivals: list[tuple[float, int, Query]] = []

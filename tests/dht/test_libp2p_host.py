@@ -15,6 +15,7 @@ from dht.libp2p_host import TransportConfig, dialable, reachable
 from dht.libp2p_link import Link
 from dht.libp2p_negotiate import encode_line
 from dht.libp2p_security import TunedNoise
+from dht.libp2p_tls import TunedTls
 from dht.libp2p_transport import open_transport
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Ed25519Signer, peer_id_text
@@ -97,15 +98,18 @@ def test_config_names_the_field_that_is_wrong(wrong):
         TransportConfig(**wrong)
 
 
-async def test_peer_with_another_kind_of_key_is_refused():
+@pytest.mark.parametrize(("name", "kind"), [("/noise", TunedNoise), ("/tls/1.0.0", TunedTls)])
+async def test_peer_with_another_kind_of_key_is_refused(name, kind):
     with trio.fail_after(DEADLINE_S):
         async with open_loopback() as server, open_loopback() as client:
             network = client.host.get_network()
             key_pair = create_new_key_pair()
-            foreign = TunedNoise(
+            foreign = kind(
                 key_pair, lambda raw: Link(raw, spawn=client._spawn, on_lost=lambda _: None)
             )
-            network.upgrader.security_multistream.transports["/noise"] = foreign
+            offered = network.upgrader.security_multistream.transports
+            offered.clear()
+            offered[name] = foreign
             events = server.connection_events()
             # Noise lets the dialler finish first; then the refusal comes as a closed connection.
             with contextlib.suppress(UnreachableError):

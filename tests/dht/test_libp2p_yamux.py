@@ -51,6 +51,7 @@ class Pipe(Session):
         self.out.close()
 
     async def send(self, parts):
+        assert sum(map(len, parts)) <= SEND_BYTES_MAX
         try:
             await self.out.send(b"".join(parts))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -121,6 +122,17 @@ async def test_many_streams_carry_what_was_sent_in_order(seed, autojump_clock):
             assert not one.streams
             assert not two.streams
             await one.close()
+
+
+async def test_answers_that_wait_leave_with_a_full_frame():
+    one, _ = muxers()
+    stream: Any = await one.open_stream()
+    stream.send_window = MIB
+    for _ in range(5000):
+        one.post(PING, ACK, 0, 7)
+    taken = await one.send_data(stream, memoryview(bytes(MIB)))
+    assert taken + len(HEADER.pack(0, 0, 0, 0, 0)) * 5002 == SEND_BYTES_MAX
+    assert not one._unsent
 
 
 async def test_writer_waits_for_the_window_as_long_as_its_caller_does(autojump_clock):

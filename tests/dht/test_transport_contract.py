@@ -45,6 +45,10 @@ class Libp2pWorld:
         return open_transport(self.config, signer_seed=os.urandom(32), handlers=handlers)
 
 
+class NoiseWorld(Libp2pWorld):
+    config = TransportConfig(listen_host="127.0.0.1", security="noise")
+
+
 class MemoryWorld:
     def __init__(self):
         self.network = MemoryNetwork()
@@ -54,8 +58,12 @@ class MemoryWorld:
 
 
 @pytest.fixture(
-    params=[pytest.param(Libp2pWorld, marks=pytest.mark.net), MemoryWorld],
-    ids=["libp2p", "memory"],
+    params=[
+        pytest.param(Libp2pWorld, marks=pytest.mark.net),
+        pytest.param(NoiseWorld, marks=pytest.mark.net),
+        MemoryWorld,
+    ],
+    ids=["libp2p", "noise", "memory"],
 )
 def world(request):
     return request.param()

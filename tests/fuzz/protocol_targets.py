@@ -20,6 +20,7 @@ from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_reque
 from node.credit import Credit, Folded
 from node.invite import Invite, InvitePeer
 from node.links import Announcement
+from node.public_runs import RunAdvert
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
 from protocol.errors import (
@@ -65,7 +66,9 @@ FOLDED = Folded(
     seal=digest(3),
     credits=(Credit(peer=SIGNER.peer_id, rounds=3, samples=60, tokens=960),),
 )
-WIRE_EXAMPLES: dict[type[Any], list[bytes]] = {kind: [] for kind in (*TYPES, Invite, Announcement)}
+WIRE_EXAMPLES: dict[type[Any], list[bytes]] = {
+    kind: [] for kind in (*TYPES, Invite, Announcement, RunAdvert)
+}
 """Every type that some decoder of ours asks the wire for, with what it looks like."""
 
 for _value in (
@@ -77,6 +80,7 @@ for _value in (
     CERTIFICATE,
     INVITE,
     Announcement(ADDRESSES),
+    RunAdvert(digest(1), "a barn", "gpt", 7, 4, ADDRESSES),
     FOLDED,
     ExportHead(format=FORMAT, manifest=b"signed", folded=FOLDED, rounds=9),
     *(message for pair in PAIRS for message in pair),
@@ -172,7 +176,7 @@ class NoSession(Session):
     async def send(self, parts: Sequence[Bytes]) -> None:
         raise NotImplementedError
 
-    async def receive(self) -> list[bytes]:
+    async def receive(self) -> list[Bytes]:
         raise NotImplementedError
 
 

@@ -1,13 +1,23 @@
 """When rules are asked: what is passed over had nothing to do, and nothing due is passed over."""
 
 import random
+from dataclasses import replace
 
 from node import events as ev
 from node.agenda import Agenda
 from node.round import RoundMachine
 from protocol.frames import Bulk
 from protocol.messages import Kind
-from tests.node.builders import ROOT, Voice, contributed, head_of, machine_of, peers_named, signed
+from tests.node.builders import (
+    CONFIG,
+    ROOT,
+    Voice,
+    contributed,
+    head_of,
+    machine_of,
+    peers_named,
+    signed,
+)
 from tests.node.soup import Soup
 
 FIRST, SECOND, THIRD = peers_named(3)
@@ -93,3 +103,19 @@ def test_rules_are_asked_again_after_a_state_was_fetched(monkeypatch):
     asked.clear()
     machine.handle(Voice(SECOND, HEAD.value).vote([]), 0.02)
     assert asked == [0.02], "what came while this node only listened may have made something due"
+
+
+def test_seal_asks_the_rules_of_who_suspects_and_lacks_its_result_and_of_nobody_else(monkeypatch):
+    value = replace(HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest)
+    all_cells = set(range(CONFIG.num_cells))
+    for suspects, held, is_asked in (
+        (frozenset(), set(), False),
+        (frozenset({THIRD}), set(), True),
+        (frozenset({THIRD}), all_cells, False),
+    ):
+        machine, asked = settled_machine(monkeypatch)
+        machine.handle(ev.SuspicionsChanged(suspects), 0.01)
+        machine.view.results[value.list_digest] = set(held)
+        asked.clear()
+        machine.handle(Voice(SECOND, HEAD.value).seal(value), 0.02)
+        assert bool(asked) == is_asked

@@ -18,8 +18,8 @@ from node.checkpoints import stored_states
 from node.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
 from node.exit_codes import exit_status, user_error
 from node.joining import parse_target
+from node.listening import listening
 from node.people import Occasion, PeopleLog
-from node.running import listening
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
 from node.state.run_store import found_or_resume
 from protocol.errors import (

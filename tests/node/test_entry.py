@@ -10,8 +10,9 @@ import trio
 
 from node.assembly import Node
 from node.config import NodeConfig
-from node.entry import Entry, full_addresses
+from node.entry import Entry
 from node.hooks import NodeHooks
+from node.listening import full_addresses
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.status.board import EventLog
 from protocol.errors import ManifestMismatch, UnreachableError

@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from node.config import PeerAddress
-from node.entry import full_addresses
 from node.invite import invite_link, invite_to
 from node.joining import Joined, join_run, parse_target
+from node.listening import full_addresses
 from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.state.folder import run_folder
 from node.state.known_peers import KnownPeer, KnownPeers

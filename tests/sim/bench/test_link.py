@@ -19,7 +19,7 @@ from sim.bench.link_report import link_json, percentile_ms, print_link
     ("change", "why"),
     [
         ({"mib": 0}, "--mib 0"),
-        ({"security": "rot13"}, "--security 'rot13' is none of noise"),
+        ({"security": "rot13"}, "--security 'rot13' is none of noise, tls"),
         ({"repeat": 0}, "--repeat 0"),
     ],
 )
@@ -54,6 +54,7 @@ def test_profile_is_grouped_by_stage():
     with near, far, cProfile.Profile() as profile:
         for _ in range(100):
             near.send(bytes(1000))
+            far.recv(1000)
             b"".join([bytes(10)] * 100)
     stages = stages_of(profile)
     assert stages["system calls"] > 0

@@ -1,0 +1,141 @@
+"""`barnraise bootstrap`: a node of the DHT and nothing else, at an address that stays.
+
+It holds records and tells strangers of each other. It sees no run, holds no weights and decides
+nothing: when it is gone, those who have met go on, and newcomers enter through any other peer.
+`barnraise runs` looks into the DHT in the same way, for a moment.
+"""
+
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from dht.directory import KademliaDirectory
+from dht.libp2p_transport import TransportConfig, open_transport
+from dht.routing import Contact
+from node.config import NodeConfig, PeerAddress, parse_dialable
+from node.departure import Departure
+from node.exit_codes import user_error
+from node.heap import keep_freed_memory
+from node.listening import full_addresses, listening
+from node.public_runs import PublicRun, find_public_runs
+from node.settings.node_file import read_node_file
+from node.state.dht_table import keep_table, read_table
+from node.state.folder import KNOWN_PEERS_FILE
+from node.state.keystore import load_or_create_identity
+from node.state.known_peers import read_known_peers
+from node.state.lock import locked_state
+from node.status.board import EventLog
+from protocol.errors import BarnraiseError, ConfigError, UnreachableError
+from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
+
+logger = logging.getLogger(__name__)
+
+PORT = 4001
+LISTEN = f"/ip4/0.0.0.0/tcp/{PORT}"
+"""A bootstrap node's address is told to people, so that its port is no accident."""
+
+LOOK_S = 20.0
+"""For `barnraise runs`: to enter, and to ask under sixteen topics."""
+
+
+def bootstrap_in_foreground(
+    state: Path, config: NodeConfig, *, is_json: bool, say: Callable[[str], None]
+) -> int:
+    """Serve the DHT until a signal; the exit status."""
+    keep_freed_memory()
+    _hush()
+    departure = Departure()
+    with departure.handling_signals(), locked_state(state):
+        trio.run(_serve, state, config, departure, is_json, say)
+        departure.done()
+    return departure.status
+
+
+async def _serve(
+    state: Path,
+    config: NodeConfig,
+    departure: Departure,
+    is_json: bool,
+    say: Callable[[str], None],
+) -> None:
+    log = EventLog.on_stdout(is_enabled=is_json)
+    failure: BarnraiseError | None = None
+    signer = load_or_create_identity(state)
+    try:
+        async with listening(config, signer.seed) as transport, trio.open_nursery() as nursery:
+            directory = KademliaDirectory(transport, signer, time.time)
+            await nursery.start(directory.run)
+            departure.begin()
+            addresses = full_addresses(signer.peer_id, transport.addresses())
+            log.emit("listening", peer=peer_id_text(signer.peer_id), addresses=addresses)
+            say("\n".join(["serving the DHT at", *(f"  {one}" for one in addresses)]))
+            nursery.start_soon(keep_table, state, directory.contacts, time.time)
+            nursery.start_soon(directory.join, _origins(state, config.bootstrap))
+            await departure.asked()
+            nursery.cancel_scope.cancel()
+    except* (BarnraiseError, OSError) as group:
+        failure = user_error(group, state)
+    if failure is not None:
+        raise failure
+    log.emit("left", reason=departure.signal_name)
+
+
+def _origins(state: Path, named: Sequence[str]) -> tuple[Contact, ...]:
+    """Whom to ask first: the named ones, then those of the last start."""
+    return (*_contacts(map(parse_dialable, named)), *read_table(state))
+
+
+def _contacts(addresses: Iterable[PeerAddress]) -> tuple[Contact, ...]:
+    return tuple(Contact(one.peer, (one.address,)) for one in addresses)
+
+
+def look_for_runs(state: Path, named: Sequence[str]) -> tuple[PublicRun, ...]:
+    """The public runs that can be seen from here: one short visit under a key of its own.
+
+    Raises ConfigError if nobody is known to be asked, UnreachableError if nobody answers.
+    """
+    _hush()
+    given = (*named, *(read_node_file(state).bootstrap if state.exists() else ()))
+    known = read_known_peers(state / KNOWN_PEERS_FILE)
+    met = [Contact(one.peer, one.addresses) for peers in known.runs.values() for one in peers]
+    contacts = (*_origins(state, given), *met)
+    if not contacts:
+        raise ConfigError(
+            "nobody is known who could be asked: name a peer with --bootstrap, like "
+            f"/ip4/203.0.113.1/tcp/{PORT}/p2p/12D3Koo..., or join a run by its link first"
+        )
+    return trio.run(_look, contacts)
+
+
+async def _look(contacts: tuple[Contact, ...]) -> tuple[PublicRun, ...]:
+    async with _visit() as directory:
+        with trio.move_on_after(LOOK_S):
+            if not await directory.join(contacts):
+                raise UnreachableError(f"none of {len(contacts)} known peers answers")
+            return await find_public_runs(directory)
+    raise UnreachableError(f"the DHT did not answer within {LOOK_S:.0f} s")
+
+
+@asynccontextmanager
+async def _visit() -> AsyncIterator[KademliaDirectory]:
+    """A directory that asks and is told to nobody: it is gone in a moment."""
+    signer = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
+    async with open_transport(
+        TransportConfig(listen_host="127.0.0.1"), signer_seed=signer.seed
+    ) as transport:
+        directory = KademliaDirectory(transport, signer, time.time, is_visitor=True)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(directory.run)
+            yield directory
+            nursery.cancel_scope.cancel()
+
+
+def _hush() -> None:
+    if not logging.getLogger().hasHandlers():
+        # The library's calls of `logging.debug` itself would hang a handler of their own in there.
+        logging.getLogger().addHandler(logging.NullHandler())

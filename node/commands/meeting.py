@@ -1,0 +1,105 @@
+"""`barnraise bootstrap` and `barnraise runs`: how strangers meet."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+from node.interrupts import end_at_once, end_now, handling
+
+if TYPE_CHECKING:
+    from node.public_runs import PublicRun
+
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="State folder.", show_default="the usual place"),
+]
+BootstrapOption = Annotated[
+    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
+]
+AnnounceOption = Annotated[
+    list[str] | None,
+    typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
+]
+
+_TITLE_CHARACTERS_MAX = 48
+
+
+@app.command()
+def bootstrap(
+    state: StateOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", help="Where it is reached.", show_default="/ip4/0.0.0.0/tcp/4001"),
+    ] = None,
+    announce: AnnounceOption = None,
+    peer: BootstrapOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
+) -> None:
+    """Serve the DHT to strangers, in the foreground: no run, no training, until Ctrl+C."""
+    with handling(end_at_once):
+        from node.bootstrap import LISTEN, bootstrap_in_foreground
+        from node.config import NodeConfig
+        from node.state.folder import default_state
+
+        # Not the folder of a node that trains here: one node at a time, each with its own key.
+        folder = (state or default_state() / "bootstrap").expanduser().absolute()
+        config = NodeConfig(
+            state=folder,
+            manifest=Path(),
+            listen=LISTEN if listen is None else listen,
+            announce=tuple(announce or ()),
+            bootstrap=tuple(peer or ()),
+        )
+        end_now(bootstrap_in_foreground(folder, config, is_json=json, say=_say))
+
+
+@app.command()
+def runs(
+    state: StateOption = None,
+    peer: BootstrapOption = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on one line.")] = False,
+) -> None:
+    """List the public runs that can be seen from here, and how to join them."""
+    from node.bootstrap import look_for_runs
+    from node.state.folder import default_state
+
+    found = look_for_runs((state or default_state()).expanduser().absolute(), tuple(peer or ()))
+    if json:
+        print_json({"runs": [one.as_json() for one in found]})
+    else:
+        _print_runs(found)
+
+
+def _print_runs(found: "tuple[PublicRun, ...]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from node.shown import shown
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not found:
+        console.print("No public run in sight.")
+        return
+    table = Table("run", "title", "model", "parameters", "memory", "peers", box=None)
+    for one in found:
+        advert = one.advert
+        table.add_row(
+            advert.run.hex()[:12],
+            shown(advert.title, _TITLE_CHARACTERS_MAX),
+            shown(advert.model, _TITLE_CHARACTERS_MAX),
+            f"{advert.parameters:,}",
+            f"{one.memory_bytes / 2**20:,.0f} MiB",
+            str(len(one.peers)),
+        )
+    console.print(table)
+    for one in found:
+        for address in one.join_addresses()[:1]:
+            console.print(f"{one.advert.run.hex()[:12]}: barnraise join {shown(address, 400)}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

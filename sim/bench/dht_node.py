@@ -1,0 +1,79 @@
+"""A node of the DHT and nothing else, told what to do by its standard input, for `bench discovery`.
+
+    python -P -m sim.bench.dht_node 7
+
+    join ADDRESS...   enter through these peers      {"took_s": 0.2, "answered": 1}
+    store KEY         say 64 bytes under a topic     {"took_s": 0.008, "stored": 8}
+    get KEY           find what is said under it     {"took_s": 0.003, "found": true}
+
+It lives as long as its standard input.
+"""
+
+import json
+import logging
+import sys
+import time
+
+import trio
+
+from dht.directory import KademliaDirectory
+from dht.libp2p_transport import TransportConfig, open_transport
+from dht.routing import Contact
+from node.config import parse_peer_address
+from node.heap import keep_freed_memory
+from node.listening import full_addresses
+from protocol.identity import Ed25519Signer
+
+TTL_S = 3600.0
+VALUE_BYTES = 64
+HOLDERS_ENOUGH = 2
+"""A key of one writer: the second holder that says the same ends the search."""
+
+
+def value_of(key: str) -> bytes:
+    """What is said under a key."""
+    return key.encode().ljust(VALUE_BYTES, b".")
+
+
+async def _answer(directory: KademliaDirectory, words: list[str]) -> dict[str, object]:
+    began_s = time.perf_counter()
+    told: dict[str, object]
+    match words:
+        case ["join", *addresses]:
+            contacts = [
+                Contact(one.peer, (one.address,)) for one in map(parse_peer_address, addresses)
+            ]
+            told = {"answered": await directory.join(contacts)}
+        case ["store", key]:
+            told = {"stored": await directory.announce(key.encode(), value_of(key), ttl_s=TTL_S)}
+        case ["get", key]:
+            records = await directory.find(key.encode(), holders_enough=HOLDERS_ENOUGH)
+            told = {"found": [record.value for record in records] == [value_of(key)]}
+        case _:
+            told = {"error": "no such command"}
+    return {"took_s": time.perf_counter() - began_s} | told
+
+
+async def _main(number: int) -> None:
+    # The library's calls of `logging.debug` itself would hang a handler of their own in there.
+    logging.getLogger().addHandler(logging.NullHandler())
+    signer = Ed25519Signer(number.to_bytes(32, "big"))
+    config = TransportConfig(listen_host="127.0.0.1")
+    async with open_transport(config, signer_seed=signer.seed) as transport:
+        directory = KademliaDirectory(transport, signer, time.time)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(directory.run)
+            _tell({"addresses": full_addresses(signer.peer_id, transport.addresses())})
+            while line := await trio.to_thread.run_sync(sys.stdin.readline):
+                _tell(await _answer(directory, line.split()))
+            nursery.cancel_scope.cancel()
+
+
+def _tell(body: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(body) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    trio.run(_main, int(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""Peers that speak the DHT's language and lie in it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from dht.keyspace import Key
+from dht.messages import (
+    PROTOCOL,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    Stored,
+    StoreVerdict,
+    Values,
+    decode_request,
+    encode_message,
+)
+from dht.records import SignedRecord
+from dht.routing import Contact
+from protocol.transport import Stream
+from tests.dht.nodes import Node, ask, seed_of
+from tests.memory_transport import MemoryNetwork, MemoryTransport
+
+
+@dataclass
+class Liars:
+    """They know only each other, keep nothing, and say under each key what `records` makes up."""
+
+    records: Callable[[Key], Sequence[SignedRecord]] = lambda _: ()
+    transports: list[MemoryTransport] = field(default_factory=list)
+
+    @property
+    def contacts(self) -> tuple[Contact, ...]:
+        return tuple(Contact(one.peer_id, one.addresses()) for one in self.transports)
+
+    async def open(
+        self, stack: AsyncExitStack, network: MemoryNetwork, numbers: Sequence[int]
+    ) -> None:
+        for number in numbers:
+            opened = network.open(signer_seed=seed_of(number))
+            transport = await stack.enter_async_context(opened)
+            transport.serve(PROTOCOL, partial(self._serve, transport))
+            self.transports.append(transport)
+
+    async def _serve(self, transport: MemoryTransport, stream: Stream) -> None:
+        while True:
+            request = decode_request(await stream.receive_frame(1 << 16))
+            await stream.send_frame(encode_message(self._reply(transport.addresses(), request)))
+
+    def _reply(self, own: tuple[str, ...], request: Request) -> Reply:
+        match request:
+            case Ping():
+                return Pong(own)
+            case FindNode():
+                return Nodes(own, self.contacts[:16])
+            case FindValue():
+                return Values(own, self.contacts[:16], tuple(self.records(request.key)), False)
+            case _:
+                return Stored(own, StoreVerdict.STORED)
+
+    async def push_in(self, nodes: Sequence[Node]) -> None:
+        """Make themselves known to all these nodes."""
+        for transport in self.transports:
+            for node in nodes:
+                await ask(transport, node.contact, Ping(transport.addresses()))
