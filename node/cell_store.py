@@ -23,7 +23,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
 from training.arithmetic import cell_norms
-from training.compression import CODECS
+from training.compression import CODECS, result_codec
 from training.outer import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
@@ -69,16 +69,11 @@ class CellSizes:
         layout = manifest.layout(shard)
         numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
         vectors = 1 + len(make_outer(manifest.outer).slots)
-        codec = CODECS[_result_codec(manifest)]()
+        codec = result_codec(manifest.outer)
         return cls(
             state=tuple(4 * numel for numel in numels) * vectors,
             result=tuple(codec.payload_bytes(numel) for numel in numels),
         )
-
-
-def _result_codec(manifest: RunManifest) -> str:
-    """R7: results travel at eight bits or more, so a coarser codec's results go as float32."""
-    return manifest.outer.codec if manifest.outer.codec in ("none", "fp16") else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class CellStore:
         self.layout = manifest.layout(shard)
         self.num_cells = self.layout.num_cells(0)
         self._codec = CODECS[manifest.outer.codec]()
-        self._result_codec = CODECS[_result_codec(manifest)]()
+        self._result_codec = result_codec(manifest.outer)
         self._aggregator = AGGREGATORS[manifest.outer.aggregator](
             cell_elements=manifest.cell_elements
         )

@@ -33,7 +33,7 @@ from protocol.manifest import (
 )
 from protocol.wire import INT_MAX, OneOf, Range, Scalar, Size
 from training.aggregation import AGGREGATORS
-from training.compression import CODECS
+from training.compression import CODECS, FEEDBACK_BITS, bits_per_element
 from training.data import CORPORA, pin_corpus
 from training.genesis import MODEL_FILE, SCHEMAS, shard_spec
 from training.outer import OUTER_OPTIMIZERS, make_outer
@@ -184,7 +184,7 @@ def read_run_file(path: Path) -> RunFile:
     Raises ConfigError, a line for each key that is wrong: file, section, key, what is expected.
     """
     parsed = parse_sections(RunFile, read_toml(path), path)
-    wrong = [*_out_of_bounds(parsed), *_unknown_names(parsed)]
+    wrong = [*_out_of_bounds(parsed), *_unknown_names(parsed), *_impossible(parsed)]
     if wrong:
         raise ManifestError("\n".join(f"{path}: {line}" for line in wrong))
     return _with_defaults(parsed)
@@ -307,6 +307,19 @@ def _unknown_names(parsed: RunFile) -> Iterator[str]:
         for key in parsed.model.settings.keys() - GPT_SETTINGS.keys():
             guess = did_you_mean(key, list(GPT_SETTINGS))
             yield f"[model.settings] {key} is no setting of the model gpt; {guess}"
+
+
+def _impossible(parsed: RunFile) -> Iterator[str]:
+    """A line for each pair of values that a manifest admits and no run should have."""
+    outer = parsed.outer
+    if outer.codec in CODECS and outer.feedback == 0:
+        codec = CODECS[outer.codec]()
+        bits = bits_per_element(codec)
+        if codec.is_biased and bits < FEEDBACK_BITS:
+            yield (
+                f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
+                "out is lost for good; set it to 1.0, or codec to 'int8'"
+            )
 
 
 def _with_defaults(parsed: RunFile) -> RunFile:

@@ -57,6 +57,7 @@ drift_max = 2          # rounds' worth of steps against one anchor while a round
 [outer]                # the step that all take together
 preset = "diloco"
 codec = "fp16"         # what travels: "fp16", two bytes per parameter, round and peer; "none", four
+                       # "int8" takes one; coarser ones lose something: `barnraise bench codecs`
 feedback = 1.0         # share of what the codec loses that is made good in the next round
 # aggregator = "mean"  # left out: "mean", weighted by tokens, which one liar ruins; in open runs
                        # "default", which clips and filters, and costs some ten times the sums

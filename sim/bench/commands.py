@@ -95,7 +95,7 @@ def fault(
 def allreduce(
     peers: PeersOption = 4,
     elements: ElementsOption = 100_000_000,
-    codec: Annotated[str, typer.Option(help="How numbers travel: none, fp16.")] = "none",
+    codec: Annotated[str, typer.Option(help="How numbers travel: none, fp16, int8, ...")] = "none",
     aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
     rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
     seed: SeedOption = 0,

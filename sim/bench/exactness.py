@@ -18,6 +18,7 @@ from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealValue, decode_body
 from sim.bench.made_up import Numbers
 from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
+from training.compression import CODECS
 from training.genesis import genesis_weights
 
 SHARD = 0
@@ -99,10 +100,10 @@ class Exactness:
                 return
             _, peer, body = commits[digest]
             wire_N = self._numbers[peer].contribution(value.round)
-            wire_N = wire_N.astype(DTYPES[self._manifest.outer.codec])
-            if self._root(wire_N) != body.root:
+            root, decoded_N = self._on_the_wire(wire_N)
+            if root != body.root:
                 yield f"round {value.round} lists other bytes than {short_id(peer)} contributed"
-            listed.append((peer, body.tokens, wire_N.astype(np.float32, copy=False)))
+            listed.append((peer, body.tokens, decoded_N))
         if listed:
             sum_N = aggregate(self._manifest.outer, listed, self._manifest.cell_elements)
             self.max_error = max(self.max_error, _error(sum_N, listed))
@@ -114,10 +115,21 @@ class Exactness:
             if root != expected:
                 yield f"{short_id(peer)} goes on from another state after round {value.round}"
 
-    def _root(self, wire_N: np.ndarray) -> bytes:
-        cells = range(self._layout.num_cells(0))
-        spans = (self._layout.cell_range(0, cell) for cell in cells)
-        return merkle_root([cell_root(wire_N[start:stop].tobytes()) for start, stop in spans])
+    def _on_the_wire(self, drift_N: Vector) -> tuple[bytes, Vector]:
+        """The root of a contribution, and what its bytes stand for."""
+        name = self._manifest.outer.codec
+        codec, roots, decoded_N = CODECS[name](), [], np.empty_like(drift_N)
+        for cell in range(self._layout.num_cells(0)):
+            start, stop = self._layout.cell_range(0, cell)
+            cell_N = drift_N[start:stop]
+            if name in DTYPES:
+                payload = cell_N.astype(DTYPES[name]).tobytes()
+                decoded_N[start:stop] = np.frombuffer(payload, DTYPES[name])
+            else:
+                payload = codec.encode(cell_N)
+                decoded_N[start:stop] = codec.decode(payload, len(cell_N))
+            roots.append(cell_root(payload))
+        return merkle_root(roots), decoded_N
 
 
 def _error(sum_N: Vector, listed: Sequence[tuple[PeerId, int, Vector]]) -> float:

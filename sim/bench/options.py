@@ -6,9 +6,9 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from sim.bench.moments import MOMENTS, RANDOM, ROLES
-from sim.checks.arithmetic import DTYPES
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, PEERS_MAX, PEERS_MIN, LocalOptions
 from training.aggregation import AGGREGATORS
+from training.compression import CODECS
 
 FAULTS = ("kill", "freeze", "none")
 PEERS_FOR_FAULT = 3
@@ -36,8 +36,8 @@ class BenchOptions:
             raise ConfigError(
                 f"--elements {self.elements} is not in {ELEMENTS_MIN}..{ELEMENTS_MAX}"
             )
-        if self.codec not in DTYPES:
-            raise ConfigError(f"--codec {self.codec!r} is none of {', '.join(DTYPES)}")
+        if self.codec not in CODECS:
+            raise ConfigError(f"--codec {self.codec!r} is none of {', '.join(CODECS)}")
         if self.aggregator not in AGGREGATORS:
             known = ", ".join(AGGREGATORS)
             raise ConfigError(f"--aggregator {self.aggregator!r} is none of {known}")

@@ -1,7 +1,7 @@
 """The sum and the outer step written down once more, from the design.
 
 They share no code with `training.aggregation` and `training.outer`, so that a wrong one there does
-not pass. Rules and optimizers that are unknown here are asked for what they give on cells.
+not pass. Rules, codecs and optimizers that are unknown here are asked for what they give on cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
 from training.aggregation import AGGREGATORS
+from training.compression import result_codec
 from training.outer import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
@@ -49,7 +50,11 @@ def aggregate(
         cells = np.split(rows_PN, starts, axis=1)
         sum_N = np.concatenate([rule(cell_PN, weights_P).value for cell_PN in cells])
     # R7: results travel at eight bits or more.
-    dtype = np.dtype(DTYPES.get(outer.codec, "<f4"))
+    if outer.codec not in DTYPES:
+        codec = result_codec(outer)
+        cells = np.split(sum_N, range(cell_elements, len(sum_N), cell_elements))
+        return np.concatenate([codec.decode(codec.encode(cell_N), len(cell_N)) for cell_N in cells])
+    dtype = np.dtype(DTYPES[outer.codec])
     most = np.float32(np.finfo(dtype).max)
     return np.clip(sum_N, -most, most).astype(dtype).astype(np.float32)
 

@@ -103,6 +103,11 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         (LEAST + "[model]\ncell_elements = 1", "[model] cell_elements is 1; it must be 1024 to"),
         (LEAST + "[model]\nname = 'gtp'", "[model] name 'gtp' is unknown; did you mean gpt?"),
         (LEAST + "[outer]\ncodec = 'fp61'", "[outer] codec 'fp61' is unknown; did you mean fp16?"),
+        (
+            LEAST + "[outer]\ncodec = 'int4'\nfeedback = 0.0",
+            "[outer] feedback is 0, so what the 4.03 bits of 'int4' leave out is lost "
+            "for good; set it to 1.0, or codec to 'int8'",
+        ),
         (LEAST + "[outer]\npreset = 'x'", "[outer] preset 'x' is unknown; known are diloco"),
         (LEAST + "[model.settings]\nwidthh = 8", "widthh is no setting of the model gpt; did you"),
         (LEAST + "[model.settings]\nwidth = [8]", "[model.settings] width must be a number"),
@@ -115,6 +120,15 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
 )
 def test_what_is_wrong_is_named_with_what_to_write(tmp_path: Path, text: str, words: str) -> None:
     assert words in complaint(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    ["codec = 'int8'\nfeedback = 0", "codec = 'int4'", "codec = 'random_shift'\nfeedback = 0"],
+)
+def test_codec_that_loses_little_or_makes_it_good_is_admitted(tmp_path: Path, outer: str) -> None:
+    (tmp_path / "run.toml").write_text(LEAST + "[outer]\n" + outer)
+    read_run_file(tmp_path / "run.toml")
 
 
 def test_every_wrong_key_has_its_line(tmp_path: Path) -> None:

@@ -185,6 +185,15 @@ def test_parts_and_results_have_the_width_of_their_codec(codec, width):
     assert sizes == [(1024 * width, 1024 * width), (924 * width, 924 * width)]
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4", "sparse2bit"])
+def test_results_of_coarse_codecs_travel_at_eight_bits(codec):
+    """R7."""
+    store = store_of(codec=codec)
+    assert store.part_bytes(0) < 1.01 * 1024
+    # A seed, and two floats a block.
+    assert [store.result_bytes(cell) for cell in (0, 3)] == [8 + 8 + 1024, 8 + 8 + 924]
+
+
 def test_empty_list_leaves_the_state_as_it_is():
     store = store_of()
     before = store.state

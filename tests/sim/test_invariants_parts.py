@@ -30,6 +30,7 @@ from tests.node.builders import Voice, head_of, peers_named, seat
 from tests.sim.recorded import clean_records, manifest_of_record, verdict
 from training import leases as shipped
 from training.arithmetic import weighted_sum
+from training.compression import CODECS
 
 SEED = bytes(range(7, 39))
 
@@ -74,7 +75,7 @@ def test_leases_are_those_that_nodes_take(seed):
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "sgd"])
-@pytest.mark.parametrize("codec", ["none", "fp16"])
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8", "sparse2bit"])
 def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
     manifest = manifest_of_record()
     momentum = 0.5 if optimizer == "nesterov" else 0.0
@@ -89,7 +90,7 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
         rows = []
         for peer in peers_named(3):
             wire_N = (0.1 * rng.standard_normal(numel)).astype(np.float32)
-            wire_N = wire_N.astype(arithmetic.DTYPES[codec]).astype(np.float32)
+            wire_N = CODECS[codec]().decode(CODECS[codec]().encode(wire_N), numel)
             rows.append((peer, int(rng.integers(1, 1000)), wire_N))
         weights_P = np.array([float(tokens) for _, tokens, _ in rows])
         coefficients_P = store._aggregator.coefficients(np.empty(0), weights_P)

@@ -6,10 +6,12 @@ the difference and adds it to its next contribution (error feedback).
 
 from training.compression import blocks, dense, lowrank, seeded, sparse
 from training.compression.feedback import Encoded, ErrorFeedback, residual_root
-from training.compression.seam import CODECS, Codec, Vector, bits_per_element
+from training.compression.results import result_codec
+from training.compression.seam import CODECS, FEEDBACK_BITS, Codec, Vector, bits_per_element
 
 __all__ = [
     "CODECS",
+    "FEEDBACK_BITS",
     "Codec",
     "Encoded",
     "ErrorFeedback",
@@ -19,6 +21,7 @@ __all__ = [
     "dense",
     "lowrank",
     "residual_root",
+    "result_codec",
     "seeded",
     "sparse",
 ]

@@ -24,8 +24,8 @@ from sim.bench.recipe import SLOW_BYTES_PER_S, timing
         ({"victim": "me"}, "--victim 'me' is none of member"),
         ({"repeat": 0}, "--repeat 0"),
         ({"rounds": 0}, "--rounds 0"),
-        ({"codec": "zip"}, "--codec 'zip' is none of none, fp16"),
-        ({"aggregator": "luck"}, "--aggregator 'luck' is none of mean"),
+        ({"codec": "zip"}, "--codec 'zip' is none of dense2bit, e3m0"),
+        ({"aggregator": "luck"}, "--aggregator 'luck' is none of bulyan"),
     ],
 )
 def test_option_that_makes_no_sense_is_refused(change, why, tmp_path):
