@@ -97,7 +97,10 @@ class _End:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
 
     def ask(self, **task: object) -> dict[str, Any]:
         """Have it do a task, and wait until it is done."""
