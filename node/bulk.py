@@ -3,7 +3,7 @@
 Synchronous and without I/O; `node.exchange` and the simulator's world both use it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from node.agreed import ResultPlace, result_place
@@ -99,9 +99,25 @@ def admission(
         return partial(store.put_part, root, item)
     place = _place(core, header.subject, item.index)
     assert place is not None
-    return partial(
+    put = partial(
         store.put_result, header.subject, place.root, item, first=place.first, stop=place.stop
     )
+    ahead = stepping_ahead(core, store, header.subject, (item.index,))
+
+    def put_and_step() -> None:
+        put()
+        ahead()
+
+    return put_and_step
+
+
+def stepping_ahead(
+    core: NodeCore, store: ShardStore, digest: bytes, cells: Iterable[int]
+) -> Callable[[], None]:
+    """The outer step on result cells that are here while others are on their way, to be run
+    anywhere."""
+    view = core.machine.standing.about(digest) or core.machine.view
+    return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
 
 
 def rooted(core: NodeCore, reduce: Reduce) -> list[tuple[ListEntry, bytes]]:

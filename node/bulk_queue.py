@@ -19,9 +19,10 @@ wants are 4096, and so are the results of a round."""
 PLACES_WAITING_MAX = 256
 """Subjects of which cells wait for one peer: 64 contributions, some LISTs, and room."""
 
-PIECE_BYTES = 32 * limits.KIB
-"""A cell travels in pieces of so many bytes, the last one shorter. The taker says a byte for each
-that it has read: so both ends see a line move that takes long for a cell."""
+PIECES_PER_WINDOW = 4
+"""A cell travels in pieces, the last one shorter, and the taker says a byte for each that it has
+read: so both ends see a line move that takes long for a cell. Where it takes the window to fill a
+fast one, pieces are large: each answer is a record on the wire, at both ends."""
 
 WINDOW_BYTES_START = 64 * limits.KIB
 WINDOW_BYTES_MAX = 4 * limits.MIB
@@ -138,7 +139,15 @@ class Pace:
         self._least_s = min(self._least_s, delay_s)
         is_slow = delay_s > self._least_s + QUEUED_S
         window_bytes = self.window_bytes + (-num_bytes // 2 if is_slow else num_bytes)
-        self.window_bytes = min(max(window_bytes, PIECE_BYTES), WINDOW_BYTES_MAX)
+        self.window_bytes = min(max(window_bytes, limits.PIECE_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large the pieces of the next cell are: powers of two, a part of the window."""
+        size = limits.PIECE_BYTES_MIN
+        while size < limits.PIECE_BYTES_MAX and 2 * size * PIECES_PER_WINDOW <= self.window_bytes:
+            size *= 2
+        return size
 
 
 class Meter:
@@ -158,6 +167,11 @@ class Meter:
     def has_room(self, num_bytes: int) -> bool:
         """Whether a piece may be sent now; one always may."""
         return not self.under_way or self.under_way + num_bytes <= self._pace.window_bytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large the pieces of the next cell are."""
+        return self._pace.piece_bytes
 
     def sent(self, num_bytes: int, now_s: float) -> None:
         """A piece is on its way."""

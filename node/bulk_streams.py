@@ -14,7 +14,7 @@ import trio
 
 from node import bulk
 from node import events as ev
-from node.bulk_queue import PIECE_BYTES, Meter, Pace, PushQueue
+from node.bulk_queue import Meter, Pace, PushQueue
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.shard_store import Item, ShardStore, State
@@ -42,11 +42,11 @@ resets a stream whose reader does not read."""
 TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
 
-TOGETHER_PIECES = 8
-"""Pieces that may be under way are handed to the stream together, up to so many: four records."""
-
 SMALL_BYTES = 64 * limits.KIB
 """Below it, hashing costs less than the way to a worker thread and back."""
+
+LENGTH_BYTES = 4
+"""Before a frame (`Stream.send_frame`), which here goes out together with what follows it."""
 
 THROUGH = b"\x01"
 """The taker's answer to a piece."""
@@ -108,19 +108,19 @@ class _Inbound:
         received: list[bytes] = []
         num_unsaid, left = 0, head.length
         while left:
-            piece = min(left, PIECE_BYTES)
+            piece = min(left, head.piece)
             if num_unsaid and self.stream.num_buffered < piece:
                 await self._say_through(num_unsaid)  # The sender may wait for it.
                 num_unsaid = 0
             if received:
                 await self.tell_if_due()  # The last piece is told with the cell.
             # Whole pieces that are here are taken together: each taking is a copy and a step.
-            here = self.stream.num_buffered // PIECE_BYTES * PIECE_BYTES
+            here = self.stream.num_buffered // head.piece * head.piece
             size = left if left <= self.stream.num_buffered else max(piece, here)
             received.append(await self.stream.receive_exactly(size))
             self._time(size)
             self.scope.deadline = self.piece_s + STALL_S
-            num_unsaid += -(-size // PIECE_BYTES)
+            num_unsaid += -(-size // head.piece)
             left -= size
         await self._say_through(num_unsaid)
         return Item(
@@ -245,10 +245,7 @@ class BulkStreams:
                 while found := await cells.more():
                     for item in found:
                         sent = self._hooks.sent_item(push.bulk, item)
-                        size = len(sent.payload)
-                        head = BulkItem(index=sent.index, length=size, proof=sent.proof)
-                        await stream.send_frame(encode(head))
-                        await _send_payload(stream, sent.payload, meter, scope, pause)
+                        await _send_item(stream, sent, meter, scope, pause)
                 # It is under way until the taker has it: the system's buffers hold a round's bytes.
                 while meter.under_way:
                     await _await_through(stream, meter, scope)
@@ -333,35 +330,42 @@ class BulkStreams:
         )
 
 
-def _pieces(num_bytes: int) -> Iterator[int]:
+def _pieces(num_bytes: int, piece_bytes: int) -> Iterator[int]:
     """The sizes of the pieces in which both ends count a cell."""
-    for start in range(0, num_bytes, PIECE_BYTES):
-        yield min(PIECE_BYTES, num_bytes - start)
+    for start in range(0, num_bytes, piece_bytes):
+        yield min(piece_bytes, num_bytes - start)
 
 
-async def _send_payload(
+async def _send_item(
     stream: Stream,
-    payload: bytes,
+    item: Item,
     meter: Meter,
     scope: trio.CancelScope,
     pause: Callable[[int, trio.CancelScope], Awaitable[None]] | None,
 ) -> None:
-    view, sizes = memoryview(payload), deque(_pieces(len(payload)))
+    """A cell and what is said of it. As much as may be under way goes in one piece: each write
+    ends a record on the wire, however short."""
     # What is held back goes piece by piece, or it would come in gusts.
-    together = TOGETHER_PIECES if pause is None else 1
+    piece_bytes = meter.piece_bytes if pause is None else limits.PIECE_BYTES_MIN
+    payload = item.payload
+    head = BulkItem(index=item.index, length=len(payload), piece=piece_bytes, proof=item.proof)
+    encoded = encode(head)
+    said = len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
+    view, sizes = memoryview(payload), deque(_pieces(len(payload), piece_bytes))
     while sizes:
         if pause is not None:
             await pause(sizes[0], scope)
         while not meter.has_room(sizes[0]):
             await _await_through(stream, meter, scope)
-        now_s, size, count = trio.current_time(), 0, 0
-        while sizes and count < together and meter.has_room(sizes[0]):
+        now_s, size = trio.current_time(), 0
+        while sizes and meter.has_room(sizes[0]) and not (pause is not None and size):
             meter.sent(sizes[0], now_s)
             size += sizes.popleft()
-            count += 1
-        await stream.send_all(view[:size])
-        view = view[size:]
+        await stream.send_all(said + view[:size] if said else view[:size])
+        said, view = b"", view[size:]
         scope.deadline = trio.current_time() + STALL_S
+    if said:  # A cell of no bytes.
+        await stream.send_all(said)
 
 
 async def _await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -> None:

@@ -16,15 +16,22 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.events import ListEntry
+from node.outer_step import OuterStepping
+from node.result_cells import ResultCells
 from protocol import limits
 from protocol.errors import ProofError, StateError
-from protocol.grid import MerkleTree, cell_root, check_merkle_proof, merkle_proof, merkle_root
+from protocol.grid import MerkleTree, cell_root, check_merkle_proof, merkle_root
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
 from training.arithmetic import cell_norms
+<<<<<<< HEAD
 from training.compression import CODECS, result_codec
 from training.outer import OuterInfo, make_outer
+=======
+from training.compression import CODECS
+from training.outer import make_outer
+>>>>>>> b0554c0 (Exchange: fewer records per cell, each cell hashed once, outer steps taken as results come)
 
 Vector = NDArray[np.float32]
 
@@ -102,9 +109,11 @@ class CellStore:
         self.final = self.state
         """The last final state: `state` itself, or on a branch (R4) what that one goes back to."""
         self._parts: dict[bytes, dict[int, Item]] = {}
-        self._results: dict[bytes, dict[int, bytes]] = {}
+        self._results: dict[bytes, ResultCells] = {}
         self._states: dict[bytes, State] = {self.state.root: self.state}
         self._candidates: dict[bytes, State] = {}
+        self._ahead: tuple[bytes, Step, OuterStepping] | None = None
+        """By LIST: the outer step that is taken while its result is still coming."""
         self._stepped: dict[bytes, Step] = {}
         """By LIST: the outer steps that were taken on the results which are here."""
         self._kept: list[tuple[set[bytes], set[bytes]]] = []
@@ -174,6 +183,7 @@ class CellStore:
         self._results.clear()
         self._stepped.clear()
         self._candidates.clear()
+        self._ahead = None
         self._kept.clear()
         self._kept_parts.clear()
         self._pinned.clear()
@@ -211,7 +221,7 @@ class CellStore:
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
         self._result_codec.decode(item.payload, self.layout.cell_numel(0, item.index))
-        self._results.setdefault(digest, {})[item.index] = item.payload
+        self._results_of(digest).put(item.index, item.payload, node)
 
     def check_state_cell(self, root: bytes, item: Item) -> None:
         """Raise ProofError unless `item` is a cell of the state with that root."""
@@ -227,13 +237,8 @@ class CellStore:
 
     def results(self, digest: bytes, *, first: int, stop: int) -> list[Item]:
         """All result cells of a slice, or none while one of them is not here."""
-        held = self._results.get(digest, {})
-        if any(cell not in held for cell in range(first, stop)):
-            return []
-        roots = [cell_root(held[cell]) for cell in range(first, stop)]
-        return [
-            Item(cell, held[cell], merkle_proof(roots, cell - first)) for cell in range(first, stop)
-        ]
+        held = self._results.get(digest)
+        return [Item(*found) for found in held.proofs(first, stop)] if held else []
 
     def state_of(self, root: bytes) -> State | None:
         """One of the last states; None if it is gone."""
@@ -251,13 +256,13 @@ class CellStore:
 
     def result_cells(self, digest: bytes) -> list[bytes]:
         """The encoded result of a LIST, all cells of it; asked when it is whole."""
-        held = self._results.get(digest, {})
+        held = self._results.get(digest)
         return [held[cell] for cell in range(self.num_cells)] if held else []
 
     def whole_result(self, digest: bytes) -> list[bytes]:
         """As `result_cells`; none while a cell of it is not here."""
-        held = self._results.get(digest, {})
-        return self.result_cells(digest) if len(held) == self.num_cells else []
+        held = self._results.get(digest)
+        return self.result_cells(digest) if held and len(held) == self.num_cells else []
 
     def restore_result(self, digest: bytes, data: bytes) -> None:
         """Take back what `result_cells` gave, its cells behind one another.
@@ -267,12 +272,15 @@ class CellStore:
         sizes = [self.result_bytes(cell) for cell in range(self.num_cells)]
         if len(data) != sum(sizes):
             raise StateError(f"a stored result has {len(data)} bytes of {sum(sizes)}")
-        cells, position = {}, 0
+        cells, position = [], 0
         for cell, size in enumerate(sizes):
-            cells[cell] = data[position : position + size]
+            cells.append(data[position : position + size])
             self._result_codec.decode(cells[cell], self.layout.cell_numel(0, cell))
             position += size
-        self._results[digest] = cells
+        self._results[digest] = ResultCells(cells)
+
+    def _results_of(self, digest: bytes) -> ResultCells:
+        return self._results.setdefault(digest, ResultCells())
 
     # Arithmetic ---------------------------------------------------------------------------------
 
@@ -294,11 +302,11 @@ class CellStore:
         )
         if max(norms) > limits.CELL_NORM_MAX:
             raise StateError(f"training diverged: a cell of the contribution has norm {max(norms)}")
-        roots = [cell_root(payload) for payload in payloads]
-        root = merkle_root(roots)
+        tree = MerkleTree([cell_root(payload) for payload in payloads])
+        root = tree.root
+        assert root is not None
         self._parts[root] = {
-            cell: Item(cell, payload, merkle_proof(roots, cell))
-            for cell, payload in enumerate(payloads)
+            cell: Item(cell, payload, tree.proof(cell)) for cell, payload in enumerate(payloads)
         }
         return root, norms
 
@@ -325,16 +333,28 @@ class CellStore:
         of the rows, and so of the additions.
         """
         weights_P = np.array([float(entry.tokens) for entry, _ in entries])
-        roots = []
+        held = self._results_of(digest)
+        # One for all cells: what is written is in the cache, and no page of it is new.
+        rows_PN = np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
         for cell in range(first, stop):
             numel = self.layout.cell_numel(0, cell)
-            slice_PN = np.stack(
-                [self._codec.decode(self._parts[root][cell].payload, numel) for _, root in entries]
-            )
+            slice_PN = rows_PN[:, :numel]
+            for row_N, (_, root) in zip(slice_PN, entries, strict=True):
+                row_N[:] = self._codec.decode(self._parts[root][cell].payload, numel)
             payload = self._result_codec.encode(self._aggregated(slice_PN, weights_P))
-            self._results.setdefault(digest, {})[cell] = payload
-            roots.append(cell_root(payload))
-        return merkle_root(roots)
+            held.put(cell, payload, cell_root(payload))
+        return held.root(first, stop)
+
+    def stepping(self, state: State, *, round_index: int) -> OuterStepping:
+        """The outer step of a round on a state, to be fed with the encoded result."""
+        return OuterStepping(
+            self.layout,
+            self._outer,
+            self._result_codec,
+            state.anchor_N,
+            state.slots,
+            round_index=round_index,
+        )
 
     def _aggregated(self, slice_PN: Vector, weights_P: NDArray[np.float64]) -> Vector:
         """The rule on one cell, which it judges by itself: no GRAM is exchanged."""
@@ -345,24 +365,14 @@ class CellStore:
     def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:
         """What the outer step on the encoded result of a round makes of a state.
 
-        Cell by cell: what is in the cache is hashed from there, and of whole vectors only those are
-        made that stay. Raises DecodeError for cells that decode to no finite numbers.
+        Raises DecodeError for cells that decode to no finite numbers.
         """
-        names = self._outer.slots
-        vectors = [np.empty_like(state.anchor_N) for _ in range(1 + len(names))]
-        roots: list[list[bytes]] = [[] for _ in vectors]
-        for cell in range(self.num_cells):
-            start, stop = self.layout.cell_range(0, cell)
-            aggregate_N = self._result_codec.decode(cells[cell], stop - start)
-            slots = {name: state.slots[name][start:stop] for name in names}
-            info = OuterInfo(round=round_index, slots=slots)
-            step = self._outer.step(state.anchor_N[start:stop], aggregate_N, info)
-            pieces = (step.anchor_N, *(step.slots[name] for name in names))
-            for vector_N, found, piece_N in zip(vectors, roots, pieces, strict=True):
-                vector_N[start:stop] = piece_N
-                found.append(cell_root(_wire_view(piece_N)))
-        slots = dict(zip(names, vectors[1:], strict=True))
-        return _state(vectors[0], slots, tuple(root for found in roots for root in found))
+        return finished(self.stepping(state, round_index=round_index), cells)
+
+
+def finished(stepping: OuterStepping, cells: Sequence[bytes]) -> State:
+    """The state after a step, all cells of whose result are here."""
+    return _state(*stepping.finish(cells))
 
 
 def _wire_view(x_N: Vector) -> memoryview:

@@ -299,6 +299,11 @@ class Driver:
         if isinstance(event, ev.Reduced | ev.Applied) and is_late:
             return
         await self.tell(event)
+        if isinstance(event, ev.Reduced):
+            # The others have its root first: they wait for it.
+            cells = range(event.first, event.stop)
+            ahead = bulk.stepping_ahead(self.core, store, event.list_digest, cells)
+            await self._compute_in(view, ahead)
 
     async def _adopt(self, action: ev.Adopt) -> None:
         value = action.certificate.value

@@ -1,5 +1,6 @@
 """The state of one shard from round to round, final and provisional; bytes are in `cell_store`."""
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from node.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
@@ -9,6 +10,7 @@ from node.cell_store import Item as Item
 from node.cell_store import State as State
 from node.cell_store import Step as Step
 from node.cell_store import Vector as Vector
+from node.cell_store import finished
 
 
 class ShardStore(CellStore):
@@ -24,12 +26,34 @@ class ShardStore(CellStore):
         candidate = self._candidates[digest] = self._take(digest, step)
         return candidate.root
 
+    def step_ahead(
+        self, digest: bytes, cells: Iterable[int], *, round_index: int, base: bytes
+    ) -> None:
+        """Take the outer step on cells of a result as they come; `apply` goes on from there.
+
+        At most one step is under way: that of the LIST which was asked for last.
+        """
+        step = Step(base or self.state.root, round_index, is_empty=False)
+        before, held = self._states.get(step.base), self._results.get(digest)
+        if held is None or before is None or digest in self._stepped:
+            return
+        ahead = self._ahead
+        if ahead is None or ahead[:2] != (digest, step):
+            ahead = self._ahead = digest, step, self.stepping(before, round_index=step.round)
+        for cell in cells:
+            if (payload := held.get(cell)) is not None:
+                ahead[2].take(cell, payload)
+
     def _take(self, digest: bytes, step: Step) -> State:
         # Whose state is not the sealed one gets another root than the others, and sees that.
         before = self._states.get(step.base, self.final)
         if step.is_empty:
             return before
-        return self.stepped(before, self.result_cells(digest), round_index=step.round)
+        cells = self.result_cells(digest)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[:2] == (digest, step):
+            return finished(ahead[2], cells)
+        return self.stepped(before, cells, round_index=step.round)
 
     def _candidate(self, digest: bytes) -> State:
         """What the step on a LIST gives; taken once more where the round was left meanwhile."""
@@ -41,6 +65,7 @@ class ShardStore(CellStore):
         previous, self.state = self.final, self._candidate(digest)
         self.final = self.state
         self._candidates.clear()
+        self._ahead = None
         self._states[self.state.root] = self.state
         unsealed = {listed for listed in self._results if listed not in self._stepped}
         self._forget(digest, previous, unsealed)

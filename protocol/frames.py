@@ -214,9 +214,11 @@ class BulkHeader:
 class BulkItem:
     """Before each item's bytes: its place, its length, and the proof of its root.
 
-    The proof leads to COMMIT.root, AGG.root or the seal's root.
+    The proof leads to COMMIT.root, AGG.root or the seal's root. The bytes come in pieces of `piece`
+    bytes, the last one shorter; the taker answers a byte for each.
     """
 
     index: CellIndex
     length: Annotated[int, Range(0, limits.CHUNK_BYTES)]
+    piece: Annotated[int, Range(limits.PIECE_BYTES_LEAST, limits.PIECE_BYTES_MAX)]
     proof: Annotated[tuple[Digest, ...], Size(0, 32)]

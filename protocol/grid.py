@@ -220,8 +220,10 @@ def check_merkle_proof(
 def cell_root(payload: bytes | memoryview) -> bytes:
     """Root of one cell's bytes: leaves of 16 KiB, sealed with the length."""
     view = memoryview(payload).cast("B")
+    # Joined, although that copies: behind a byte that was given by itself the hash function has to
+    # put every chunk together from two pieces, and goes by half as fast.
     leaves = [
-        blake3(b"\x00").update(view[start : start + limits.LEAF_BYTES]).digest()
+        blake3(b"\x00" + view[start : start + limits.LEAF_BYTES]).digest()
         for start in range(0, len(view), limits.LEAF_BYTES)
     ]
     return blake3(b"\x02" + struct.pack(">Q", len(view)) + merkle_root(leaves)).digest()

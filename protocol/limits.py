@@ -13,6 +13,14 @@ CHUNK_BYTES = 1 * MIB
 """One chunk: 64 leaves. The best write size measured for a stream; a cell of 2^18 float32 is one.
 """
 
+PIECE_BYTES_LEAST = 64
+"""A taker answers pieces of no fewer bytes, with a byte each."""
+
+PIECE_BYTES_MIN = 32 * KIB
+PIECE_BYTES_MAX = 256 * KIB
+"""A cell travels in pieces, each of which its taker answers: on a line of 16 kB/s one every two
+seconds, on a fast one four for a chunk."""
+
 CELL_ELEMENTS_MIN = 1 << 10
 CELL_ELEMENTS_MAX = 1 << 18
 """A cell never exceeds a chunk, so that what is verified on arrival is one bounded buffer."""

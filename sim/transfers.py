@@ -7,7 +7,7 @@ wait behind cells here.
 
 from node import bulk
 from node import events as ev
-from node.bulk_queue import PIECE_BYTES, PushQueue
+from node.bulk_queue import PushQueue
 from node.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
 from node.gathered import WrongStep
 from node.shard_store import Item
@@ -167,7 +167,7 @@ class Transfers:
         """That bytes came; and what the line took for them, where more came than one piece."""
         since_s, transfer.timed_s = transfer.timed_s, self._world.now_s
         items, header = transfer.items, transfer.header
-        is_timed = len(items) > 1 or len(items[0].payload) > PIECE_BYTES
+        is_timed = len(items) > 1 or len(items[0].payload) > limits.PIECE_BYTES_MIN
         num_bytes = sum(len(item.payload) for item in items[had : transfer.num_here])
         return ev.BytesArrived(
             transfer.wire.direction.source,
@@ -264,7 +264,12 @@ def _as_on_the_wire(header: BulkHeader, items: list[Item]) -> tuple[BulkHeader, 
     header = decode(BulkHeader, encode(header), max_bytes=limits.BULK_HEADER_BYTES_MAX)
     found = []
     for item in items:
-        head = BulkItem(index=item.index, length=len(item.payload), proof=item.proof)
+        head = BulkItem(
+            index=item.index,
+            length=len(item.payload),
+            piece=limits.PIECE_BYTES_MIN,
+            proof=item.proof,
+        )
         data = encode(head)
         head = decode(BulkItem, data, max_bytes=limits.BULK_ITEM_HEADER_BYTES_MAX)
         found.append(Item(head.index, item.payload, head.proof))

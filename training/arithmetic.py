@@ -63,16 +63,24 @@ def tree_sum(values_N: NDArray[np.float64]) -> float:
     width = 1 << (numel - 1).bit_length()
     level = np.zeros(width, dtype=np.float64)
     level[:numel] = values_N
+    return _folded(level)
+
+
+def _folded(level: NDArray[np.float64]) -> float:
+    """The sum of a power of two of values by halves, which are overwritten."""
+    width = len(level)
     while width > 1:
         width //= 2
-        level = level[:width] + level[width:]
+        np.add(level[:width], level[width:], out=level[:width])
+        level = level[:width]
     return float(level[0])
 
 
 def squared_norm(x_N: Vector) -> float:
     """Sum of squares in float64 by `tree_sum`; a float32 squared is exact in float64."""
-    wide_N = x_N.astype(np.float64)
-    return tree_sum(wide_N * wide_N)
+    wide_N = np.multiply(x_N, x_N, dtype=np.float64)
+    is_whole_tree = len(wide_N) and not len(wide_N) & (len(wide_N) - 1)
+    return _folded(wide_N) if is_whole_tree else tree_sum(wide_N)
 
 
 def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:

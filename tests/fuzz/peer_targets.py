@@ -12,6 +12,7 @@ from node.demo.events import parse_event
 from node.handshake import shake_hands
 from node.proposal import pack_senders, unpack_senders
 from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain, to_plain
+from protocol import limits
 from protocol.errors import (
     DecodeError,
     ManifestMismatch,
@@ -151,7 +152,8 @@ def _desks() -> tuple[Desk, bytes]:
     items = source.store.parts(commit.root, CELLS)
     parts = [framed(encode(BulkHeader(bulk=Bulk.PART, subject=digest, items=len(items))))]
     for item in items:
-        head = BulkItem(index=item.index, length=len(item.payload), proof=item.proof)
+        size, piece = len(item.payload), limits.PIECE_BYTES_MIN
+        head = BulkItem(index=item.index, length=size, piece=piece, proof=item.proof)
         parts += [framed(encode(head)), item.payload]
     return target, b"".join(parts)
 

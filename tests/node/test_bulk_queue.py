@@ -2,7 +2,6 @@
 
 from node.bulk_queue import (
     CELLS_WAITING_MAX,
-    PIECE_BYTES,
     PLACES_WAITING_MAX,
     QUEUED_S,
     WINDOW_BYTES_MAX,
@@ -122,20 +121,20 @@ def sent_on(line_bytes_per_s: float, num_bytes: int, *, round_trip_s: float):
     pace, now_s, free_s, waits = Pace(), 0.0, 0.0, []
     meter = Meter(pace)
     out: list[float] = []
-    for _ in range(num_bytes // PIECE_BYTES):
-        while not meter.has_room(PIECE_BYTES):
+    for _ in range(num_bytes // limits.PIECE_BYTES_MIN):
+        while not meter.has_room(limits.PIECE_BYTES_MIN):
             now_s = max(now_s, out.pop(0))
             meter.through(now_s)
-        free_s = max(free_s, now_s) + PIECE_BYTES / line_bytes_per_s
+        free_s = max(free_s, now_s) + limits.PIECE_BYTES_MIN / line_bytes_per_s
         waits.append(free_s - now_s)
-        meter.sent(PIECE_BYTES, now_s)
+        meter.sent(limits.PIECE_BYTES_MIN, now_s)
         out.append(free_s + round_trip_s)
     return pace.window_bytes, max(waits[len(waits) // 2 :]), free_s
 
 
 def test_slow_line_does_not_fill_up_and_a_fast_one_does_not_run_dry():
     window, wait_s, _ = sent_on(62_500.0, 4 << 20, round_trip_s=0.08)
-    assert PIECE_BYTES <= window < 3 * WINDOW_BYTES_START
+    assert limits.PIECE_BYTES_MIN <= window < 3 * WINDOW_BYTES_START
     assert wait_s < 4 * QUEUED_S, "an endless one would be a minute late"
     window, _, took_s = sent_on(20e6, 256 << 20, round_trip_s=0.1)
     assert window <= WINDOW_BYTES_MAX
@@ -145,12 +144,12 @@ def test_slow_line_does_not_fill_up_and_a_fast_one_does_not_run_dry():
 def test_one_piece_may_always_be_sent_and_the_window_never_closes():
     pace = Pace()
     meter = Meter(pace)
-    meter.sent(PIECE_BYTES, 0.0)
+    meter.sent(limits.PIECE_BYTES_MIN, 0.0)
     meter.through(0.1)
     for step in range(20):
-        assert meter.has_room(PIECE_BYTES)
-        meter.sent(PIECE_BYTES, 10.0 * step)
+        assert meter.has_room(limits.PIECE_BYTES_MIN)
+        meter.sent(limits.PIECE_BYTES_MIN, 10.0 * step)
         meter.through(10.0 * step + 9.0)
-    assert pace.window_bytes == PIECE_BYTES
-    assert meter.has_room(10 * PIECE_BYTES)
+    assert pace.window_bytes == limits.PIECE_BYTES_MIN
+    assert meter.has_room(10 * limits.PIECE_BYTES_MIN)
     assert meter.under_way == 0

@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 
-from node import bulk_streams
 from node import events as ev
+from node.bulk_queue import Pace
 from node.bulk_streams import BULK_PROTOCOL, STALL_S
+from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError
 from protocol.frames import Bulk
 from protocol.identity import PeerId
@@ -137,7 +138,7 @@ async def test_parts_of_a_peer_go_before_results_that_waited_longer(
 async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_streams, "PIECE_BYTES", 64)
+    monkeypatch.setattr(Pace, "piece_bytes", limits.PIECE_BYTES_LEAST)
     source, target, header, items = good_transfer()
     (item,) = items[:1]
     rate = len(item.payload) / (5 * STALL_S)

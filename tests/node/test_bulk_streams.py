@@ -12,6 +12,7 @@ from node import events as ev
 from node.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
 from node.hooks import FlipByte, NodeHooks
 from node.shard_store import Item
+from protocol import limits
 from protocol.errors import PeerError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem, Heartbeat
 from protocol.identity import Ed25519Signer
@@ -22,6 +23,7 @@ from tests.node.edge import FOUNDER_SEED, NUMEL, Desk, toy_manifest
 
 MANIFEST = toy_manifest()
 CELLS = (0, 1, 2, 3)
+PIECE = limits.PIECE_BYTES_MIN
 
 
 def committed(desk: Desk) -> tuple[bytes, Commit]:
@@ -146,7 +148,13 @@ def good_transfer() -> tuple[Desk, Desk, BulkHeader, list[Item]]:
 
 
 def head(item: Item, **changes: object) -> BulkItem:
-    fields = {"index": item.index, "length": len(item.payload), "proof": item.proof, **changes}
+    fields = {
+        "index": item.index,
+        "length": len(item.payload),
+        "piece": PIECE,
+        "proof": item.proof,
+        **changes,
+    }
     return BulkItem(**fields)  # type: ignore[arg-type]
 
 

@@ -204,8 +204,8 @@ async def test_replayed_frames_of_earlier_rounds_change_nothing(honest: Honest) 
 async def test_bulk_streams_that_break_the_rules_are_faults(honest: Honest, seed: int) -> None:
     rng = random.Random(f"{seed}/bulk")
     header = encode(BulkHeader(bulk=Bulk.PART, subject=rng.randbytes(32), items=2))
-    huge = BulkItem(index=0, length=limits.CHUNK_BYTES, proof=())
-    far = BulkItem(index=2**31, length=8, proof=())
+    huge = BulkItem(index=0, length=limits.CHUNK_BYTES, piece=limits.PIECE_BYTES_MAX, proof=())
+    far = BulkItem(index=2**31, length=8, piece=limits.PIECE_BYTES_MIN, proof=())
     wrong = {
         "a frame of": framed(b"", claimed=limits.BULK_HEADER_BYTES_MAX + 1),
         "BulkHeader": framed(rng.randbytes(40)),

@@ -19,6 +19,8 @@ from protocol.slots import Kind
 from protocol.wire import decode, encode
 from tests.protocol.vectors import BULK, CERTIFICATE, FRAMES, SIGNED, digest
 
+PIECE = limits.PIECE_BYTES_MIN
+
 EACH = pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
 
 
@@ -92,10 +94,12 @@ def test_bulk_header_decodes_to_itself(header):
     [
         BulkHeader(bulk=Bulk.PART, subject=digest(1), items=0),
         BulkHeader(bulk=Bulk.PART, subject=bytes(31), items=1),
-        BulkItem(index=-1, length=1, proof=()),
-        BulkItem(index=0, length=limits.CHUNK_BYTES + 1, proof=()),
-        BulkItem(index=0, length=1, proof=(bytes(32),) * 33),
-        BulkItem(index=0, length=1, proof=(bytes(31),)),
+        BulkItem(index=-1, length=1, piece=PIECE, proof=()),
+        BulkItem(index=0, length=limits.CHUNK_BYTES + 1, piece=PIECE, proof=()),
+        BulkItem(index=0, length=1, piece=limits.PIECE_BYTES_LEAST - 1, proof=()),
+        BulkItem(index=0, length=1, piece=limits.PIECE_BYTES_MAX + 1, proof=()),
+        BulkItem(index=0, length=1, piece=PIECE, proof=(bytes(32),) * 33),
+        BulkItem(index=0, length=1, piece=PIECE, proof=(bytes(31),)),
     ],
     ids=repr,
 )

@@ -321,7 +321,7 @@ FRAMES: tuple[Frame, ...] = (
 )
 BULK = (
     BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, items=12_288),
-    BulkItem(index=4, length=1 << 20, proof=(digest(0xB6), digest(0xB7))),
+    BulkItem(index=4, length=1 << 20, piece=1 << 18, proof=(digest(0xB6), digest(0xB7))),
 )
 
 EXAMPLES: dict[str, object] = {

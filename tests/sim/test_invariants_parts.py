@@ -15,6 +15,7 @@ from node.catchup import CatchUp
 from node.shard_store import ShardStore
 from node.tracing import Began, Ended, Record, Signed, Used, trace_line
 from protocol.errors import DecodeError
+from protocol.grid import cell_root
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Interval, Kind, NewAttempt, Roster
 from sim.checks import accounting, arithmetic, reference
@@ -99,7 +100,7 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
         for cell in range(store.num_cells):
             start, stop = store.layout.cell_range(0, cell)
             payload = store._result_codec.encode(sum_N[start:stop])
-            store._results.setdefault(digest, {})[cell] = payload
+            store._results_of(digest).put(cell, payload, cell_root(payload))
         store.apply(digest, is_empty=False, round_index=index)
         store.adopt(digest)
         shuffled = random.Random(seed).sample(rows, len(rows))

@@ -4,6 +4,7 @@ import pytest
 
 from node import events as ev
 from node.bulk import can_check
+from node.result_cells import ResultCells
 from node.shard_store import Item
 from protocol.frames import Bulk
 from protocol.identity import PeerId
@@ -23,7 +24,7 @@ class OwnNode(WatchedNode):
             mine = view.ballots.commits.get(self.peer)
             if mine is not None:
                 items = self.store.parts(mine[1].root, range(self.store.num_cells))
-                self.store._results[action.list_digest] = {i.index: i.payload for i in items}
+                self.store._results[action.list_digest] = ResultCells(i.payload for i in items)
         super().computed(action, view, entries)
 
 

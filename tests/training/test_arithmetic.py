@@ -67,6 +67,13 @@ def test_tree_sum_of_nothing_is_zero() -> None:
     assert tree_sum(np.empty(0)) == 0.0
 
 
+@pytest.mark.parametrize("numel", [1, 2, 3, 8, 1000, 1024, 4097])
+def test_squared_norm_is_the_tree_of_the_squares_to_the_bit(seed: int, numel: int) -> None:
+    x_N = np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
+    squares = [float(value) * float(value) for value in x_N]
+    assert squared_norm(x_N) == tree_reference(squares)
+
+
 def test_squared_norm_survives_values_whose_square_is_no_float32() -> None:
     assert squared_norm(np.array([1e30, -1e30], dtype=np.float32)) == pytest.approx(2e60)
 

@@ -1,0 +1,68 @@
+"""An outer step taken cell by cell, as the cells of its result come.
+
+N elements of the shard
+
+What is in the cache is decoded, stepped and hashed from there, and of whole vectors only those are
+made that stay. Until the last cell is here nobody sees any of it, so a step on the result of a LIST
+that does not become the sealed one costs its time, and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.grid import Layout, cell_root
+from training.compression import Codec
+from training.outer import OuterInfo, OuterOptimizer
+
+Vector = NDArray[np.float32]
+
+
+class OuterStepping:
+    """The step on one result, from one state. Cells may come in any order, and from any thread."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        outer: OuterOptimizer,
+        codec: Codec,
+        anchor_N: Vector,
+        slots: Mapping[str, Vector],
+        *,
+        round_index: int,
+    ) -> None:
+        """`anchor_N` and `slots` are the state before, which is only read."""
+        self._layout, self._outer, self._codec = layout, outer, codec
+        self._before_N, self._slots = anchor_N, slots
+        self._round = round_index
+        self._num_cells = layout.num_cells(0)
+        self._vectors = [np.empty_like(anchor_N) for _ in range(1 + len(outer.slots))]
+        self._roots: list[list[bytes]] = [[b""] * self._num_cells for _ in self._vectors]
+        self._taken: dict[int, bytes] = {}
+
+    def take(self, cell: int, payload: bytes) -> None:
+        """Step one cell, unless these very bytes of it were taken.
+
+        Raises DecodeError for bytes that decode to no finite numbers.
+        """
+        if self._taken.get(cell) is payload:
+            return
+        start, stop = self._layout.cell_range(0, cell)
+        aggregate_N = self._codec.decode(payload, stop - start)
+        names = self._outer.slots
+        slots = {name: self._slots[name][start:stop] for name in names}
+        info = OuterInfo(round=self._round, slots=slots)
+        step = self._outer.step(self._before_N[start:stop], aggregate_N, info)
+        pieces = (step.anchor_N, *(step.slots[name] for name in names))
+        for vector_N, roots, piece_N in zip(self._vectors, self._roots, pieces, strict=True):
+            vector_N[start:stop] = piece_N
+            roots[cell] = cell_root(piece_N.astype("<f4", copy=False).data)
+        self._taken[cell] = payload
+
+    def finish(self, cells: Sequence[bytes]) -> tuple[Vector, dict[str, Vector], tuple[bytes, ...]]:
+        """Step what is left of all cells: the new anchor and slots, and the roots of all cells."""
+        for cell, payload in enumerate(cells):
+            self.take(cell, payload)
+        slots = dict(zip(self._outer.slots, self._vectors[1:], strict=True))
+        return self._vectors[0], slots, tuple(root for found in self._roots for root in found)
