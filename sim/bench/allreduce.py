@@ -14,9 +14,13 @@ from sim.bench.options import AllreduceOptions
 from sim.bench.outcome import adopted_round, are_equal, is_together
 from sim.bench.processes import cpu_s, memory_bytes
 from sim.bench.report import AllreduceResult, AllreduceRound
+from sim.bench.stages import NETWORK_SUFFIX, TRAINER_SUFFIX, Profile, stages_between
 from sim.bench.staging import START_S, STUCK_S, Stage, Tell, look_into, set_stage, strike_stage
 
-_MEMORY_EVERY_S = 0.2
+_MEMORY_EVERY_S = 0.5
+"""The system goes through all pages of a process for it, while that one waits for new ones."""
+
+_LOOK_EVERY_S = 0.2
 
 
 class AllreduceRun:
@@ -43,7 +47,7 @@ class AllreduceRun:
                 await swarm.begin(nursery, within_s=START_S)
                 nursery.start_soon(self._watch_memory)
                 while len(self.rounds) < self._num_rounds:
-                    await trio.sleep(_MEMORY_EVERY_S)
+                    await trio.sleep(_LOOK_EVERY_S)
                     self._run.check_nobody_died()
                 nursery.cancel_scope.cancel()
         except* StateError as group:
@@ -63,10 +67,14 @@ class AllreduceRun:
             is_measured = is_whole and is_together(watch.records, len(names)) == index - 1 > 0
             pids = [pid for node in self._run.nodes for pid in node.pids]
             sent, cpu_before_s, began_s = self._sent(), cpu_s(pids), time.time()
+            own_s = time.process_time()
             let_go(self._gate, index)
             await self._adopted(index, names)
             if is_measured:
-                cpu_used_s = cpu_s(pids) - cpu_before_s
+                cpu_used_s, ended_s = cpu_s(pids) - cpu_before_s, time.time()
+                profile = self._profile(began_s, ended_s)
+                if profile:
+                    profile["bench"] = {"watching": time.process_time() - own_s}
                 # The event that counts the bytes comes with the end of the round.
                 await self._run.swarm.until(
                     lambda: all(node.sealed >= self._round for node in self._run.nodes)
@@ -78,9 +86,20 @@ class AllreduceRun:
                         began_s=began_s,
                         cpu_s=cpu_used_s,
                         sent=(self._sent() - sent) // len(names),
+                        profile=profile,
                     )
                 )
                 self._tell(f"round {index}: {self.rounds[-1].wall_s:.2f} s")
+
+    def _profile(self, began_s: float, ended_s: float) -> Profile:
+        """CPU seconds of both kinds of process between two moments; empty where none is taken."""
+        if not self._run.is_profiled:
+            return {}
+        traces = [node.trace for node in self._run.nodes]
+        return {
+            kind: stages_between((t.with_suffix(suffix) for t in traces), began_s, ended_s)
+            for kind, suffix in (("network", NETWORK_SUFFIX), ("trainers", TRAINER_SUFFIX))
+        }
 
     async def _ready(self, index: int) -> list[str]:
         """Names of the nodes whose trainers wait: all that are members of the round."""
@@ -118,7 +137,13 @@ class AllreduceRun:
 
 
 def measured(
-    records: Sequence[Record], index: int, *, began_s: float, cpu_s: float, sent: int
+    records: Sequence[Record],
+    index: int,
+    *,
+    began_s: float,
+    cpu_s: float,
+    sent: int,
+    profile: Profile,
 ) -> AllreduceRound:
     """One round from its records, and from what was measured around it."""
     ends_s = [r.at_s for r in records if isinstance(r, Adopted) and _round(r) == index]
@@ -131,6 +156,7 @@ def measured(
         exchange_s=round(max(seals_s) - min(commits_s), 4),
         cpu_s=round(cpu_s, 3),
         bytes_sent_per_peer=sent,
+        profile=profile,
     )
 
 

@@ -99,6 +99,7 @@ def allreduce(
     aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
     rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
     seed: SeedOption = 0,
+    profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     out: OutOption = None,
     keep: KeepOption = False,
     json: JsonOption = False,
@@ -121,6 +122,7 @@ def allreduce(
         aggregator=aggregator,
         rounds=rounds,
         keep_state=keep,
+        is_profiled=profile,
     )
     console = Console(stderr=json, highlight=False)
     try:

@@ -1,9 +1,11 @@
 """What `barnraise bench fault` and `barnraise bench allreduce` are asked to do."""
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.demo.node_process import NODE_COMMAND
 from protocol.errors import ConfigError
 from sim.bench.moments import MOMENTS, RANDOM, ROLES
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, PEERS_MAX, PEERS_MIN, LocalOptions
@@ -14,6 +16,7 @@ FAULTS = ("kill", "freeze", "none")
 PEERS_FOR_FAULT = 3
 REPEAT_MAX = 1000
 TRAINER = "sim.bench.trainer"
+PROFILED_NODE_COMMAND = (sys.executable, "-P", "-m", "sim.bench.profiled_node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class BenchOptions:
     codec: str = "none"
     aggregator: str = "mean"
     keep_state: bool = False
+    is_profiled: bool = False
+    """Whether all processes are sampled for what they work for."""
 
     def __post_init__(self) -> None:
         if not PEERS_MIN <= self.peers <= PEERS_MAX:
@@ -52,6 +57,7 @@ class BenchOptions:
             train_s=self.train_s,
             trainer_module=TRAINER,
             trainer_words=words,
+            node_command=PROFILED_NODE_COMMAND if self.is_profiled else NODE_COMMAND,
         )
 
 
@@ -100,5 +106,7 @@ class AllreduceOptions(BenchOptions):
 
     def __post_init__(self) -> None:
         BenchOptions.__post_init__(self)
+        if self.is_profiled and not hasattr(signal, "SIGPROF"):
+            raise ConfigError("--profile: this system has no signal that it is taken by")
         if self.rounds < 1:
             raise ConfigError(f"--rounds {self.rounds} is not above 0")

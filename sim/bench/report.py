@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.table import Table
 from protocol.limits import MIB
 from sim.bench.codec_costs import CodecResult
 from sim.bench.options import AllreduceOptions, FaultOptions
+from sim.bench.stages import Profile, median_profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,8 @@ class AllreduceRound:
     """Of all processes of all nodes, from the hand-over to the end."""
 
     bytes_sent_per_peer: int
+    profile: Profile = field(default_factory=dict)
+    """Empty where none was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,7 @@ def allreduce_json(
         "seed": options.seed,
         "commit": commit,
         "broken": result.broken,
+        "profile": median_profile([one.profile for one in rounds]),
         "rounds": [asdict(one) for one in rounds],
     }
 
@@ -170,6 +174,7 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
             f"{one.bytes_sent_per_peer / 1e6:.0f} MB",
         )
     console.print(table)
+    _print_profile(console, median_profile([one.profile for one in result.rounds]))
     console.print(
         f"memory {result.peak_bytes / 2**20:.0f} MiB at most, largest error {result.max_error:.2g},"
         f" exact: {_yes(result.result_exact)}, equal: {_yes(result.digests_equal)},"
@@ -195,6 +200,17 @@ def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
             f"{one.relative_error:.2g}",
             "yes" if one.is_biased else "no",
         )
+
+
+def _print_profile(console: Console, profile: Profile) -> None:
+    """CPU seconds by stage, the costliest first, of the processes of all nodes together."""
+    if not any(profile.values()):
+        return
+    table = Table("CPU s a round", *profile, box=None, pad_edge=False)
+    names = {name for stages in profile.values() for name in stages}
+    total = {name: sum(stages.get(name, 0.0) for stages in profile.values()) for name in names}
+    for name in sorted(names, key=lambda name: -total[name]):
+        table.add_row(name, *(f"{stages.get(name, 0.0):.2f}" for stages in profile.values()))
     console.print(table)
 
 

@@ -33,6 +33,7 @@ class Stage:
     """One run: its folder, its nodes, and what they tell."""
 
     options: LocalOptions
+    is_profiled: bool
     manifest: RunManifest
     story: Story
     swarm: LocalSwarm
@@ -76,7 +77,9 @@ def set_stage(
             (folder / name).mkdir()
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
-    words = ("--gate", str(folder / "gate")) if gate else ()
+    words: tuple[str, ...] = ("--gate", str(folder / "gate")) if gate else ()
+    if bench.is_profiled:
+        words += ("--profile", str(folder / "traces"))
     options = bench.local(folder, seed, words)
     manifest = found_run(
         options,
@@ -88,7 +91,14 @@ def set_stage(
     swarm = LocalSwarm(options, story, now_s, one_bootstrap)
     names = [chr(ord("A") + number) for number in range(options.peers)]
     watch = Watch([folder / "traces" / f"{name}.jsonl" for name in names])
-    return Stage(options=options, manifest=manifest, story=story, swarm=swarm, watch=watch)
+    return Stage(
+        options=options,
+        is_profiled=bench.is_profiled,
+        manifest=manifest,
+        story=story,
+        swarm=swarm,
+        watch=watch,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from sim.bench.gate import wait_at
 from sim.bench.made_up import Numbers, Vector
+from sim.bench.sampling import begin
+from sim.bench.stages import TRAINER_SUFFIX
 from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
 
 
@@ -32,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one trainer; returns the exit status."""
     parser = made_up_parser()
     parser.add_argument("--gate", type=Path, help="hand over when a file is there")
+    parser.add_argument("--profile", type=Path, help="folder for samples of what it works for")
     options, _ = parser.parse_known_args(arguments)
+    if options.profile is not None:
+        begin((options.profile / options.name).with_suffix(TRAINER_SUFFIX))
     pace = Pace(round_s=options.round_s, hold=options.hold)
     if options.gate is not None:
         waits = partial(wait_at, options.gate, options.name)

@@ -13,7 +13,7 @@ from typing import Literal
 import trio
 
 from node.children import child_environment, trainer_threads
-from node.demo.node_process import NODE_COMMAND, NodeProcess
+from node.demo.node_process import NodeProcess
 from protocol.errors import StateError
 from sim.local.options import LocalOptions
 from sim.local.shaper import HOST, Port
@@ -77,7 +77,7 @@ class LocalNode:
 
     def arguments(self, options: LocalOptions, manifest: Path) -> list[str]:
         """The command line of the network process."""
-        line = [*NODE_COMMAND, "--state", str(self.state), "--manifest", str(manifest)]
+        line = [*options.node_command, "--state", str(self.state), "--manifest", str(manifest)]
         line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
         line += ["--threads", str(trainer_threads(options.peers))]
         if self.port is None:

@@ -163,7 +163,9 @@ class MadeUpTrainer:
             loss=_distance(anchor_N),
         )
         self._before_handing(clock.round)
-        return self._exchange.begin(0, contribution).result()
+        ticket = self._exchange.begin(0, contribution)
+        del contribution, encoded  # A vector that lies in the channel, for as long as a round.
+        return ticket.result()
 
     def _settle(self, outcome: Outcome) -> None:
         if outcome.is_resync:

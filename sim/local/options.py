@@ -4,6 +4,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.demo.node_process import NODE_COMMAND
 from node.demo.options import TEST_SWITCHES
 from protocol.errors import ConfigError
 from protocol.limits import ROUNDS_MAX
@@ -44,6 +45,9 @@ class LocalOptions:
 
     every_s: float = 10.0
     seed: int = 0
+    node_command: tuple[str, ...] = NODE_COMMAND
+    """Which program is the network process."""
+
     trainer: str = "made-up"
     trainer_module: str = "sim.local.made_up_trainer"
     """Which program makes up what is contributed."""

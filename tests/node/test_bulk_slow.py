@@ -148,5 +148,5 @@ async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
         assert trio.current_time() > 5 * STALL_S
     assert ev.CellsArrived(Bulk.PART, header.subject, (0,)) in target.told
     signs = [event for event in target.told if isinstance(event, ev.BytesArrived)]
-    assert len(signs) > 20
+    assert len(signs) > 3 * 5, "so often that nobody takes it for a stall"
     assert all(event.subject == header.subject and not event.is_state for event in signs)

@@ -1,0 +1,101 @@
+"""The stages of a round that processor time is spent on, and the table of it."""
+
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+Stages = dict[str, float]
+"""CPU seconds by stage."""
+
+Profile = dict[str, Stages]
+"""By kind of process."""
+
+OTHER, SCHEDULING = "other", "scheduling"
+NETWORK_SUFFIX, TRAINER_SUFFIX = ".network", ".trainer"
+"""Of the files with samples of a node's two processes, which lie beside its trace."""
+
+_FRAMES_MAX = 40
+
+_STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("hash", ("protocol/grid.py",)),
+    ("norms", ("arithmetic.py squared_norm", "arithmetic.py cell_norms")),
+    ("sum", ("cell_store.py reduce", "training/aggregation")),
+    ("decode", ("compression.py decode", "compression/dense.py decode")),
+    ("outer step", ("node/outer_step.py", "training/outer.py")),
+    ("encode", ("compression.py encode", "compression/feedback.py", "compression/dense.py encode")),
+    ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),
+    ("trainer channel", ("training/channel.py", "node/trainer.py")),
+    ("checkpoint", ("training/state.py", "tensor_file.py", "node/checkpoints.py")),
+    ("journal", ("training/durable.py", "node/journal.py", "record_log.py")),
+    ("receive, decrypt", ("libp2p_session.py receive", "libp2p_session.py _decrypted")),
+    ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_link.py read", "_Inbound.item")),
+    ("receive, decrypt", ("bulk_streams.py item", "bulk_streams.py _receive_cells")),
+    ("send, encrypt", ("libp2p_session.py send", "libp2p_session.py write", "_send_items")),
+    ("send, encrypt", ("libp2p_link.py write", "libp2p_yamux.py", "libp2p_muxed_stream.py")),
+    ("rounds", ("node/core.py", "node/round", "node/links.py", "node/exchange.py", "node/supply")),
+    ("status", ("node/status", "node/narrator.py", "node/trace_file.py")),
+    ("gossip", ("node/gossip", "node/entry_", "node/entries", "dht/")),
+)
+"""Innermost function first; of what fits it, the first here. What fits none is the event loop's, or
+nobody's."""
+
+_found: dict[str, str] = {}
+
+
+def stage_of(frame: FrameType | None) -> str:
+    """What a thread works for: the stage of the innermost function that has one."""
+    is_trio = False
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            break
+        code = frame.f_code
+        text = f"{code.co_filename} {code.co_name}"
+        stage = _found.get(text)
+        if stage is None:
+            stage = _found[text] = named(text)
+        if stage:
+            return stage
+        is_trio = is_trio or f"{os.sep}trio{os.sep}" in code.co_filename
+        frame = frame.f_back
+    return SCHEDULING if is_trio else OTHER
+
+
+def named(text: str) -> str:
+    """The stage of a function, named by path and name; empty if it has none by itself."""
+    text = text.replace("\\", "/")
+    return next((stage for stage, words in _STAGES if any(w in text for w in words)), "")
+
+
+def read_samples(text: str) -> Iterator[tuple[float, str, float]]:
+    """Wall time, stage and seconds of each whole line."""
+    for line in text.splitlines(keepends=True):
+        fields = line.rstrip("\n").split("\t")
+        if line.endswith("\n") and len(fields) == 3:
+            yield float(fields[0]), fields[1], float(fields[2])
+
+
+def stages_between(paths: Iterable[Path], began_s: float, ended_s: float) -> Stages:
+    """CPU seconds by stage of all these processes, between two moments of the wall clock."""
+    found: Stages = {}
+    for path in paths:
+        if path.exists():
+            for at_s, stage, used_s in read_samples(path.read_text()):
+                if began_s <= at_s < ended_s:
+                    found[stage] = found.get(stage, 0.0) + used_s
+    return found
+
+
+def median_profile(profiles: Sequence[Profile]) -> Profile:
+    """The median of each stage over some rounds, milliseconds exact."""
+    kinds = dict.fromkeys(kind for profile in profiles for kind in profile)
+    found: Profile = {}
+    for kind in kinds:
+        rounds = [profile.get(kind, {}) for profile in profiles]
+        names = sorted({name for stages in rounds for name in stages})
+        found[kind] = {
+            name: round(statistics.median([stages.get(name, 0.0) for stages in rounds]), 3)
+            for name in names
+        }
+    return found
