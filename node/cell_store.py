@@ -25,13 +25,8 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
 from training.arithmetic import cell_norms
-<<<<<<< HEAD
 from training.compression import CODECS, result_codec
-from training.outer import OuterInfo, make_outer
-=======
-from training.compression import CODECS
 from training.outer import make_outer
->>>>>>> b0554c0 (Exchange: fewer records per cell, each cell hashed once, outer steps taken as results come)
 
 Vector = NDArray[np.float32]
 

@@ -24,13 +24,8 @@ from sim.bench.recipe import SLOW_BYTES_PER_S, timing
         ({"victim": "me"}, "--victim 'me' is none of member"),
         ({"repeat": 0}, "--repeat 0"),
         ({"rounds": 0}, "--rounds 0"),
-<<<<<<< HEAD
         ({"codec": "zip"}, "--codec 'zip' is none of dense2bit, e3m0"),
         ({"aggregator": "luck"}, "--aggregator 'luck' is none of bulyan"),
-=======
-        ({"codec": "zip"}, "--codec 'zip' is none of none, fp16"),
-        ({"aggregator": "luck"}, "--aggregator 'luck' is none of "),
->>>>>>> e65989e (DECISIONS: processor time of a round)
     ],
 )
 def test_option_that_makes_no_sense_is_refused(change, why, tmp_path):
