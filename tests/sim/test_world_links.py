@@ -133,10 +133,10 @@ def test_held_frames_wait_and_arrive_in_order_on_release(world):
 def test_clogged_direction_stands_still_and_then_everything_comes(world):
     began_s = world.now_s
     world.clog(A, B, 3.0)
-    world.wait(2.9)
-    assert not world.nodes[B].heard(A, began_s + 0.03)
-    world.wait(0.2)
-    assert len(world.nodes[B].heard(A, began_s + 2.9)) >= 6
+    world.wait(3.1)
+    heard_s = world.nodes[B].heard(A, began_s + 0.03)
+    assert len(heard_s) >= 6
+    assert min(heard_s) >= began_s + 3.0 - 1e-6
 
 
 # Ends -------------------------------------------------------------------------------------------
