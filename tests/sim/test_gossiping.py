@@ -9,8 +9,8 @@ from sim.gossip_world import GossipNetwork
 from sim.gossiping import Gossiping, GossipingSettings, calm, swarm
 
 SMALL = GossipingSettings(nodes=40, seconds=60.0, loss=0.2, struck=3, lagging=3, hold_share=0.95)
-"""99 % of forty would be all of them; whom every push misses waits for its next exchange. Half of the
-time is for finding the dead, which takes up to 20 s where helpers are lost and late."""
+"""99 % of forty would be all of them; whom every push misses waits for its next exchange. Half of
+the time is for finding the dead, which takes up to 20 s where helpers are lost and late."""
 
 
 def test_entries_reach_everybody_in_five_seconds_at_a_loss_of_a_fifth(seed):
