@@ -55,9 +55,11 @@ class Agenda:
         self._poll_s = IDLE_S
         self._settled: tuple[bytes, int] | None = None
 
-    def is_quiet(self, view: RoundView, now_s: float) -> bool:
-        """Whether no rule has more to do than when all were asked last, as far as messages go."""
-        return self._settled == (view.basis, view.ballots.news) and now_s < self._quiet_until_s
+    def is_quiet(self, view: RoundView, now_s: float, *, with_pulls: bool = True) -> bool:
+        """Whether no rule has more to do than when all were asked last, as far as messages go; or
+        none but to ask again for bytes."""
+        until_s = self._quiet_until_s if with_pulls else self._due_s
+        return self._settled == (view.basis, view.ballots.news) and now_s < until_s
 
     def disturb(self) -> None:
         """Something else than a message has changed the round."""

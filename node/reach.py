@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from node.branches import Opening, Position, next_round, provisional_sealers
 from node.round_config import RoundConfig
 from protocol.identity import PeerId
+from protocol.messages import SealValue
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class Reach:
         if now_s < self.due_s:
             return ordinary, frozenset()
         return opening, frozenset(provisional_sealers(position, reachable))
+
+    def has_member(self, head: SealValue, suspects: Collection[PeerId]) -> bool:
+        """Whether that head names anybody in reach; who stood on another would leave it at once."""
+        return any(peer == self.me or peer not in suspects for peer in head.roster.members)
 
     @property
     def due_s(self) -> float:

@@ -41,6 +41,9 @@ from protocol.messages import (
     slice_subject,
 )
 
+PASSES_MAX = 10_000
+"""So often are all rules asked after one event, or two of them go round in circles."""
+
 
 class RoundMachine(RoundSteps):
     """The rounds of one shard on one node. Not thread-safe; one owner calls `handle`."""
@@ -92,7 +95,10 @@ class RoundMachine(RoundSteps):
     def _settle(self, now_s: float) -> list[ev.RoundAction]:
         """Ask all rules until none has more to do."""
         actions: list[ev.RoundAction] = []
+        passes = 0
         while not (self.view.is_diverged or self.is_held):
+            passes += 1
+            assert passes < PASSES_MAX, "two rules undo what the other did"
             due = [action for rule in self._rules() for action in rule(now_s)]
             if not due:
                 break
@@ -297,8 +303,8 @@ class RoundMachine(RoundSteps):
             link = certify(value, psealed[1]) if value is not None else standing.head
         else:
             return
-        if value is None:
-            return
+        if value is None or not (view.followed or self._reach.has_member(value, self._suspects)):
+            return  # Of the latter the next attempt makes one that names whoever is left.
         expected = link.value.digest if view.followed else psealed and psealed[0].value
         if value.digest != expected:
             yield from self._diverge("ours would be another: in state, roster or clock")

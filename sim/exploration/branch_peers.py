@@ -226,7 +226,9 @@ class BranchPeer(Peer):
         disk = (sorted(self.journal), sorted(self.results), self.broken)
         chain = [link.value.digest for link in (*self.chain, *self.branch)]
         met = (self.meeting, self.meeting.is_open(self.machine.standing, now_s=self.now_s))
-        parts = (self.machine, self.phase(), met, disk, chain, self.state, self.final)
+        # Any of the rounds may be the one to work in next.
+        phases = self.phase(), *map(self.phase_of, self.machine.standing.views)
+        parts = (self.machine, phases, met, disk, chain, self.state, self.final)
         return key_of(parts, IGNORED)
 
 

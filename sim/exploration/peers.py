@@ -207,14 +207,19 @@ class Peer:
         self.tell(ev.Tick())
 
     def phase(self) -> tuple[bool, ...]:
-        """Whether the rules need not be asked, the round is open, which deadlines are past."""
+        """Whether the rules need not be asked, and the phase of the round they are asked about."""
         view = self.machine.view
-        is_quiet = self.machine._agenda.is_quiet(view, self.now_s)
+        is_quiet = self.machine._agenda.is_quiet(view, self.now_s, with_pulls=False)
+        return is_quiet, *self.phase_of(view)
+
+    def phase_of(self, view: RoundView) -> tuple[bool, ...]:
+        """Whether the round is open, which deadlines are past."""
         if view.opened_s is None:
-            return (is_quiet,)
+            return ()
         waited_s = self.now_s - view.attempt_start_s
         length_s = deadline().seconds(view.time_outs)
-        return is_quiet, True, waited_s >= length_s, waited_s >= LIST_AFTER * length_s
+        is_over = self.now_s >= time_out_s(view, deadline())
+        return True, waited_s >= length_s, waited_s >= LIST_AFTER * length_s, is_over
 
     def propose(self, body: List) -> None:
         """As the closer of its attempt, propose this LIST, whatever its duty is."""

@@ -83,6 +83,17 @@ def test_remembered_steps_on_branches_are_those_of_machines_that_were_never_exch
     assert steps > 40
 
 
+def test_nobody_goes_on_from_a_seal_that_names_nobody_in_reach():
+    """At this seed one sealed for two, was left alone, and fell back from there without an end."""
+    rng = random.Random(246)
+    model = RunningBranches(replace(UNLIKE, is_brisk=False))
+    state = model.start()
+    for _ in range(30):
+        moves = list(model.moves(state))
+        assert not [following.wrong for _, following in moves if following.wrong]
+        _, state = rng.choice(moves)
+
+
 class Recorded(RunningBranches):
     """Says what was done to whom in each move."""
 
