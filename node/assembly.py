@@ -8,24 +8,19 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.libp2p_transport import Libp2pTransport
-from node.attached_trainer import Attachment
-from node.chain import genesis
-from node.checkpoint_source import checkpoint_finder
-from node.checkpoints import Checkpoints, stored_states
+from node.cells.shard_store import ShardStore
 from node.config import NodeConfig
 from node.core import NodeCore
-from node.entry_exchange import EntryExchange, EntryParts
+from node.durable.checkpoints import Checkpoints, stored_states
+from node.durable.journal import FileJournal
+from node.durable.recovery import recover
 from node.exchange import Driver, DriverParts
-from node.gathered import Gathered
 from node.hooks import NodeHooks
-from node.journal import FileJournal
-from node.links import Links
-from node.model_file import kept_model_file
-from node.partial_cells import PartialCells
-from node.recovery import recover
-from node.round_view import RoundConfig
-from node.served import Served
-from node.shard_store import ShardStore
+from node.peers.links import Links
+from node.reporting.trace_file import NodeTrace
+from node.rules.chain import genesis
+from node.rules.round_view import RoundConfig
+from node.shared_state.entry_exchange import EntryExchange, EntryParts
 from node.shared_state.store import Store
 from node.state.folder import (
     CHECKPOINTS_FOLDER,
@@ -34,11 +29,16 @@ from node.state.folder import (
     run_folder,
     unmark_unsigned,
 )
-from node.state_streams import StateParts
+from node.state_transfer.checkpoint_source import checkpoint_finder
+from node.state_transfer.gathered import Gathered
+from node.state_transfer.partial_cells import PartialCells
+from node.state_transfer.served import Served
+from node.state_transfer.state_streams import StateParts
 from node.status.board import EventLog
-from node.trace_file import NodeTrace
-from node.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
-from node.work import TrainerWork, WorkParts
+from node.trainers.attached_trainer import Attachment
+from node.trainers.model_file import kept_model_file
+from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from node.trainers.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
 from training.durable import make_folder_durably

@@ -17,12 +17,12 @@ import trio
 from dht.directory import KademliaDirectory
 from dht.libp2p_transport import TransportConfig, open_transport
 from dht.routing import Contact
+from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, PeerAddress, parse_dialable
-from node.departure import Departure
 from node.exit_codes import user_error
-from node.heap import keep_freed_memory
-from node.listening import full_addresses, listening
-from node.public_runs import PublicRun, find_public_runs
+from node.peers.departure import Departure
+from node.peers.listening import full_addresses, listening
+from node.peers.public_runs import PublicRun, find_public_runs
 from node.settings.node_file import read_node_file
 from node.state.dht_table import keep_table, read_table
 from node.state.folder import KNOWN_PEERS_FILE

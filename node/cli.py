@@ -7,7 +7,7 @@ node leaves its run cleanly: 130 then, and after SIGTERM 143.
 
 import sys
 
-from node.interrupts import end_at_once, end_at_once_from_now_on, handling
+from node.processes.interrupts import end_at_once, end_at_once_from_now_on, handling
 
 
 def main() -> None:

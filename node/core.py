@@ -7,11 +7,11 @@ simulator's world) feeds it events with the monotonic time and carries out its a
 from collections.abc import Iterable, Iterator
 
 from node import events as ev
-from node.catchup import chain_page
 from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
-from node.relay import pack
-from node.restart import Restart, was_listed
+from node.peers.relay import pack
+from node.rules.restart import Restart, was_listed
+from node.state_transfer.catchup import chain_page
 from protocol.errors import DecodeError, ProofError
 from protocol.frames import (
     Branch,

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 
 from node import events as ev
-from node import roster as rosters
-from node.catchup import CatchUp
-from node.liveness import Liveness
-from node.meeting import Meeting
-from node.relay import Relay, heartbeat
+from node.cells.shard_store import CellSizes
+from node.peers.liveness import Liveness
+from node.peers.relay import Relay, heartbeat
 from node.round import RoundMachine
-from node.round_view import RoundConfig, RoundView
-from node.shard_store import CellSizes
+from node.rules import roster as rosters
+from node.rules.meeting import Meeting
+from node.rules.round_view import RoundConfig, RoundView
+from node.state_transfer.catchup import CatchUp
 from protocol.frames import (
     BranchEnd,
     Bulk,

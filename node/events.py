@@ -6,19 +6,19 @@ out: a RecordSlot is durable before the Broadcast behind it leaves.
 
 from dataclasses import dataclass
 
-from node.branch_events import Advance as Advance
-from node.branch_events import Confirm as Confirm
-from node.branch_events import FallBack as FallBack
-from node.fetch_events import FetchBegun as FetchBegun
-from node.fetch_events import Fetched as Fetched
-from node.fetch_events import FetchedWrong as FetchedWrong
-from node.fetch_events import FetchEvent as FetchEvent
-from node.fetch_events import FetchOrder as FetchOrder
-from node.fetch_events import FetchState as FetchState
-from node.fetch_events import FetchSteps as FetchSteps
-from node.fetch_events import StateFailed as StateFailed
-from node.fetch_events import StateReady as StateReady
-from node.fetch_events import StepFailed as StepFailed
+from node.rules.branch_events import Advance as Advance
+from node.rules.branch_events import Confirm as Confirm
+from node.rules.branch_events import FallBack as FallBack
+from node.state_transfer.fetch_events import FetchBegun as FetchBegun
+from node.state_transfer.fetch_events import Fetched as Fetched
+from node.state_transfer.fetch_events import FetchedWrong as FetchedWrong
+from node.state_transfer.fetch_events import FetchEvent as FetchEvent
+from node.state_transfer.fetch_events import FetchOrder as FetchOrder
+from node.state_transfer.fetch_events import FetchState as FetchState
+from node.state_transfer.fetch_events import FetchSteps as FetchSteps
+from node.state_transfer.fetch_events import StateFailed as StateFailed
+from node.state_transfer.fetch_events import StateReady as StateReady
+from node.state_transfer.fetch_events import StepFailed as StepFailed
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId
 from protocol.messages import Body, SealCertificate, SignedMessage

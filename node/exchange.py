@@ -1,8 +1,8 @@
 """The driver of a node: feeds the core with events and carries its actions out, in order.
 
-All decisions are in `node.core`, all bytes in `node.shard_store`. Here are the edges: the event
-queue, worker threads, bulk streams, the write-ahead log, the trainer, checkpoints. Topology (who
-sums which slice) shows only in the Push actions that come out of the core.
+All decisions are in `node.core`, all bytes in `node.cells.shard_store`. Here are the edges: the
+event queue, worker threads, bulk streams, the write-ahead log, the trainer, checkpoints. Topology
+(who sums which slice) shows only in the Push actions that come out of the core.
 """
 
 import logging
@@ -14,23 +14,23 @@ from typing import TypeVar
 
 import trio
 
-from node import bulk
 from node import events as ev
-from node.batch import batch_of
-from node.bulk_streams import BulkStreams
-from node.checkpoints import Checkpoints
+from node.cells import bulk
+from node.cells.bulk_streams import BulkStreams
+from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
+from node.durable.batch import batch_of
+from node.durable.checkpoints import Checkpoints
+from node.durable.journal import Journal
 from node.hooks import NodeHooks
-from node.journal import Journal
-from node.links import Links
-from node.narrator import Narrator
-from node.restart import Restart
-from node.round_view import RoundView
-from node.shard_store import ShardStore, State
-from node.state_streams import StateParts
+from node.peers.links import Links
+from node.reporting.narrator import Narrator
+from node.reporting.trace_file import NodeTrace, untraced
+from node.rules.restart import Restart
+from node.rules.round_view import RoundView
+from node.state_transfer.state_streams import StateParts
 from node.status.board import EventLog
-from node.trace_file import NodeTrace, untraced
-from node.work import TrainerWork
+from node.trainers.work import TrainerWork
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.frames import Chain

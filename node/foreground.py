@@ -12,14 +12,15 @@ from pathlib import Path
 import trio
 
 from node.assembly import Node
+from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, parse_dialable
-from node.departure import Departure
 from node.exit_codes import user_error
-from node.heap import keep_freed_memory
 from node.hooks import NodeHooks
-from node.joining import Target, join_run
-from node.logs import Logs, start_logging
-from node.people import Occasion, PeopleLog, people_console, what_joining_means
+from node.peers.departure import Departure
+from node.peers.joining import Target, join_run
+from node.reporting.logs import Logs, start_logging
+from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
+from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.settings.node_file import node_config, read_node_file
 from node.state.folder import MANIFEST_FILE, default_state, make_folder, run_folder
@@ -27,7 +28,6 @@ from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.run_store import found_or_resume
 from node.status.board import EventLog, StatusBoard
-from node.trace_file import tracing
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

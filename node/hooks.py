@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from node.shard_store import Item, State
+from node.cells.shard_store import Item, State
 from protocol.errors import ConfigError
 from protocol.frames import Bulk
 

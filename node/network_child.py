@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from node.children import child_environment
+from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, TrainerError
 from training.control_pipe import ControlPipe
 from training.frames import TO_USER, Leaving

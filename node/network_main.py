@@ -17,22 +17,22 @@ from pathlib import Path
 import trio
 
 from node.assembly import Node
-from node.attached_trainer import Attachment, attachment
+from node.cells.heap import keep_freed_memory
 from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
-from node.departure import Departure
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
-from node.heap import keep_freed_memory
 from node.hooks import hooks_named
-from node.interrupts import end_now
-from node.joining import join_run, parse_target
-from node.logs import start_logging
+from node.peers.departure import Departure
+from node.peers.joining import join_run, parse_target
+from node.processes.interrupts import end_now
+from node.reporting.logs import start_logging
+from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.stored_manifest import read_signed_manifest
 from node.status.board import EventLog, StatusBoard
-from node.trace_file import tracing
+from node.trainers.attached_trainer import Attachment, attachment
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import assert_never
 
 from node import events as ev
-from node import supply
-from node.agenda import is_idle
-from node.agreed import take_own_sum
-from node.agreement import (
+from node.rules import supply
+from node.rules.agenda import is_idle
+from node.rules.agreed import take_own_sum
+from node.rules.agreement import (
     Seen,
     commit_body,
     is_given_up,
@@ -25,10 +25,10 @@ from node.agreement import (
     time_out_s,
     waits_for_seats,
 )
-from node.ballots import Entry
-from node.chain import certify
-from node.round_steps import RoundSteps
-from node.round_view import RoundView
+from node.rules.ballots import Entry
+from node.rules.chain import certify
+from node.rules.round_steps import RoundSteps
+from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.messages import (

@@ -15,18 +15,17 @@ from dht.directory import KademliaDirectory
 from dht.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
-from node.attached_trainer import Attachment
-from node.bulk_streams import BULK_PROTOCOL
-from node.departure import Departure
-from node.entry import Entry
+from node.cells.bulk_streams import BULK_PROTOCOL
 from node.exchange import Driver
-from node.invite import invite_link, invite_to
-from node.lingering import Lingering
-from node.links import CONTROL_PROTOCOL, Links
-from node.listening import full_addresses, listening
-from node.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
-from node.probing import probe
-from node.public_runs import keep_said
+from node.peers.departure import Departure
+from node.peers.entry import Entry
+from node.peers.invite import invite_link, invite_to
+from node.peers.lingering import Lingering
+from node.peers.links import CONTROL_PROTOCOL, Links
+from node.peers.listening import full_addresses, listening
+from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
+from node.peers.probing import probe
+from node.peers.public_runs import keep_said
 from node.state.dht_table import keep_table
 from node.state.folder import (
     KNOWN_PEERS_FILE,
@@ -36,6 +35,7 @@ from node.state.folder import (
 from node.state.known_peers import KnownPeersKeeper
 from node.status.board import StatusBoard
 from node.status.snapshot import StatusSources, keep_status
+from node.trainers.attached_trainer import Attachment
 from protocol.errors import BarnraiseError
 from protocol.identity import peer_id_text
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from node.config import LISTEN_DEFAULT
 from node.network_child import NetworkChild
-from node.shown import shown
+from node.reporting.shown import shown
 from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
 from protocol.manifest import RunManifest

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from node.chain import genesis
+from node.cells.shard_store import ShardStore
 from node.core import NodeCore
-from node.rare import Rare, never
-from node.round_view import RoundConfig
-from node.shard_store import ShardStore
+from node.rules.chain import genesis
+from node.rules.rare import Rare, never
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Roster, SealCertificate, SeatRecord

@@ -20,8 +20,8 @@ from typing import Annotated
 
 import typer
 
-from node.round_view import RoundConfig
-from node.tracing import Adopted, Confirmed, Record, Synced
+from node.reporting.tracing import Adopted, Confirmed, Record, Synced
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from sim.devices import Device

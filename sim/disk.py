@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.partial_cells import PartialCells
-from node.recovery import StoredState
-from node.served import FindCheckpoint, StateInMemory
-from node.shard_store import ShardStore
+from node.cells.shard_store import ShardStore
+from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.durable.recovery import StoredState
+from node.state_transfer.partial_cells import PartialCells
+from node.state_transfer.served import FindCheckpoint, StateInMemory
 from protocol.messages import SealCertificate
 from sim.files import Fate, SimFiles
 from training.durable import WRITING, Bytes, make_folder_durably, replace_durably

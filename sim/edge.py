@@ -8,18 +8,18 @@ the edge leave out is listed in `sim.world`.
 from math import inf
 
 from node import events as ev
-from node.batch import batch_of
-from node.gathered import Gathered
-from node.lingering import Lingering
-from node.restart import Restart
-from node.served import Served
-from node.strikes import Strikes
-from node.tracing import (
+from node.durable.batch import batch_of
+from node.peers.lingering import Lingering
+from node.peers.strikes import Strikes
+from node.reporting.tracing import (
     Began,
     Diverged,
     Signed,
     Synced,
 )
+from node.rules.restart import Restart
+from node.state_transfer.gathered import Gathered
+from node.state_transfer.served import Served
 from protocol import limits
 from protocol.frames import Chain, Frame
 from protocol.identity import PeerId
@@ -149,7 +149,7 @@ class Edge(Storing):
                 self.world.push(self.world.now_s + GONE_S, self, self._told_gone, other)
 
     def _told_gone(self, other: SimNode) -> None:
-        """As `node.probing`: the system of a process that ended refuses connections."""
+        """As `node.peers.probing`: the system of a process that ended refuses connections."""
         if other.peer not in self.wires and not other.is_alive:
             self.tell(ev.Unlinked(other.peer, is_gone=True))
 

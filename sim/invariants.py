@@ -7,7 +7,7 @@ a look into the nodes of a world comes on top, with `sim.watching.watch`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting

@@ -12,12 +12,12 @@ from typing import Protocol
 from blake3 import blake3
 
 from node import events as ev
+from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
-from node.gathered import Gathered
-from node.restart import Restart
-from node.served import Served
-from node.shard_store import Item, ShardStore, State
-from node.tracing import Record
+from node.reporting.tracing import Record
+from node.rules.restart import Restart
+from node.state_transfer.gathered import Gathered
+from node.state_transfer.served import Served
 from protocol.frames import BulkHeader
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
@@ -37,7 +37,7 @@ class WorldSettings:
 
     `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
     and header through its wire form. `rare` is the chance that a named rare branch is taken
-    (`node.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
+    (`node.rules.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
     (`sim.text_model`). `linger_s` is how long a node serves its peers after the last round; if it
     is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives joiners
     of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in

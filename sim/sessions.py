@@ -1,8 +1,8 @@
 """Who is linked with whom: conversations of two processes over the two directions between them.
 
-As `node.links` has them: the peer with the lower id opens, both ends know the link a message apart,
-and a link that ended is tried again soon. What was sent on an earlier link never arrives on a later
-one. A direction that is silent ends nobody's link before `Link.break_s` is over.
+As `node.peers.links` has them: the peer with the lower id opens, both ends know the link a message
+apart, and a link that ended is tried again soon. What was sent on an earlier link never arrives on
+a later one. A direction that is silent ends nobody's link before `Link.break_s` is over.
 """
 
 from collections.abc import Iterable

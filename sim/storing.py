@@ -1,11 +1,11 @@
 """What a simulated node does to its store and disk: arithmetic in its time, states, checkpoints."""
 
-from node import bulk
 from node import events as ev
-from node.recovery import StoredState
-from node.round_view import RoundView
-from node.shard_store import State
-from node.tracing import Adopted, Advanced, Confirmed, FellBack
+from node.cells import bulk
+from node.cells.shard_store import State
+from node.durable.recovery import StoredState
+from node.reporting.tracing import Adopted, Advanced, Confirmed, FellBack
+from node.rules.round_view import RoundView
 from protocol.identity import short_id
 from protocol.messages import SealCertificate
 from sim.nodes import Around, NodeParts, SimNode

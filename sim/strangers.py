@@ -26,7 +26,7 @@ from sim.uncollected import uncollected
 RUNS, MEMBERS = 20, 8
 TOLD = 3
 AGAIN_S = 1.0
-"""As `node.links` does while its swarm forms."""
+"""As `node.peers.links` does while its swarm forms."""
 
 JOIN_EVERY_S, SETTLE_S = 0.05, 30.0
 TRIALS_WITHIN_S = 10.0

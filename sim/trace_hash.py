@@ -4,7 +4,7 @@ from struct import pack
 
 from blake3 import blake3
 
-from node.tracing import (
+from node.reporting.tracing import (
     Accused,
     Adopted,
     Advanced,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.fates import Fates
+from node.rules.fates import Fates
 from protocol.manifest import RunManifest
 from training.compression import CODECS, Encoded, ErrorFeedback
 from training.exchange import Lease

@@ -1,17 +1,17 @@
-"""Cells over streams of their own, checked on arrival: `node.bulk_streams` in virtual time.
+"""Cells over streams of their own, checked on arrival: `node.cells.bulk_streams` in virtual time.
 
 A transfer that takes long arrives in pieces, so that bytes are a sign of life here too, and what
 breaks in the middle leaves what came before it. What is not modelled is the pace: frames do not
 wait behind cells here.
 """
 
-from node import bulk
 from node import events as ev
-from node.bulk_queue import PushQueue
-from node.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
-from node.gathered import WrongStep
-from node.shard_store import Item
-from node.throttle import Throttle
+from node.cells import bulk
+from node.cells.bulk_queue import PushQueue
+from node.cells.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
+from node.cells.shard_store import Item
+from node.state_transfer.gathered import WrongStep
+from node.state_transfer.throttle import Throttle
 from protocol import limits
 from protocol.errors import PeerError, ProofError, StateError
 from protocol.frames import Bulk, BulkHeader, BulkItem

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from node import events as ev
-from node.tracing import Began, Record
+from node.reporting.tracing import Began, Record
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
 from sim.assembly import genesis_of

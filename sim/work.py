@@ -1,4 +1,4 @@
-"""The trainer's side of a simulated node, as `node.work` has it: one trainer, kept busy.
+"""The trainer's side of a simulated node, as `node.trainers.work` has it: one trainer, kept busy.
 
 A trainer finishes what it began: where the round went on without it, its contribution comes too
 late, and only then it hears what became of it.
@@ -7,7 +7,7 @@ late, and only then it hears what became of it.
 from dataclasses import dataclass
 
 from node import events as ev
-from node.fates import Fates
+from node.rules.fates import Fates
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
 from sim.trainer import Vector

@@ -16,9 +16,9 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from node import events as ev
-from node.recovery import recover
-from node.round_view import RoundConfig
-from node.tracing import Accused, Ended, Record, Tracer
+from node.durable.recovery import recover
+from node.reporting.tracing import Accused, Ended, Record, Tracer
+from node.rules.round_view import RoundConfig
 from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.assembly import Owned, assemble

@@ -1,6 +1,6 @@
 """A reducer that sums wrongly: the lowest bit of its slice's first element is flipped."""
 
-from node.shard_store import ShardStore
+from node.cells.shard_store import ShardStore
 from protocol.grid import cell_root
 
 

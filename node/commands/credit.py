@@ -11,7 +11,7 @@ import typer
 from node.commands.app import app, print_json
 
 if TYPE_CHECKING:
-    from node.credit import Statement
+    from node.rules.credit import Statement
     from node.using.checkpoint_find import RunOnDisk
     from node.using.ledger import Tell
     from protocol.manifest import RunManifest
@@ -126,7 +126,7 @@ def _print(manifest: "RunManifest", statement: "Statement") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from node.shown import shown
+    from node.reporting.shown import shown
     from protocol.identity import peer_id_text
 
     console = Console(highlight=False, markup=False, emoji=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.interrupts import end_at_once, end_now, handling
+from node.processes.interrupts import end_at_once, end_now, handling
 
 StateOption = Annotated[
     Path | None,
@@ -152,7 +152,7 @@ def join(
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
         from node.foreground import Start, join_in_foreground
-        from node.joining import parse_target
+        from node.peers.joining import parse_target
 
         start = Start(state=_state(state), options=_named(given), is_json=json)
         end_now(join_in_foreground(start, parse_target(target)))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.interrupts import end_at_once, end_now, handling
+from node.processes.interrupts import end_at_once, end_now, handling
 
 if TYPE_CHECKING:
-    from node.public_runs import PublicRun
+    from node.peers.public_runs import PublicRun
 
 StateOption = Annotated[
     Path | None,
@@ -77,7 +77,7 @@ def _print_runs(found: "tuple[PublicRun, ...]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from node.shown import shown
+    from node.reporting.shown import shown
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not found:

@@ -164,7 +164,7 @@ def _generate_text(source: "Source", wanted: "TextWanted") -> None:
     """The text to standard output as it comes, what it is of to standard error."""
     import trio
 
-    from node.shown import shown
+    from node.reporting.shown import shown
     from node.using.child import Listener, make_text
     from node.using.text_out import TextOut
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import trio
 
-from node.children import trainer_threads
 from node.demo import story
 from node.demo.events import parse_event
 from node.demo.log_tail import log_tail
@@ -16,6 +15,7 @@ from node.demo.node_process import NODE_COMMAND, NodeProcess, NodeSetting, start
 from node.demo.options import DemoOptions
 from node.demo.story import PATIENCE, Patience
 from node.demo.swarm_view import NodeView, Role, SwarmView
+from node.processes.children import trainer_threads
 from protocol.errors import StateError
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import trio
 
-from node.children import child_environment
 from node.demo.events import LINE_BYTES_MAX
+from node.processes.children import child_environment
 from protocol.errors import StateError
 
 _READ_BYTES = 64 * 1024

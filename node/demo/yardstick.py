@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from node.demo.log_tail import log_tail
-from node.json_child import Line, number, run_json_child
+from node.processes.json_child import Line, number, run_json_child
 from protocol.errors import StateError
 
 THREADS_MAX = 4

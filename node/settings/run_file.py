@@ -12,9 +12,9 @@ from typing import Annotated, Literal, cast, get_type_hints
 
 from pydantic import BeforeValidator, Field
 
-from node.model_file import founders_model
+from node.reporting.shown import shown
 from node.settings.toml_file import Section, did_you_mean, key_text, parse_sections, read_toml
-from node.shown import shown
+from node.trainers.model_file import founders_model
 from protocol import limits
 from protocol.errors import ConfigError, ManifestError
 from protocol.grid import ShardSpec

@@ -8,7 +8,7 @@ from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from node.shown import shown
+from node.reporting.shown import shown
 from protocol.errors import ConfigError
 from protocol.limits import KIB
 

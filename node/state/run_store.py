@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.model_file import kept_model_file
 from node.settings.run_file import (
     Founder,
     RunFile,
@@ -26,6 +25,7 @@ from node.state.folder import (
     write_atomically,
 )
 from node.state.stored_manifest import read_signed_manifest, store_manifest
+from node.trainers.model_file import kept_model_file
 from protocol.clock import WallClock
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer

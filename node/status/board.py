@@ -14,7 +14,7 @@ from typing import Protocol, TextIO, TypeVar
 
 import trio
 
-from node.shown import shown
+from node.reporting.shown import shown
 from node.status.records import (
     FAULTS_KEPT,
     ROUNDS_KEPT,

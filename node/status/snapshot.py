@@ -14,9 +14,9 @@ from typing import NoReturn
 import trio
 
 from node.core import NodeCore
-from node.round_view import RoundView
+from node.reporting.shown import shown
+from node.rules.round_view import RoundView
 from node.shared_state.told import Told
-from node.shown import shown
 from node.status.board import StatusBoard
 from node.status.records import (
     NodeStatus,

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.shown import shown
+from node.reporting.shown import shown
 from node.status.records import (
     NodeStatus,
     PeerRecord,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from node.shown import shown
+from node.reporting.shown import shown
 from node.state.folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RUNS_FOLDER, run_folder
 from node.state.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError

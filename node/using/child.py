@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from node.children import trainer_threads
-from node.json_child import Line, number, run_json_child
-from node.model_file import KEPT_FILE
+from node.processes.children import trainer_threads
+from node.processes.json_child import Line, number, run_json_child
 from node.state.folder import default_state
+from node.trainers.model_file import KEPT_FILE
 from node.using.checkpoint_find import find_run
 from node.using.export import open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError

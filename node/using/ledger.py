@@ -1,6 +1,6 @@
 """`barnraise credit`: the ledger of a run in a state folder, and files of it that prove themselves.
 
-    file = records (`node/record_log.py`): an ExportHead, then per round
+    file = records (`node/durable/record_log.py`): an ExportHead, then per round
            S seal, then C commit for each that it lists      or      U seal: its COMMITs are gone
 
 Everything in a file is checked from the founder's signature on the manifest: seal by seal, and each
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from node.chain import genesis
-from node.credit import Folded, Ledger, SealedRound, Statement, nothing_folded, prove
-from node.journal import CHAIN_FILE
-from node.receipts import RECEIPTS_FILE, decode_receipts
-from node.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
-from node.shard_store import ShardStore
+from node.cells.shard_store import ShardStore
+from node.durable.journal import CHAIN_FILE
+from node.durable.receipts import RECEIPTS_FILE, decode_receipts
+from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
+from node.rules.chain import genesis
+from node.rules.credit import Folded, Ledger, SealedRound, Statement, nothing_folded, prove
 from node.using.checkpoint_find import RunOnDisk
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, LedgerError, PeerError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
-from node.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.messages import Kind
 from sim.bench.gate import are_ready, let_go

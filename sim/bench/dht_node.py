@@ -19,9 +19,9 @@ import trio
 from dht.directory import KademliaDirectory
 from dht.libp2p_transport import TransportConfig, open_transport
 from dht.routing import Contact
+from node.cells.heap import keep_freed_memory
 from node.config import parse_peer_address
-from node.heap import keep_freed_memory
-from node.listening import full_addresses
+from node.peers.listening import full_addresses
 from protocol.identity import Ed25519Signer
 
 TTL_S = 3600.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.children import child_environment, end_child
+from node.processes.children import child_environment, end_child
 from protocol.errors import ConfigError, StateError
 from sim.bench.processes import cpu_s, memory_bytes
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.shard_store import ShardStore
-from node.tracing import Adopted, Record, Signed, Synced
+from node.cells.shard_store import ShardStore
+from node.reporting.tracing import Adopted, Record, Signed, Synced
 from protocol.grid import cell_root, merkle_root
 from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest

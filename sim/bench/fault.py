@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealValue

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from node.children import child_environment
+from node.processes.children import child_environment
 from protocol.errors import ConfigError, StateError
 from sim.bench.link_profile import Stages
 from sim.bench.main import Teller

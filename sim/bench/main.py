@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from node.tracing import Adopted, Record
+from node.reporting.tracing import Adopted, Record
 from protocol.errors import ConfigError, StateError
 from sim.bench.fault import FaultRun, Played
 from sim.bench.moments import Plan, plan

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node import roster as rosters
-from node.reducers import slices
-from node.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Record, Signed
+from node.rules import roster as rosters
+from node.rules.reducers import slices
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealValue
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from node.tracing import Adopted, Record, Synced
+from node.reporting.tracing import Adopted, Record, Synced
 from protocol.identity import PeerId
 from sim.bench.exactness import commits_of, sealed_rounds
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from node import network_main
-from node.interrupts import end_now
+from node.processes.interrupts import end_now
 from sim.bench.sampling import begin
 from sim.bench.stages import NETWORK_SUFFIX
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from node.tracing import Record
+from node.reporting.tracing import Record
 from protocol.errors import ConfigError, StateError
 from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import RunManifest

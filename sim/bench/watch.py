@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trio
 
-from node.tracing import Record, parse_trace_line
+from node.reporting.tracing import Record, parse_trace_line
 from protocol.errors import DecodeError
 
 LOOK_S = 0.004

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from node.tracing import Accused, Record
+from node.reporting.tracing import Accused, Record
 from protocol.identity import PeerId, short_id
 from sim.checks.history import History
 

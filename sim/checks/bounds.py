@@ -6,10 +6,10 @@ usual in one place only: strangers, of whom there may be a few at any time.
 
 from collections.abc import Iterator
 
+from node.cells.shard_store import ROUNDS_KEPT
 from node.core import CHAIN_KEPT
-from node.journal import ROTATE_BYTES
-from node.round_view import RoundView
-from node.shard_store import ROUNDS_KEPT
+from node.durable.journal import ROTATE_BYTES
+from node.rules.round_view import RoundView
 from protocol import limits
 from sim.world import SimNode, World
 

@@ -1,15 +1,24 @@
 """I1: what a node told the others, or built upon, is still there after its restarts.
 
-What is promised (`node.journal`): a signature is durable before it leaves, a final seal before
-anything is built on it, and its state can be made again from the disk. Nothing of it is promised
-where the node says that its disk was lost (R12): it then asks what it signed.
+What is promised (`node.durable.journal`): a signature is durable before it leaves, a final seal
+before anything is built on it, and its state can be made again from the disk. Nothing of it is
+promised where the node says that its disk was lost (R12): it then asks what it signed.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from node.tracing import Adopted, Advanced, Began, Confirmed, FellBack, Record, Signed, Synced
+from node.reporting.tracing import (
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    FellBack,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.identity import PeerId, short_id
 from sim.checks.history import History
 

@@ -5,7 +5,7 @@ That the state is what the listed bytes give is checked in worlds, by `sim.check
 
 from collections.abc import Iterator
 
-from node.tracing import Adopted, Advanced, Confirmed, Diverged, Record, Signed, Synced
+from node.reporting.tracing import Adopted, Advanced, Confirmed, Diverged, Record, Signed, Synced
 from protocol.identity import PeerId, short_id
 from protocol.messages import Kind, Seal
 from sim.checks.history import History

@@ -10,8 +10,8 @@ clocks are a little apart, so there it may come before, by `skew_s` at most.
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from node.chain import check_seal
-from node.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.rules.chain import check_seal
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
@@ -40,7 +40,7 @@ def _never() -> bool:
 class Forks:
     """I3 over records. `signer` verifies; it signs nothing.
 
-    `may_skip` says that nodes skip attempts by themselves, now and then (`node.rare`).
+    `may_skip` says that nodes skip attempts by themselves, now and then (`node.rules.rare`).
     """
 
     name = "I3"

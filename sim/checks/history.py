@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from node.tracing import (
+from node.reporting.tracing import (
     Adopted,
     Advanced,
     Began,
@@ -63,7 +63,7 @@ class Check(Protocol):
 class Electorate:
     """Who votes on what follows one seal, and what a quorum of them is (R1).
 
-    Written from the design, not from `node.roster`: a wrong quorum there must not pass here.
+    Written from the design, not from `node.rules.roster`: a wrong quorum there must not pass here.
     """
 
     def __init__(self, roster: Roster, trust: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import base58
 
-from node.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
+from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
 from protocol.identity import PeerId
 from protocol.wire import encode
 from sim.checks.history import History

@@ -1,6 +1,6 @@
 """I5 at the end of a run: what the nodes keep of it is a ledger that adds up.
 
-The sums here are made from the COMMITs themselves, beside those of `node.credit`.
+The sums here are made from the COMMITs themselves, beside those of `node.rules.credit`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-from node.credit import Folded, Ledger, SealedRound, prove
-from node.tracing import Adopted, Began, Confirmed, Record
+from node.reporting.tracing import Adopted, Began, Confirmed, Record
+from node.rules.credit import Folded, Ledger, SealedRound, prove
 from protocol.errors import LedgerError
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest

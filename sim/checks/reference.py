@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from node.shard_store import ShardStore, State
-from node.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.cells.shard_store import ShardStore, State
+from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
 from protocol.identity import PeerId
 from protocol.messages import Commit, Kind, SealValue
 from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step

@@ -8,10 +8,10 @@ knows the circumstances, and is exact.
 from collections.abc import Iterator
 from typing import get_args
 
-from node.agreement import TIME_OUT_AFTER
-from node.catchup import STALL_S, STUCK_S
-from node.deadlines import GROWTH, GROWTH_STEPS_MAX
-from node.tracing import Adopted, Advanced, Began, Ended, Record, Signed
+from node.reporting.tracing import Adopted, Advanced, Began, Ended, Record, Signed
+from node.rules.agreement import TIME_OUT_AFTER
+from node.rules.deadlines import GROWTH, GROWTH_STEPS_MAX
+from node.state_transfer.catchup import STALL_S, STUCK_S
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind

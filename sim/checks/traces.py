@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from node.trace_file import read_trace
-from node.tracing import Record
+from node.reporting.trace_file import read_trace
+from node.reporting.tracing import Record
 
 
 def merge_traces(paths: Sequence[Path]) -> Iterator[Record]:

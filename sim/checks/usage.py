@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.tracing import Adopted, Began, Record, Used
+from node.reporting.tracing import Adopted, Began, Record, Used
 from protocol import limits
 from protocol.identity import PeerId
 from sim.checks.history import History

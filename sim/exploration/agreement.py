@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from node.proposal import EMPTY_AFTER_ATTEMPTS
-from node.roster import closer
-from node.round_view import RoundView
+from node.rules.proposal import EMPTY_AFTER_ATTEMPTS
+from node.rules.roster import closer
+from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.exploration.board import Boards

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import permutations
 
-from node.branches import contributors
+from node.rules.branches import contributors
 from protocol import limits
 from sim.exploration.branch_seals import names_of
 from sim.exploration.branch_state import BranchBounds, Peer, Swarm, groups

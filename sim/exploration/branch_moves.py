@@ -6,7 +6,7 @@ Each answer follows from the states of the peers alone, and is worked out once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.round_view import RoundView
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind

@@ -1,7 +1,7 @@
 """One real machine that may go on without a quorum (R4): where it stands, whom it met, its disk.
 
-Beside the machine runs the shipped `node.meeting`, told of heartbeats and branches as a NodeCore
-tells it. The store is a toy that does what `node.shard_store` does to states.
+Beside the machine runs the shipped `node.rules.meeting`, told of heartbeats and branches as a
+NodeCore tells it. The store is a toy that does what `node.cells.shard_store` does to states.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ from itertools import pairwise
 from blake3 import blake3
 
 from node import events as ev
-from node.meeting import ASK_AFTER_S, WAIT_S, Meeting, _Peer
-from node.reach import Reach
-from node.restart import Restart
 from node.round import RoundMachine
-from node.round_view import RoundConfig
+from node.rules.meeting import ASK_AFTER_S, WAIT_S, Meeting, _Peer
+from node.rules.reach import Reach
+from node.rules.restart import Restart
+from node.rules.round_view import RoundConfig
 from protocol.errors import ProofError
 from protocol.frames import Branch, Bulk
 from protocol.identity import KeyedHashSigner, PeerId

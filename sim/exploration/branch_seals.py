@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 
 from blake3 import blake3
 
-from node import branch_tree, branches
-from node.branch_tree import Drift, Tree
-from node.branches import Position
-from node.roster import ClockRules, Listed, next_clock, next_roster
+from node.rules import branch_tree, branches
+from node.rules.branch_tree import Drift, Tree
+from node.rules.branches import Position
+from node.rules.roster import ClockRules, Listed, next_clock, next_roster
 from protocol.identity import PeerId
 from protocol.messages import (
     Commit,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from node.branches import Lock
+from node.rules.branches import Lock
 from protocol.messages import Kind
 
 Signed = tuple[Kind, int, int]

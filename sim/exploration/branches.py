@@ -1,11 +1,12 @@
 """The model of branches (R4): links change, sides go on alone, heal, and seal on.
 
-What is decided is decided by `node.branches`, `node.branch_tree` and `node.roster`, over real seal
-values; the model adds only what the world does. Links join peers into groups that hear each other
-at once and whole. A round's agreement takes two steps: a quorum certifies a LIST and SOME voters
-SEAL it; the others hear of it later or never. A peer that is frozen, has crashed or lost a message
-is one that does not act, or is alone in its group, for a while. Suspicions are left out: members
-that are cut off are absent, and leave the roster with their second absence.
+What is decided is decided by `node.rules.branches`, `node.rules.branch_tree` and
+`node.rules.roster`, over real seal values; the model adds only what the world does. Links join
+peers into groups that hear each other at once and whole. A round's agreement takes two steps: a
+quorum certifies a LIST and SOME voters SEAL it; the others hear of it later or never. A peer that
+is frozen, has crashed or lost a message is one that does not act, or is alone in its group, for a
+while. Suspicions are left out: members that are cut off are absent, and leave the roster with their
+second absence.
 
 The machines that call these deciders are explored in `running_branches.py`, within smaller bounds.
 """
@@ -13,9 +14,9 @@ The machines that call these deciders are explored in `running_branches.py`, wit
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from node import branches
-from node.branches import Lock, Opening, SealSeen
-from node.roster import has_quorum, voters
+from node.rules import branches
+from node.rules.branches import Lock, Opening, SealSeen
+from node.rules.roster import has_quorum, voters
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.exploration import branch_seals

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from blake3 import blake3
 
-from node.ballots import Entry
+from node.rules.ballots import Entry
 from protocol.messages import SealCertificate, SealValue, SignedMessage
 
 ObjectT = TypeVar("ObjectT")

@@ -7,7 +7,7 @@ passes. The machines are forks of the shipped ones: nothing here decides for the
 from collections.abc import Iterable, Sequence
 
 from node import events as ev
-from node.round_view import RoundView
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind

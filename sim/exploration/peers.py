@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from node import events as ev
-from node.agreement import time_out_s
-from node.ballots import Ballots, Entry
-from node.deadlines import LearnedDeadline
-from node.proposal import LIST_AFTER
-from node.restart import Restart
-from node.roster import ClockRules
 from node.round import RoundMachine
-from node.round_view import RoundConfig, RoundView
+from node.rules.agreement import time_out_s
+from node.rules.ballots import Ballots, Entry
+from node.rules.deadlines import LearnedDeadline
+from node.rules.proposal import LIST_AFTER
+from node.rules.restart import Restart
+from node.rules.roster import ClockRules
+from node.rules.round_view import RoundConfig, RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (

@@ -7,7 +7,7 @@ covers loss, delay, reordering, repetition and, for everybody who does not act, 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from node.roster import has_quorum
+from node.rules.roster import has_quorum
 from protocol.identity import PeerId
 from protocol.messages import (
     Body,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from node.roster import voters
+from node.rules.roster import voters
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from node.round_view import RoundView
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.messages import Have, Kind, List, NewAttempt, Seal
 from sim.exploration.agreement import Agreement, Scope, State

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
-from node.proposal import pack_senders
-from node.reducers import slices
+from node.rules.proposal import pack_senders
+from node.rules.reducers import slices
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Body,

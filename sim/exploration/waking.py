@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from node import events as ev
 from node.core import NodeCore
-from node.liveness import Liveness
+from node.peers.liveness import Liveness
 from protocol.frames import StatusAnswer, StatusAsk
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import TimingSpec

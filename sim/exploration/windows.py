@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from node import roster as rosters
+from node.rules import roster as rosters
 from protocol.identity import PeerId
 from protocol.messages import Commit, Roster, SeatRecord
 from sim.exploration.table import LETTERS

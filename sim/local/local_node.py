@@ -12,8 +12,8 @@ from typing import Literal
 
 import trio
 
-from node.children import child_environment, trainer_threads
 from node.demo.node_process import NodeProcess
+from node.processes.children import child_environment, trainer_threads
 from protocol.errors import StateError
 from sim.local.options import LocalOptions
 from sim.local.shaper import HOST, Port

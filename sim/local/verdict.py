@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.checkpoints import stored_states
-from node.receipts import RECEIPTS_FILE
-from node.shard_store import ShardStore
+from node.cells.shard_store import ShardStore
+from node.durable.checkpoints import stored_states
+from node.durable.receipts import RECEIPTS_FILE
+from node.reporting.tracing import Adopted, Confirmed, Record, Signed, Synced, Used
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
-from node.tracing import Adopted, Confirmed, Record, Signed, Synced, Used
 from node.using.ledger import RunLedger
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import Ed25519Signer, PeerId

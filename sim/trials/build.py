@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 
-from node.round_view import RoundConfig
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named

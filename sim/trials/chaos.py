@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from node import events as ev
-from node.roster import has_quorum
-from node.round_view import RoundView
-from node.tracing import Adopted, Confirmed, Ended, Record, Synced
+from node.reporting.tracing import Adopted, Confirmed, Ended, Record, Synced
+from node.rules.roster import has_quorum
+from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from sim.trials.blows import BLOWS, Blow, Members, Undo
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault

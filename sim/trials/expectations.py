@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from node.tracing import Adopted, Advanced, Confirmed, Record, Signed
+from node.reporting.tracing import Adopted, Advanced, Confirmed, Record, Signed
 from protocol.identity import PeerId
 from sim.trials.chaos import Chaos
 from sim.trials.scenario import Scenario

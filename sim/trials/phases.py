@@ -7,7 +7,7 @@ are carried out. "Recorded" is the moment in which R12 lives: durable, and heard
 from collections.abc import Callable, Mapping
 
 from node import events as ev
-from node.round_view import RoundView
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.messages import Kind
 

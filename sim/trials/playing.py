@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from node.reporting.tracing import Record, Tracer, trace_line
 from node.state.folder import write_atomically
-from node.tracing import Record, Tracer, trace_line
 from protocol.errors import ConfigError
 from sim.trials import report
 from sim.trials.replays import version

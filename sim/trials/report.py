@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from node.tracing import Adopted, Advanced, Record, Signed
+from node.reporting.tracing import Adopted, Advanced, Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate, SignedMessage
 from sim.invariants import ALL, TITLES

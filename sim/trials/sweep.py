@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 
 from blake3 import blake3
 
-from node.children import child_environment
+from node.processes.children import child_environment
 from protocol.errors import ConfigError
 from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from node.interrupts import end_at_once_from_now_on
+from node.processes.interrupts import end_at_once_from_now_on
 from sim.hush import hush
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import scenario_of

@@ -5,7 +5,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass
 
-from node.tracing import Accused, Record, Tracer
+from node.reporting.tracing import Accused, Record, Tracer
 from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
 from sim.invariants import ALL, InvariantBroken

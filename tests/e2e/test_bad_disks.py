@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from node.listening import full_addresses
+from node.peers.listening import full_addresses
 from protocol.identity import Ed25519Signer
 from tests.e2e.bad_input import Lived, founded, last_lines, refused, small_disk
 from tests.e2e.demo_command import environment

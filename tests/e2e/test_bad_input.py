@@ -37,8 +37,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from node.invite import invite_link, invite_to, parse_invite
-from node.listening import full_addresses
+from node.peers.invite import invite_link, invite_to, parse_invite
+from node.peers.listening import full_addresses
 from node.state.folder import run_folder
 from node.state.keystore import load_or_create_identity
 from node.state.stored_manifest import store_manifest

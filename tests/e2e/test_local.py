@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from node.trace_file import read_trace
-from node.tracing import Began, Signed
+from node.reporting.trace_file import read_trace
+from node.reporting.tracing import Began, Signed
 from tests.e2e.swarm import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

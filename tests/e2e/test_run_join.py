@@ -163,7 +163,7 @@ def test_what_cannot_work_ends_with_its_status_and_what_to_do(tmp_path: Path) ->
 
 
 def read_peer(folder: Path, link: str) -> str:
-    from node.invite import parse_invite
+    from node.peers.invite import parse_invite
     from protocol.identity import peer_id_text
 
     return peer_id_text(parse_invite(link).peers[0].peer)

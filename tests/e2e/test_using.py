@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from node.model_file import KEPT_FILE
 from node.state.folder import MANIFEST_FILE, run_folder
+from node.trainers.model_file import KEPT_FILE
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer
 from protocol.manifest import ModelSpec, RunManifest, Setting, sign_manifest

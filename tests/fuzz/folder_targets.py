@@ -8,12 +8,11 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
-from node.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.partial_cells import FETCH_FILE, PartialCells
-from node.receipts import RECEIPTS_FILE
-from node.record_log import RECORD_BYTES_MAX, pack_record, read_records
+from node.cells.shard_store import Item
+from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.durable.receipts import RECEIPTS_FILE
+from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.settings.run_template import run_file_text
-from node.shard_store import Item
 from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
@@ -26,6 +25,7 @@ from node.state.keystore import load_or_create_identity
 from node.state.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
 from node.state.run_store import founded_runs
 from node.state.stored_manifest import read_signed_manifest, stored_manifest
+from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
 from node.status.client import find_api
 from node.using.checkpoint_find import find_run
 from node.using.ledger import export_ledger, verify_ledger
@@ -219,7 +219,7 @@ TARGETS = [
     ),
     Target(
         name="record log",
-        covers=("node.record_log.read_records",),
+        covers=("node.durable.record_log.read_records",),
         read=from_file(read_records, "records.log"),
         errors=(),
         examples=lambda: SLOT_RECORDS,
@@ -228,7 +228,7 @@ TARGETS = [
     ),
     Target(
         name="fetched cells",
-        covers=("node.partial_cells.PartialCells.read",),
+        covers=("node.state_transfer.partial_cells.PartialCells.read",),
         read=_partial_cells,
         errors=(),
         examples=_fetched_cells,
@@ -239,12 +239,12 @@ TARGETS = [
         Target(
             name=f"journal {name}",
             covers=(
-                "node.journal.FileJournal",
-                "node.journal.FileJournal.read_chain",
-                "node.journal.FileJournal.read_receipts",
-                "node.receipts.ReceiptLog.read",
-                "node.receipts.decode_receipts",
-                "node.record_log.RecordLog.read",
+                "node.durable.journal.FileJournal",
+                "node.durable.journal.FileJournal.read_chain",
+                "node.durable.journal.FileJournal.read_receipts",
+                "node.durable.receipts.ReceiptLog.read",
+                "node.durable.receipts.decode_receipts",
+                "node.durable.record_log.RecordLog.read",
             ),
             read=_journal(name),
             errors=(),

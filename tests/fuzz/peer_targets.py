@@ -7,10 +7,10 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.bulk_streams import BulkStreams
+from node.cells.bulk_streams import BulkStreams
 from node.demo.events import parse_event
-from node.handshake import shake_hands
-from node.proposal import pack_senders, unpack_senders
+from node.peers.handshake import shake_hands
+from node.rules.proposal import pack_senders, unpack_senders
 from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain, to_plain
 from protocol import limits
 from protocol.errors import (
@@ -29,9 +29,9 @@ from tests.fuzz.mutations import json_bytes
 from tests.fuzz.protocol_targets import ADDRESSES
 from tests.fuzz.target import JSON_FACTOR, PACKER_BYTES, STACK_BYTES, Target, from_bytes
 from tests.node import status_scene
+from tests.node.cells.test_bulk_streams import CELLS, committed, hear_commit
 from tests.node.edge import FOUNDER_SEED, Desk, signed, toy_manifest
 from tests.node.state_run import FOUNDER
-from tests.node.test_bulk_streams import CELLS, committed, hear_commit
 from tests.protocol.vectors import PEERS
 
 EVENTS: tuple[object, ...] = (
@@ -200,14 +200,14 @@ TARGETS = [
     ),
     Target(
         name="bit map of senders",
-        covers=("node.proposal.unpack_senders",),
+        covers=("node.rules.proposal.unpack_senders",),
         read=from_bytes(_senders),
         errors=(),
         examples=lambda: (b"\x03", b"\x01\x00"),
     ),
     Target(
         name="hello",
-        covers=("node.handshake.shake_hands",),
+        covers=("node.peers.handshake.shake_hands",),
         read=_hello,
         errors=(PeerError, NetworkError, ManifestMismatch),
         examples=_hellos,
@@ -217,7 +217,7 @@ TARGETS = [
     ),
     Target(
         name="refusal",
-        covers=("node.handshake.shake_hands",),
+        covers=("node.peers.handshake.shake_hands",),
         read=_refused,
         errors=(PeerError, NetworkError),
         examples=lambda: _refusals()[:1],
@@ -227,7 +227,7 @@ TARGETS = [
     ),
     Target(
         name="bulk stream",
-        covers=("node.bulk_streams.BulkStreams.accept",),
+        covers=("node.cells.bulk_streams.BulkStreams.accept",),
         read=_bulk,
         errors=(PeerError, NetworkError),
         examples=lambda: (_desks()[1],),

@@ -17,10 +17,10 @@ from dht.libp2p_negotiate import accept, encode_line, request
 from dht.libp2p_session import Bytes, NoiseSession, Session
 from dht.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
 from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_request, encode_message
-from node.credit import Credit, Folded
-from node.invite import Invite, InvitePeer
-from node.links import Announcement
-from node.public_runs import RunAdvert
+from node.peers.invite import Invite, InvitePeer
+from node.peers.links import Announcement
+from node.peers.public_runs import RunAdvert
+from node.rules.credit import Credit, Folded
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
 from protocol.errors import (

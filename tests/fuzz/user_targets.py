@@ -7,13 +7,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.config import parse_dialable, parse_listen, parse_peer_address
-from node.invite import LINK_PREFIX, invite_link, parse_invite
-from node.joining import parse_target
+from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
+from node.peers.joining import parse_target
+from node.reporting.tracing import parse_trace_line, trace_line
 from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
 from node.settings.run_template import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
-from node.tracing import parse_trace_line, trace_line
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.identity import peer_id_text
@@ -32,8 +32,8 @@ from tests.fuzz.target import (
     from_file,
     from_text,
 )
+from tests.node.reporting.test_tracing import RECORDS
 from tests.node.state_run import FOUNDER
-from tests.node.test_tracing import RECORDS
 from tests.protocol.vectors import PEERS
 
 TOML_BASE, TOML_FACTOR = 2 * limits.MIB, 200
@@ -153,7 +153,7 @@ TARGETS = [
     text(parse_listen, "listen address", "/ip4/0.0.0.0/tcp/4001", "/ip6/::1/tcp/0"),
     Target(
         name="body of an invite link",
-        covers=("node.invite.parse_invite",),
+        covers=("node.peers.invite.parse_invite",),
         read=from_text(parse_invite),
         errors=(ConfigError,),
         examples=lambda: (encode(INVITE),),
@@ -210,7 +210,7 @@ TARGETS = [
     text(read_scenario, "name of a scenario", "mixed"),
     Target(
         name="line of a trace",
-        covers=("node.tracing.parse_trace_line",),
+        covers=("node.reporting.tracing.parse_trace_line",),
         read=from_text(parse_trace_line),
         errors=(DecodeError,),
         examples=lambda: tuple(trace_line(record).encode() for record in RECORDS),

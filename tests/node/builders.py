@@ -10,11 +10,11 @@ from typing import Any
 from blake3 import blake3
 
 from node import events as ev
-from node.ballots import Entry
-from node.chain import genesis
-from node.roster import ClockRules
 from node.round import RoundMachine
-from node.round_view import RoundConfig, RoundView
+from node.rules.ballots import Entry
+from node.rules.chain import genesis
+from node.rules.roster import ClockRules
+from node.rules.round_view import RoundConfig, RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest, TimingSpec

@@ -1,8 +1,8 @@
 """Cores of a toy run for tests, and what came of an event."""
 
 from node import events as ev
-from node.chain import genesis
 from node.core import NodeCore
+from node.rules.chain import genesis
 from protocol.frames import Frame, Heartbeat, Messages
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate

@@ -8,17 +8,17 @@ import numpy as np
 import trio
 
 from node import events as ev
-from node.bulk_streams import BulkStreams
-from node.chain import genesis
+from node.cells.bulk_streams import BulkStreams
+from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
-from node.gathered import Gathered
+from node.durable.journal import FileJournal
 from node.hooks import NodeHooks
-from node.journal import FileJournal
-from node.partial_cells import PartialCells
-from node.round_view import RoundConfig
-from node.served import Served
-from node.shard_store import ShardStore, State
-from node.state_streams import StateParts
+from node.rules.chain import genesis
+from node.rules.round_view import RoundConfig
+from node.state_transfer.gathered import Gathered
+from node.state_transfer.partial_cells import PartialCells
+from node.state_transfer.served import Served
+from node.state_transfer.state_streams import StateParts
 from node.status.board import EventLog
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest, SignedManifest, sign_manifest

@@ -13,8 +13,8 @@ import trio
 from dht.directory import KademliaDirectory
 from node import events as ev
 from node.config import PeerAddress
-from node.entry_exchange import EntryExchange, EntryParts
-from node.links import CONTROL_PROTOCOL, Links
+from node.peers.links import CONTROL_PROTOCOL, Links
+from node.shared_state.entry_exchange import EntryExchange, EntryParts
 from node.shared_state.store import Store
 from node.status.board import EventLog, Field, StatusBoard
 from protocol.entry_kinds import EntryKind

@@ -11,8 +11,8 @@ import trio
 
 from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from node.config import PeerAddress
-from node.handshake import shake_hands
-from node.links import CONTROL_PROTOCOL
+from node.peers.handshake import shake_hands
+from node.peers.links import CONTROL_PROTOCOL
 from protocol import limits
 from protocol.errors import BarnraiseError, NetworkError
 from protocol.identity import Ed25519Signer, peer_id_text

@@ -5,11 +5,11 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from node.chain import genesis
-from node.credit import Folded, Statement
-from node.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
-from node.record_log import RECORD_BYTES_MAX, pack_record, stream_records
-from node.round_view import RoundConfig
+from node.durable.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
+from node.durable.record_log import RECORD_BYTES_MAX, pack_record, stream_records
+from node.rules.chain import genesis
+from node.rules.credit import Folded, Statement
+from node.rules.round_view import RoundConfig
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.using.checkpoint_find import ANY_SIGNER, RunOnDisk, find_run
 from node.using.ledger import ExportHead, ledger_of, verify_ledger

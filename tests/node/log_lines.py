@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from node.logs import LOG_FILE
+from node.reporting.logs import LOG_FILE
 
 
 def lines(folder: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """One round machine among scripted peers."""
 
 from node import events as ev
-from node.chain import seal_value
+from node.rules.chain import seal_value
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealValue
 from tests.node.builders import (

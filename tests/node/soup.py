@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from blake3 import blake3
 
 from node import events as ev
-from node.chain import certify, seal_value
-from node.rare import Rare, never
-from node.restart import Restart
-from node.roster import has_quorum
 from node.round import RoundMachine
-from node.round_view import RoundView
+from node.rules.chain import certify, seal_value
+from node.rules.rare import Rare, never
+from node.rules.restart import Restart
+from node.rules.roster import has_quorum
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (

@@ -14,12 +14,12 @@ import pytest
 import trio
 from rich.console import Console
 
-from node.checkpoints import stored_states
 from node.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
+from node.durable.checkpoints import stored_states
 from node.exit_codes import exit_status, user_error
-from node.joining import parse_target
-from node.listening import listening
-from node.people import Occasion, PeopleLog
+from node.peers.joining import parse_target
+from node.peers.listening import listening
+from node.reporting.people import Occasion, PeopleLog
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
 from node.state.run_store import found_or_resume
 from protocol.errors import (
@@ -39,7 +39,7 @@ from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.manifest import first_difference
 from tests.node.edge import toy_manifest
 from tests.node.state_run import write_state
-from tests.node.test_trainer_channel import fake
+from tests.node.trainers.test_trainer_channel import fake
 from tests.training.full_disk import files_of_at_most
 from training.state import CheckpointMeta, ShardState, save_checkpoint
 

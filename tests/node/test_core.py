@@ -6,7 +6,7 @@ import pytest
 
 from node import events as ev
 from node.core import NodeCore
-from node.round_view import RoundConfig
+from node.rules.round_view import RoundConfig
 from protocol.frames import Bulk, Heartbeat, Hello, Messages, StatusAnswer, StatusAsk, Want
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, List

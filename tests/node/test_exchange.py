@@ -11,14 +11,14 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
-from node.chain import genesis
-from node.checkpoints import Checkpoints
+from node.cells.shard_store import ShardStore
+from node.durable.checkpoints import Checkpoints
+from node.durable.journal import FileJournal
 from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
-from node.journal import FileJournal
-from node.narrator import FAULTS_SHOWN_MAX
-from node.restart import Restart
-from node.shard_store import ShardStore
+from node.reporting.narrator import FAULTS_SHOWN_MAX
+from node.rules.chain import genesis
+from node.rules.restart import Restart
 from node.status.board import EventLog
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer
@@ -133,7 +133,7 @@ async def test_step_of_a_round_that_went_on_while_it_waited_is_not_taken(tmp_pat
 async def test_faults_beyond_a_few_are_counted_and_not_logged_one_by_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: trio.abc.Clock
 ) -> None:
-    caplog.set_level(logging.WARNING, "node.narrator")
+    caplog.set_level(logging.WARNING, "node.reporting.narrator")
     async with working(tmp_path) as (driver, _):
         for _ in range(1000):
             driver._fault(ev.Fault(LIAR, "lies"))

@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 import pytest
 import trio
 
-from node.bulk_streams import BULK_PROTOCOL
+from node.cells.bulk_streams import BULK_PROTOCOL
 from node.config import PeerAddress, parse_peer_address
-from node.links import BRIEF_S, CONTROL_PROTOCOL
-from node.manifest_fetch import MANIFEST_PROTOCOL
-from node.narrator import FAULTS_SHOWN_MAX
+from node.peers.links import BRIEF_S, CONTROL_PROTOCOL
+from node.peers.manifest_fetch import MANIFEST_PROTOCOL
+from node.peers.strikes import PAUSE_S, STRIKES_MAX
+from node.reporting.narrator import FAULTS_SHOWN_MAX
 from node.state.stored_manifest import read_signed_manifest
-from node.strikes import PAUSE_S, STRIKES_MAX
 from protocol import limits
 from protocol.errors import BarnraiseError
 from protocol.frames import Bulk, BulkHeader, BulkItem, Messages, decode_frame, encode_frame

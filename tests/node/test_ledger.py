@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from node.chain import genesis
 from node.commands import credit as commands  # noqa: F401 - it registers
 from node.commands.app import app
-from node.credit import Credit, Ledger
-from node.journal import CHAIN_FILE
-from node.receipts import RECEIPTS_FILE
-from node.record_log import pack_record
+from node.durable.journal import CHAIN_FILE
+from node.durable.receipts import RECEIPTS_FILE
+from node.durable.record_log import pack_record
+from node.rules.chain import genesis
+from node.rules.credit import Credit, Ledger
 from node.using import ledger as ledger_module
 from node.using.checkpoint_find import ANY_SIGNER, RunOnDisk
 from node.using.ledger import export_ledger, ledger_of

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from node.children import child_environment
 from node.network_child import NetworkChild
+from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, ManifestMismatch, TrainerError
 from training.failure import failure_frame
 from training.frames import Leaving, Ready, pack_frame

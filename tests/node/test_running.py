@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.config import NodeConfig
-from node.listening import listening
+from node.peers.listening import listening
 from node.state.folder import keep_port, read_port
 from protocol.errors import ConfigError
 

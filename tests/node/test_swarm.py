@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import node
 from node import DiLoCo, NodeConfig, Swarm
-from node.children import child_environment
+from node.processes.children import child_environment
 from protocol.errors import ConfigError, ManifestMismatch, RefusedError, StateError, TrainerError
 from tests.node.fake_network import FakeNetwork
 from tests.training.disk_run import write_run

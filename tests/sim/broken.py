@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from node import agreement, liveness, proposal, restart, roster, round_view
 from node import events as ev
-from node.agreement import Statement
+from node.cells.shard_store import ShardStore
 from node.core import NodeCore
-from node.fates import Fates
-from node.journal import FileJournal
-from node.receipts import ReceiptLog, listed_commits
-from node.record_log import RecordLog
-from node.relay import Relay
+from node.durable.journal import FileJournal
+from node.durable.receipts import ReceiptLog, listed_commits
+from node.durable.record_log import RecordLog
+from node.peers import liveness
+from node.peers.relay import Relay
 from node.round import RoundMachine
-from node.shard_store import ShardStore
+from node.rules import agreement, proposal, restart, roster, round_view
+from node.rules.agreement import Statement
+from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
 from tests.sim.broken_open import one_voter_hurries_all, one_word_is_enough
@@ -116,7 +117,10 @@ def _attempt_forgotten() -> Iterator[None]:
         refill(view, brought, now_s=now_s)
         view.attempt, view.lock = 0, None
 
-    with patch("node.round_state.refill", refill_half), patch("node.silence.refill", refill_half):
+    with (
+        patch("node.rules.round_state.refill", refill_half),
+        patch("node.rules.silence.refill", refill_half),
+    ):
         yield
 
 
@@ -141,7 +145,7 @@ def _half_is_enough() -> Iterator[None]:
         return 2 * sum(peer in peers for peer in voting) >= len(voting)
 
     with (
-        patch("node.ballots.has_quorum", has_quorum),
+        patch("node.rules.ballots.has_quorum", has_quorum),
         patch.object(roster, "has_quorum", has_quorum),
     ):
         yield
@@ -249,7 +253,7 @@ def _tokens_unchecked() -> Iterator[None]:
 
     with (
         patch("node.round.commit_body", twice),
-        patch("node.admission.claim_breach", lambda *_, **__: ""),
+        patch("node.rules.admission.claim_breach", lambda *_, **__: ""),
     ):
         yield
 
@@ -261,7 +265,7 @@ def _own_receipts_only() -> Iterator[None]:
     def own_only(views: Any, links: Any) -> Any:
         return [m for m in listed_commits(views, links) if m.sender == views[0].me]
 
-    with patch("node.batch.listed_commits", own_only):
+    with patch("node.durable.batch.listed_commits", own_only):
         yield
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from node import admission, round_view
+from node.rules import admission, round_view
 
 
 @contextmanager
@@ -17,9 +17,9 @@ def one_word_is_enough() -> Iterator[None]:
         return next((agg.root for agg in said.values()), None)
 
     with (
-        patch("node.agreed.agreed_root", first_root),
-        patch("node.supply.agreed_root", first_root),
-        patch("node.supply.is_agreed", lambda *_: True),
+        patch("node.rules.agreed.agreed_root", first_root),
+        patch("node.rules.supply.agreed_root", first_root),
+        patch("node.rules.supply.is_agreed", lambda *_: True),
     ):
         yield
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import node.agreement
-import node.proposal
-import node.roster
+import node.rules.agreement
+import node.rules.proposal
+import node.rules.roster
 from node import events as ev
-from node.ballots import Ballots, Sealed
 from node.core import NodeCore
-from node.roster import has_quorum
 from node.round import RoundMachine
-from node.round_view import RoundView
+from node.rules.ballots import Ballots, Sealed
+from node.rules.roster import has_quorum
+from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import StatusAsk
 from protocol.identity import PeerId
@@ -28,7 +28,7 @@ Loosened = AbstractContextManager[Any]
 
 SHIPPED_SEAL = RoundMachine._seal
 SHIPPED_FRAME = NodeCore._frame
-SHIPPED_ROSTER = node.roster.next_roster
+SHIPPED_ROSTER = node.rules.roster.next_roster
 
 
 def late_seal() -> Loosened:
@@ -69,7 +69,7 @@ def any_certificate_unlocks() -> Loosened:
             return True
         return any(attempt > lock[0] for attempt, _ in view.ballots.certified())
 
-    return mock.patch.object(node.agreement, "_may_vote", may_vote)
+    return mock.patch.object(node.rules.agreement, "_may_vote", may_vote)
 
 
 def latest_certificate_binds() -> Loosened:
@@ -83,7 +83,7 @@ def latest_certificate_binds() -> Loosened:
                 return replace(body, certificate=tuple(vote.encoded for vote in votes))
         return None
 
-    return mock.patch.object(node.proposal, "_highest_lock", latest)
+    return mock.patch.object(node.rules.proposal, "_highest_lock", latest)
 
 
 def woken_stay_silent() -> Loosened:
@@ -100,14 +100,14 @@ def founder_votes_for_ever() -> Loosened:
     """11: the founder, the eldest voter, keeps its vote whether it is seen or not."""
 
     def next_roster(roster: Roster, index: int, listed: Any, *, trust: str) -> Roster:
-        founder = node.roster.eldest_voter(roster)
+        founder = node.rules.roster.eldest_voter(roster)
         kept = next(seat for seat in roster.seats if seat.peer == founder)
         following = SHIPPED_ROSTER(roster, index, listed, trust=trust)
         others = [seat for seat in following.seats if seat.peer != founder]
         seats = sorted([kept, *others], key=lambda seat: seat.peer)
         return replace(following, seats=tuple(seats))
 
-    return mock.patch.object(node.roster, "next_roster", next_roster)
+    return mock.patch.object(node.rules.roster, "next_roster", next_roster)
 
 
 def empty_rounds_age_the_window() -> Loosened:
@@ -124,7 +124,7 @@ def empty_rounds_age_the_window() -> Loosened:
         )
         return replace(following, seats=seats, window=window)
 
-    return mock.patch.object(node.roster, "next_roster", next_roster)
+    return mock.patch.object(node.rules.roster, "next_roster", next_roster)
 
 
 def lost_disk_asks_a_quorum() -> Loosened:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from node import branch_tree, branches, overlap
-from node.branches import Opening, Position
-from node.roster import has_quorum
+from node.rules import branch_tree, branches, overlap
+from node.rules.branches import Opening, Position
+from node.rules.roster import has_quorum
 from protocol.messages import Kind
 from sim.exploration import branch_seals
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import node.meeting
-import node.restart
 import node.round
-import node.round_state
-from node import branches
+import node.rules.meeting
+import node.rules.restart
+import node.rules.round_state
 from node import events as ev
-from node.ballots import Ballots, Entry
-from node.branch_tree import Tree
-from node.branches import Lock, Position
-from node.roster import has_quorum
 from node.round import RoundMachine
-from node.round_view import RoundView
+from node.rules import branches
+from node.rules.ballots import Ballots, Entry
+from node.rules.branch_tree import Tree
+from node.rules.branches import Lock, Position
+from node.rules.roster import has_quorum
+from node.rules.round_view import RoundView
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
 from sim.exploration.branch_moves import BranchSpan
 from sim.exploration.running_branches import RunningBranches
@@ -51,8 +51,8 @@ def slots_without_the_branch() -> Iterator[None]:
 
     with (
         patch.object(RoundView, "slot", slot),
-        patch.object(node.round_state, "concerns", concerns),
-        patch.object(node.meeting, "_check_link", lambda *_: None),
+        patch.object(node.rules.round_state, "concerns", concerns),
+        patch.object(node.rules.meeting, "_check_link", lambda *_: None),
     ):
         yield
 
@@ -95,7 +95,7 @@ def merge_by_tokens() -> Loosened:
     def better_head(tree: Tree, positions: Any, locks: frozenset[Lock]) -> Position:
         return branches.better_head(tree, positions, ())
 
-    return patch.object(node.meeting, "better_head", better_head)
+    return patch.object(node.rules.meeting, "better_head", better_head)
 
 
 def kinds_share_an_attempt() -> Loosened:
@@ -105,7 +105,7 @@ def kinds_share_an_attempt() -> Loosened:
 
 def restarted_in_the_same_attempt() -> Loosened:
     """Who restarts goes on in the latest attempt in which it signed, provisional or not."""
-    return patch.object(node.restart, "_PROVISIONAL", ())
+    return patch.object(node.rules.restart, "_PROVISIONAL", ())
 
 
 def model_of(span: BranchSpan, before: tuple[str, ...]) -> RunningBranches:

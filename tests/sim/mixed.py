@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from node.roster import has_quorum, liars, voters
-from node.round_view import RoundConfig
-from node.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Record, Signed
+from node.rules.roster import has_quorum, liars, voters
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from protocol.messages import Kind, SealValue

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from node.round_view import RoundConfig
-from node.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Record, Signed
+from node.rules.round_view import RoundConfig
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind, SignedMessage, decode_body, sign_message

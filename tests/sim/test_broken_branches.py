@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import pytest
 
-from node.ballots import Ballots
-from node.branches import Opening, Position
-from node.reach import Reach
+from node.cells.shard_store import ShardStore
 from node.round import RoundMachine
-from node.shard_store import ShardStore
-from node.standing import Standing
+from node.rules.ballots import Ballots
+from node.rules.branches import Opening, Position
+from node.rules.reach import Reach
+from node.rules.standing import Standing
 from protocol.messages import Kind, SignedMessage
 from sim.trials.outcome import Violation
 from sim.trials.scenario import Scenario

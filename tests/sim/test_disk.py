@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.recovery import StoredState
+from node.durable.recovery import StoredState
 from sim.disk import SPOILABLE, Disk, DiskSpec
 from tests.node.journal_history import message, seals
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import node.agreement
-import node.proposal
+import node.rules.agreement
+import node.rules.proposal
 from protocol.messages import Kind
 from sim.exploration.agreement import Agreement, Scope
 from sim.exploration.cases import ALONE, cases
@@ -215,10 +215,10 @@ def test_reductions_leave_out_no_vote_and_no_seal_that_is_possible(voters, attem
 
 
 RARE = {
-    "_highest_lock": node.proposal,
-    "_already_summed": node.proposal,
-    "propose": node.agreement,
-    "is_hopeless": node.agreement,
+    "_highest_lock": node.rules.proposal,
+    "_already_summed": node.rules.proposal,
+    "propose": node.rules.agreement,
+    "is_hopeless": node.rules.agreement,
 }
 """A lock is taken up; a result that came too late is; nobody is complete, and the round carries; a
 closer gives up at once."""

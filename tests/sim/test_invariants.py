@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.tracing import Accused, Adopted, Began, Diverged, Signed, Synced, Used
+from node.reporting.tracing import Accused, Adopted, Began, Diverged, Signed, Synced, Used
 from protocol.identity import PeerId
 from protocol.messages import (
     Kind,

@@ -10,10 +10,10 @@ import base58
 import numpy as np
 import pytest
 
-from node import roster as rosters
-from node.catchup import CatchUp
-from node.shard_store import ShardStore
-from node.tracing import Began, Ended, Record, Signed, Used, trace_line
+from node.cells.shard_store import ShardStore
+from node.reporting.tracing import Began, Ended, Record, Signed, Used, trace_line
+from node.rules import roster as rosters
+from node.state_transfer.catchup import CatchUp
 from protocol.errors import DecodeError
 from protocol.grid import cell_root
 from protocol.identity import KeyedHashSigner

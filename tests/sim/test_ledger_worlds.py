@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from node import agreement
-from node.roster import num_forgotten
+from node.rules import agreement
+from node.rules.roster import num_forgotten
 from protocol import limits
 from protocol.messages import Commit
 from sim.invariants import InvariantBroken
@@ -58,7 +58,7 @@ def test_pieces_that_are_forgotten_and_leased_again_later_are_found(seed):
         return give_back(tuple(gap for gap in everything if gap not in dropped), ())
 
     with (
-        patch("node.roster.give_back", forgetful),
+        patch("node.rules.roster.give_back", forgetful),
         pytest.raises(InvariantBroken, match=r"I5.*other samples than were left"),
     ):
         play(seed)

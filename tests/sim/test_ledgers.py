@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.chain import genesis
+from node.rules.chain import genesis
 from protocol.messages import SealCertificate
 from protocol.wire import decode, encode
 from sim.checks.receipts import Disk, Ledgers

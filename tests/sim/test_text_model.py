@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.round_view import RoundConfig
+from node.rules.round_view import RoundConfig
 from sim.text_model import LEARNING_RATE, NUM_SYMBOLS, TextModel
 from sim.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node import events as ev
-from node.fates import Fates
+from node.rules.fates import Fates
 from sim.trainer import SimTrainer, drift
 from tests.node.builders import head_of, peers_named, toy_manifest
 from training.compression import residual_root

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from node import events as ev
-from node import roster as rosters
+from node.cells.shard_store import State
 from node.core import CHAIN_KEPT
-from node.shard_store import State
+from node.rules import roster as rosters
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealCertificate

@@ -1,6 +1,6 @@
 """R4 in worlds: who is left goes on provisionally, branches meet, and become final or give way."""
 
-from node.tracing import Advanced, Began, Confirmed, FellBack, Record
+from node.reporting.tracing import Advanced, Began, Confirmed, FellBack, Record
 from sim.nodes import peer_named
 from tests.node.builders import peers_named
 from tests.sim.worlds import world_of

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from node.round_view import RoundConfig
+from node.rules.round_view import RoundConfig
 from protocol import limits
 from sim.disk import CHECKPOINTS_FOLDER
 from sim.watching import Checks, watch

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from node import events as ev
-from node.reducers import slices
+from node.rules.reducers import slices
 from protocol.identity import PeerId
 from sim.links import Link
 from sim.trials import phases

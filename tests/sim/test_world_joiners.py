@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from node import events as ev
-from node.round_view import RoundConfig
-from node.tracing import Synced
+from node.reporting.tracing import Synced
+from node.rules.round_view import RoundConfig
 from protocol.frames import Bulk, BulkHeader, Want
 from sim.links import Link
 from sim.transfers import Transfers

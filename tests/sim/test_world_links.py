@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from node import events as ev
-from node.links import BRIEF_S
-from node.round_view import RoundConfig
-from node.strikes import PAUSE_S, STRIKES_MAX
+from node.peers.links import BRIEF_S
+from node.peers.strikes import PAUSE_S, STRIKES_MAX
+from node.rules.round_view import RoundConfig
 from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from sim.edge import Edge

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from node import events as ev
-from node.round_view import RoundConfig
+from node.reporting.tracing import Adopted, Began, Ended, Record, Signed
+from node.rules.round_view import RoundConfig
 from node.running import LEAVE_S
-from node.tracing import Adopted, Began, Ended, Record, Signed
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, is_signed
 from sim.disk import DiskSpec

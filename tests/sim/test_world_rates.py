@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from unittest.mock import patch
 
-from node.reducers import slices
-from node.round_view import RoundConfig
+from node.rules.reducers import slices
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from sim.links import Link
 from sim.world import World, WorldSettings
@@ -56,7 +56,7 @@ def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed)
         shares = _shares(world, index)
         assert 2 <= shares[SLOW] <= 6
         assert len({shares[peer] for peer in PEERS[:-1]}) <= 2
-    with patch("node.roster.measured", lambda seats, members, reports: dict(seats)):
+    with patch("node.rules.roster.measured", lambda seats, members, reports: dict(seats)):
         equal, equal_s = paced(seed, slow=slow)
     assert _shares(equal, ROUNDS - 1)[SLOW] == 32
     assert by_rate_s < 0.85 * equal_s

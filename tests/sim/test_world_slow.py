@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.round_view import RoundConfig
+from node.rules.round_view import RoundConfig
 from sim.links import Direction, Link
 from sim.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest

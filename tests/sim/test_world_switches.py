@@ -3,9 +3,9 @@
 import pytest
 
 from node import events as ev
-from node.bulk import can_check
-from node.result_cells import ResultCells
-from node.shard_store import Item
+from node.cells.bulk import can_check
+from node.cells.result_cells import ResultCells
+from node.cells.shard_store import Item
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from sim.invariants import ALL

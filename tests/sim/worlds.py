@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from node import events as ev
-from node.round_view import RoundConfig
-from node.tracing import Adopted, Confirmed, Record
+from node.reporting.tracing import Adopted, Confirmed, Record
+from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from sim.devices import Device

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from node.children import child_environment
-from node.model_file import KEPT_FILE, founders_model, kept_model_file
+from node.processes.children import child_environment
 from node.state.folder import make_folder, run_folder
 from node.state.keystore import load_or_create_identity
 from node.state.run_store import found_or_resume
+from node.trainers.model_file import KEPT_FILE, founders_model, kept_model_file
 from protocol import limits
 from protocol.errors import ConfigError, ManifestError, ManifestMismatch
 from protocol.grid import ShardSpec, TensorSpec
@@ -337,6 +337,6 @@ def test_a_run_is_founded_with_a_file_beside_its_run_toml(tmp_path, file):
 
 
 def test_the_network_process_side_loads_no_torch():
-    code = "import node.model_file, sys; sys.exit('torch' in sys.modules)"
+    code = "import node.trainers.model_file, sys; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, env=child_environment(), check=False).returncode == 0

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from node.children import child_environment
+from node.processes.children import child_environment
 from protocol.errors import ManifestError
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE, write_run

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.tracing import Adopted
+from node.reporting.tracing import Adopted
 from sim.bench.exactness import Exactness
 from sim.bench.made_up import Numbers, base, scale
 from tests.sim.bench.scene import NAMES, PEERS, Scene, manifest_at

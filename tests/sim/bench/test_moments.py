@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from node import roster as rosters
-from node.reducers import slices
-from node.tracing import Adopted, Ended, Signed
+from node.reporting.tracing import Adopted, Ended, Signed
+from node.rules import roster as rosters
+from node.rules.reducers import slices
 from protocol.messages import Kind
 from sim.bench.moments import MOMENTS, ROLES, Plan, Stages, plan, stage, victim_of
 from tests.node.builders import head_of, peers_named

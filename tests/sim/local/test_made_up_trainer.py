@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import trio
 
-from node.children import child_environment
-from node.trainer import ContributionReady, Trainer
-from node.trainer_channel import TrainerConfig, open_trainer
+from node.processes.children import child_environment
+from node.trainers.trainer import ContributionReady, Trainer
+from node.trainers.trainer_channel import TrainerConfig, open_trainer
 from protocol.identity import Ed25519Signer
 from protocol.wire import encode
 from sim.local.made_up_trainer import made_up_drift, pace_s

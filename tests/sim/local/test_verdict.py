@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.checkpoints import Checkpoints
-from node.shard_store import ShardStore
+from node.cells.shard_store import ShardStore
+from node.durable.checkpoints import Checkpoints
+from node.reporting.tracing import Accused, Adopted, Began, Ended, Record, trace_line
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import load_or_create_identity
-from node.tracing import Accused, Adopted, Began, Ended, Record, trace_line
 from protocol.identity import Ed25519Signer
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.tracing import Record, Signed
+from node.reporting.tracing import Record, Signed
 from protocol.messages import Kind
 from sim.trials.blows import BLOWS
 from sim.trials.faults import (

@@ -2,8 +2,8 @@
 undone, and nothing where it is not.
 
 Found in other ways, and held elsewhere: ten faults of the journal by every crash point
-(`tests/node/test_journal_crashes.py`), two of a lost disk by the explorer (`sim/exploration`),
-the collapse of slow lines by real processes (`tests/sim/test_world_slow.py`).
+(`tests/node/durable/test_journal_crashes.py`), two of a lost disk by the explorer
+(`sim/exploration`), the collapse of slow lines by real processes (`tests/sim/test_world_slow.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import pytest
 
-from node import roster as rosters
-from node.restart import Restart
-from node.round_view import RoundView
-from node.silence import Silence
+from node.rules import roster as rosters
+from node.rules.restart import Restart
+from node.rules.round_view import RoundView
+from node.rules.silence import Silence
 from sim.trials.scenario_file import read_scenario_file
 from sim.trials.trial import run_trial
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from node.children import child_environment
 from node.commands.app import app
-from node.tracing import Adopted, parse_trace_line
+from node.processes.children import child_environment
+from node.reporting.tracing import Adopted, parse_trace_line
 from protocol.errors import ConfigError
 from sim import commands
 from sim.trials.scenario_file import shipped_scenarios

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.journal import FileJournal
-from node.tracing import Adopted, Record
+from node.durable.journal import FileJournal
+from node.reporting.tracing import Adopted, Record
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import settled
 from sim.trials.trial import LAST_RECORDS, play, run_trial

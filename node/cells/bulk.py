@@ -1,0 +1,130 @@
+"""Between the decisions and the bytes: which stored cells a Push names, and whether arrivals fit.
+
+Synchronous and without I/O; `node.exchange` and the simulator's world both use it.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from node.cells.shard_store import Item, ShardStore
+from node.core import NodeCore
+from node.events import ListEntry, Push, Reduce
+from node.rules.agreed import ResultPlace, result_place
+from protocol.errors import LimitError
+from protocol.frames import Bulk, BulkHeader
+
+IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
+"""What joiners ask for; see `node.state_transfer.served`."""
+
+
+def part_root(core: NodeCore, commit_digest: bytes) -> bytes | None:
+    """The root of a contribution whose COMMIT is known, of this round or the one before."""
+    for view in core.views():
+        commit = view.ballots.commit_of(commit_digest)
+        if commit is not None:
+            return commit[1].root
+    return None
+
+
+def _place(core: NodeCore, digest: bytes, cell: int) -> ResultPlace | None:
+    """Where a result cell of a LIST belongs, once an AGG of its slice is believed."""
+    places = (result_place(view, digest, cell) for view in core.views())
+    return next((place for place in places if place is not None), None)
+
+
+def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
+    """The parts or results to send; empty if they are not here (the asker asks elsewhere)."""
+    # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
+    asked = tuple(dict.fromkeys(push.cells))
+    cells = [cell for cell in asked if cell < core.machine.config.num_cells]
+    match push.bulk:
+        case Bulk.PART:
+            root = part_root(core, push.subject)
+            return store.parts(root, cells) if root else []
+        case Bulk.RESULT:
+            return _results(core, store, push.subject, set(cells))
+        case _:
+            raise AssertionError("states and steps are read cell by cell")
+
+
+def is_of_use(core: NodeCore, push: Push) -> bool:
+    """Whether the taker can still need it: not if it said meanwhile that it is past that round."""
+    at_round = core.rounds.get(push.to, 0)
+    if push.bulk in IS_SERVED or not at_round:
+        return True
+    return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
+
+
+def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int]) -> list[Item]:
+    items: list[Item] = []
+    for view in core.views():
+        for piece in view.slices:
+            # The slices of another round cut the cells otherwise, and other proofs come out.
+            is_here = bool(view.agg_of(digest, piece))
+            if is_here and wanted.intersection(range(piece.first, piece.stop)):
+                found = store.results(digest, first=piece.first, stop=piece.stop)
+                items += [item for item in found if item.index in wanted]
+        if items:
+            break
+    return items
+
+
+def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
+    """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
+    count = store.num_state_cells if header.bulk is Bulk.STATE else store.num_cells
+    if index >= count:
+        raise LimitError(f"cell {index} of {count}")
+    if header.bulk is Bulk.PART:
+        return store.part_bytes(index)
+    return store.state_bytes(index) if header.bulk is Bulk.STATE else store.result_bytes(index)
+
+
+def can_check(core: NodeCore, header: BulkHeader, index: int) -> bool:
+    """Whether the message that commits to this cell is here: the COMMIT or the AGG."""
+    if header.bulk is Bulk.PART:
+        return part_root(core, header.subject) is not None
+    return _place(core, header.subject, index) is not None
+
+
+def admission(
+    core: NodeCore, store: ShardStore, header: BulkHeader, item: Item
+) -> Callable[[], None]:
+    """The check of a part or result that `can_check`, to be run anywhere; it keeps the cell.
+
+    Running it raises ProofError or DecodeError, which is the sender's fault.
+    """
+    if header.bulk is Bulk.PART:
+        root = part_root(core, header.subject)
+        assert root is not None
+        return partial(store.put_part, root, item)
+    place = _place(core, header.subject, item.index)
+    assert place is not None
+    put = partial(
+        store.put_result, header.subject, place.root, item, first=place.first, stop=place.stop
+    )
+    ahead = stepping_ahead(core, store, header.subject, (item.index,))
+
+    def put_and_step() -> None:
+        put()
+        ahead()
+
+    return put_and_step
+
+
+def stepping_ahead(
+    core: NodeCore, store: ShardStore, digest: bytes, cells: Iterable[int]
+) -> Callable[[], None]:
+    """The outer step on result cells that are here while others are on their way, to be run
+    anywhere."""
+    view = core.machine.standing.about(digest) or core.machine.view
+    return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
+
+
+def rooted(core: NodeCore, reduce: Reduce) -> list[tuple[ListEntry, bytes]]:
+    """The entries of a Reduce with the roots of their contributions."""
+    found = []
+    for entry in reduce.entries:
+        root = part_root(core, entry.commit_digest)
+        assert root is not None, "a certified LIST names a COMMIT that is not here"
+        found.append((entry, root))
+    return found

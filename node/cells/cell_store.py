@@ -1,0 +1,380 @@
+"""The bytes of one shard: anchor and outer slots, and the parts and results of rounds in flight.
+
+Plain synchronous arithmetic on numpy arrays. The node calls it from worker threads, the simulator
+inline; both run this very code. Nothing here is believed before it is checked against a root.
+
+A state cell is one cell of the anchor or of one outer slot, as little-endian float32; cell i of
+vector v has index v * num_cells + i, the anchor being vector 0.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from node.cells.outer_step import OuterStepping
+from node.cells.result_cells import ResultCells
+from node.events import ListEntry
+from protocol import limits
+from protocol.errors import ProofError, StateError
+from protocol.grid import MerkleTree, cell_root, check_merkle_proof, merkle_root
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from training.aggregation import AGGREGATORS
+from training.arithmetic import cell_norms
+from training.compression import CODECS, result_codec
+from training.outer import make_outer
+
+Vector = NDArray[np.float32]
+
+ROUNDS_KEPT = 2
+"""Results and states of this many sealed rounds stay, for those who are a round behind."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Anchor and outer slots after a round. Nobody writes to the arrays once they are in here."""
+
+    anchor_N: Vector
+    slots: Mapping[str, Vector]
+    cell_roots: tuple[bytes, ...]
+    root: bytes
+
+    @cached_property
+    def tree(self) -> MerkleTree:
+        """The tree over its cells: one fragment, so its root is the state's."""
+        return MerkleTree(self.cell_roots)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A stored cell as it travels: bytes, and the proof from its root to the tree's."""
+
+    index: int
+    payload: bytes
+    proof: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellSizes:
+    """Bytes of each cell of a state, and of each cell of a round's result."""
+
+    state: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @classmethod
+    def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "CellSizes":
+        """Those of a run's shard."""
+        layout = manifest.layout(shard)
+        numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
+        vectors = 1 + len(make_outer(manifest.outer).slots)
+        codec = result_codec(manifest.outer)
+        return cls(
+            state=tuple(4 * numel for numel in numels) * vectors,
+            result=tuple(codec.payload_bytes(numel) for numel in numels),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An outer step: from which state, in which round, and whether on nothing at all."""
+
+    base: bytes
+    round: int
+    is_empty: bool
+
+
+class CellStore:
+    """What one node holds of one shard. One fragment; more come with streaming (R5)."""
+
+    def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector) -> None:
+        self.layout = manifest.layout(shard)
+        self.num_cells = self.layout.num_cells(0)
+        self._codec = CODECS[manifest.outer.codec]()
+        self._result_codec = result_codec(manifest.outer)
+        self._aggregator = AGGREGATORS[manifest.outer.aggregator](
+            cell_elements=manifest.cell_elements
+        )
+        self._outer = make_outer(manifest.outer)
+        slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
+        self.state = self.make_state(anchor_N, slots)
+        self.final = self.state
+        """The last final state: `state` itself, or on a branch (R4) what that one goes back to."""
+        self._parts: dict[bytes, dict[int, Item]] = {}
+        self._results: dict[bytes, ResultCells] = {}
+        self._states: dict[bytes, State] = {self.state.root: self.state}
+        self._candidates: dict[bytes, State] = {}
+        self._ahead: tuple[bytes, Step, OuterStepping] | None = None
+        """By LIST: the outer step that is taken while its result is still coming."""
+        self._stepped: dict[bytes, Step] = {}
+        """By LIST: the outer steps that were taken on the results which are here."""
+        self._kept: list[tuple[set[bytes], set[bytes]]] = []
+        self._kept_parts: list[set[bytes]] = []
+        self._pinned: set[bytes] = set()
+        """Parts of the round that is final next, while a branch goes on behind it."""
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The outer optimizer's slots."""
+        return tuple(self._outer.slots)
+
+    # State --------------------------------------------------------------------------------------
+
+    @property
+    def num_state_cells(self) -> int:
+        """Cells of the anchor and of every outer slot."""
+        return self.num_cells * (1 + len(self._outer.slots))
+
+    def make_state(self, anchor_N: Vector, slots: Mapping[str, Vector]) -> State:
+        """A state with its Merkle root."""
+        vectors = [anchor_N, *(slots[name] for name in self._outer.slots)]
+        spans = [self.layout.cell_range(0, cell) for cell in range(self.num_cells)]
+        roots = tuple(
+            cell_root(_wire_view(vector_N[start:stop]))
+            for vector_N in vectors
+            for start, stop in spans
+        )
+        return _state(anchor_N, slots, roots)
+
+    def _cell_bytes(self, vector_N: Vector, cell: int) -> bytes:
+        start, stop = self.layout.cell_range(0, cell)
+        return bytes(_wire_view(vector_N[start:stop]))
+
+    def seat_proof(self, peer: PeerId, basis: bytes, root: bytes = b"") -> bytes:
+        """BLAKE3 over the whole state, keyed by peer and seal: only a holder can make it.
+
+        `root` is of another state than the one that is worked on; empty if that is not here.
+        """
+        state = self._states.get(root) if root else self.state
+        if state is None:
+            return b""
+        hasher = blake3(key=blake3(peer + basis).digest())
+        for vector_N in (state.anchor_N, *state.slots.values()):
+            hasher.update(vector_N.astype("<f4", copy=False).tobytes())
+        return hasher.digest()
+
+    def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
+        """The state that verified state cells make up. Raises StateError unless it has `root`."""
+        vectors = []
+        for number in range(1 + len(self._outer.slots)):
+            span = range(number * self.num_cells, (number + 1) * self.num_cells)
+            if any(index not in cells for index in span):
+                raise StateError("state cells are missing")
+            vectors.append(np.frombuffer(b"".join(cells[i] for i in span), dtype="<f4").copy())
+        slots = dict(zip(self._outer.slots, vectors[1:], strict=True))
+        state = self.make_state(vectors[0], slots)
+        if state.root != root:
+            raise StateError("the assembled state does not have the sealed root")
+        return state
+
+    def replace_state(self, state: State) -> None:
+        """Go on from a synchronised state; forgets parts and results."""
+        self.state = self.final = state
+        self._states = {state.root: state}
+        self._parts.clear()
+        self._results.clear()
+        self._stepped.clear()
+        self._candidates.clear()
+        self._ahead = None
+        self._kept.clear()
+        self._kept_parts.clear()
+        self._pinned.clear()
+
+    # Cells --------------------------------------------------------------------------------------
+
+    def part_bytes(self, cell: int) -> int:
+        """Exact size of a part of `cell`."""
+        return self._codec.payload_bytes(self.layout.cell_numel(0, cell))
+
+    def result_bytes(self, cell: int) -> int:
+        """Exact size of the encoded result of `cell`."""
+        return self._result_codec.payload_bytes(self.layout.cell_numel(0, cell))
+
+    def state_bytes(self, index: int) -> int:
+        """Exact size of a state cell."""
+        return 4 * self.layout.cell_numel(0, index % self.num_cells)
+
+    def put_part(self, root: bytes, item: Item) -> None:
+        """Keep a part of the contribution with that root.
+
+        Raises ProofError for other bytes and DecodeError for bytes that decode to no finite cell:
+        such a contribution is never complete, so it is never listed.
+        """
+        node = cell_root(item.payload)
+        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_cells)
+        self._codec.decode(item.payload, self.layout.cell_numel(0, item.index))
+        self._parts.setdefault(root, {})[item.index] = item
+
+    def put_result(self, digest: bytes, root: bytes, item: Item, *, first: int, stop: int) -> None:
+        """Keep a result cell of the LIST `digest`; `root` is the AGG's over [first, stop).
+
+        Raises ProofError and DecodeError as `put_part` does.
+        """
+        node = cell_root(item.payload)
+        check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
+        self._result_codec.decode(item.payload, self.layout.cell_numel(0, item.index))
+        self._results_of(digest).put(item.index, item.payload, node)
+
+    def check_state_cell(self, root: bytes, item: Item) -> None:
+        """Raise ProofError unless `item` is a cell of the state with that root."""
+        if len(item.payload) != self.state_bytes(item.index):
+            raise ProofError(f"state cell {item.index} has {len(item.payload)} bytes")
+        node = cell_root(item.payload)
+        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_state_cells)
+
+    def parts(self, root: bytes, cells: Iterable[int]) -> list[Item]:
+        """Those of the cells that are here, of the own contribution or another's."""
+        held = self._parts.get(root, {})
+        return [held[cell] for cell in cells if cell in held]
+
+    def results(self, digest: bytes, *, first: int, stop: int) -> list[Item]:
+        """All result cells of a slice, or none while one of them is not here."""
+        held = self._results.get(digest)
+        return [Item(*found) for found in held.proofs(first, stop)] if held else []
+
+    def state_of(self, root: bytes) -> State | None:
+        """One of the last states; None if it is gone."""
+        return self._states.get(root)
+
+    def state_item(self, state: State, index: int) -> Item:
+        """A cell of a state, with its proof."""
+        return Item(index, self.state_cell(state, index), state.tree.proof(index))
+
+    def state_cell(self, state: State, index: int) -> bytes:
+        """The bytes of a cell of a state."""
+        vector, cell = divmod(index, self.num_cells)
+        name = self._outer.slots[vector - 1] if vector else ""
+        return self._cell_bytes(state.slots[name] if vector else state.anchor_N, cell)
+
+    def result_cells(self, digest: bytes) -> list[bytes]:
+        """The encoded result of a LIST, all cells of it; asked when it is whole."""
+        held = self._results.get(digest)
+        return [held[cell] for cell in range(self.num_cells)] if held else []
+
+    def whole_result(self, digest: bytes) -> list[bytes]:
+        """As `result_cells`; none while a cell of it is not here."""
+        held = self._results.get(digest)
+        return self.result_cells(digest) if held and len(held) == self.num_cells else []
+
+    def restore_result(self, digest: bytes, data: bytes) -> None:
+        """Take back what `result_cells` gave, its cells behind one another.
+
+        Raises StateError for another size and DecodeError for bytes that are no result.
+        """
+        sizes = [self.result_bytes(cell) for cell in range(self.num_cells)]
+        if len(data) != sum(sizes):
+            raise StateError(f"a stored result has {len(data)} bytes of {sum(sizes)}")
+        cells, position = [], 0
+        for cell, size in enumerate(sizes):
+            cells.append(data[position : position + size])
+            self._result_codec.decode(cells[cell], self.layout.cell_numel(0, cell))
+            position += size
+        self._results[digest] = ResultCells(cells)
+
+    def _results_of(self, digest: bytes) -> ResultCells:
+        return self._results.setdefault(digest, ResultCells())
+
+    # Arithmetic ---------------------------------------------------------------------------------
+
+    def contribute(self, payloads: Sequence[bytes]) -> tuple[bytes, tuple[float, ...]]:
+        """Keep the own contribution; its root and the norms of its decoded cells.
+
+        Raises StateError if the trainer sent something else than one payload per cell.
+        """
+        sizes = [self.part_bytes(cell) for cell in range(self.num_cells)]
+        if [len(payload) for payload in payloads] != sizes:
+            raise StateError("the trainer's contribution does not fit the grid")
+        norms = tuple(
+            norm
+            for cell, payload in enumerate(payloads)
+            for norm in cell_norms(
+                self._codec.decode(payload, self.layout.cell_numel(0, cell)),
+                self.layout.cell_elements,
+            )
+        )
+        if max(norms) > limits.CELL_NORM_MAX:
+            raise StateError(f"training diverged: a cell of the contribution has norm {max(norms)}")
+        tree = MerkleTree([cell_root(payload) for payload in payloads])
+        root = tree.root
+        assert root is not None
+        self._parts[root] = {
+            cell: Item(cell, payload, tree.proof(cell)) for cell, payload in enumerate(payloads)
+        }
+        return root, norms
+
+    def decode(self, payloads: Sequence[bytes]) -> Vector:
+        """The vector that the payloads of a whole contribution stand for."""
+        return np.concatenate(
+            [
+                self._codec.decode(payload, self.layout.cell_numel(0, cell))
+                for cell, payload in enumerate(payloads)
+            ]
+        )
+
+    def reduce(
+        self,
+        digest: bytes,
+        entries: Sequence[tuple[ListEntry, bytes]],
+        *,
+        first: int,
+        stop: int,
+    ) -> bytes:
+        """Sum cells [first, stop); keep the encoded result; the root over its cell roots.
+
+        `entries` come with the root of each contribution, in ascending order of sender: the order
+        of the rows, and so of the additions.
+        """
+        weights_P = np.array([float(entry.tokens) for entry, _ in entries])
+        held = self._results_of(digest)
+        # One for all cells: what is written is in the cache, and no page of it is new.
+        rows_PN = np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
+        for cell in range(first, stop):
+            numel = self.layout.cell_numel(0, cell)
+            slice_PN = rows_PN[:, :numel]
+            for row_N, (_, root) in zip(slice_PN, entries, strict=True):
+                row_N[:] = self._codec.decode(self._parts[root][cell].payload, numel)
+            payload = self._result_codec.encode(self._aggregated(slice_PN, weights_P))
+            held.put(cell, payload, cell_root(payload))
+        return held.root(first, stop)
+
+    def stepping(self, state: State, *, round_index: int) -> OuterStepping:
+        """The outer step of a round on a state, to be fed with the encoded result."""
+        return OuterStepping(
+            self.layout,
+            self._outer,
+            self._result_codec,
+            state.anchor_N,
+            state.slots,
+            round_index=round_index,
+        )
+
+    def _aggregated(self, slice_PN: Vector, weights_P: NDArray[np.float64]) -> Vector:
+        """The rule on one cell, which it judges by itself: no GRAM is exchanged."""
+        rule = self._aggregator
+        stats = rule.stats(slice_PN) if rule.uses_stats else np.empty(0)
+        return rule.combine(slice_PN, rule.coefficients(stats, weights_P))
+
+    def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:
+        """What the outer step on the encoded result of a round makes of a state.
+
+        Raises DecodeError for cells that decode to no finite numbers.
+        """
+        return finished(self.stepping(state, round_index=round_index), cells)
+
+
+def finished(stepping: OuterStepping, cells: Sequence[bytes]) -> State:
+    """The state after a step, all cells of whose result are here."""
+    return _state(*stepping.finish(cells))
+
+
+def _wire_view(x_N: Vector) -> memoryview:
+    """The bytes of a vector as they are hashed and sent: little-endian float32. No copy here."""
+    return x_N.astype("<f4", copy=False).data.cast("B")
+
+
+def _state(anchor_N: Vector, slots: Mapping[str, Vector], cell_roots: tuple[bytes, ...]) -> State:
+    # One fragment: the tree of fragment roots is that fragment's root.
+    return State(anchor_N, slots, cell_roots, merkle_root([merkle_root(cell_roots)]))

@@ -1,0 +1,130 @@
+"""The state of one shard from round to round, final and provisional; bytes are in `cell_store`."""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from node.cells.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
+from node.cells.cell_store import CellSizes as CellSizes
+from node.cells.cell_store import CellStore as CellStore
+from node.cells.cell_store import Item as Item
+from node.cells.cell_store import State as State
+from node.cells.cell_store import Step as Step
+from node.cells.cell_store import Vector as Vector
+from node.cells.cell_store import finished
+
+
+class ShardStore(CellStore):
+    """See CellStore; this takes the outer steps."""
+
+    def apply(self, digest: bytes, *, is_empty: bool, round_index: int, base: bytes = b"") -> bytes:
+        """The outer step on the results of a LIST, as a candidate; the root of its state.
+
+        It is taken on the state of root `base`: the anchor, or on a branch the last final state.
+        """
+        step = Step(base or self.state.root, round_index, is_empty)
+        self._stepped[digest] = step
+        candidate = self._candidates[digest] = self._take(digest, step)
+        return candidate.root
+
+    def step_ahead(
+        self, digest: bytes, cells: Iterable[int], *, round_index: int, base: bytes
+    ) -> None:
+        """Take the outer step on cells of a result as they come; `apply` goes on from there.
+
+        At most one step is under way: that of the LIST which was asked for last.
+        """
+        step = Step(base or self.state.root, round_index, is_empty=False)
+        before, held = self._states.get(step.base), self._results.get(digest)
+        if held is None or before is None or digest in self._stepped:
+            return
+        ahead = self._ahead
+        if ahead is None or ahead[:2] != (digest, step):
+            ahead = self._ahead = digest, step, self.stepping(before, round_index=step.round)
+        for cell in cells:
+            if (payload := held.get(cell)) is not None:
+                ahead[2].take(cell, payload)
+
+    def _take(self, digest: bytes, step: Step) -> State:
+        # Whose state is not the sealed one gets another root than the others, and sees that.
+        before = self._states.get(step.base, self.final)
+        if step.is_empty:
+            return before
+        cells = self.result_cells(digest)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[:2] == (digest, step):
+            return finished(ahead[2], cells)
+        return self.stepped(before, cells, round_index=step.round)
+
+    def _candidate(self, digest: bytes) -> State:
+        """What the step on a LIST gives; taken once more where the round was left meanwhile."""
+        candidate = self._candidates.pop(digest, None)
+        return candidate or self._take(digest, self._stepped[digest])
+
+    def adopt(self, digest: bytes) -> None:
+        """The candidate of the sealed LIST replaces the anchor; what is older than needed goes."""
+        previous, self.state = self.final, self._candidate(digest)
+        self.final = self.state
+        self._candidates.clear()
+        self._ahead = None
+        self._states[self.state.root] = self.state
+        unsealed = {listed for listed in self._results if listed not in self._stepped}
+        self._forget(digest, previous, unsealed)
+        self._pinned.clear()
+        self._age_parts()
+
+    def advance(self, digest: bytes, kept: AbstractSet[bytes] = frozenset()) -> None:
+        """R4: the anchor goes on by a LIST that is sealed provisionally; what is final stays.
+
+        So do the contributions of these roots, whenever they come.
+        """
+        left, self.state = self.state, self._candidate(digest)
+        self._candidates.clear()
+        self._pinned |= kept
+        self._age_parts()
+        if left is not self.final:
+            self._states.pop(left.root, None)
+        self._states[self.final.root] = self.final
+        self._states[self.state.root] = self.state
+
+    def confirm(self, digest: bytes) -> bytes:
+        """R4: what was sealed provisionally by this LIST is final; the root of the final state."""
+        step = self._stepped[digest]
+        previous = self.final
+        self.final = self._take(digest, Step(previous.root, step.round, step.is_empty))
+        if self.final.root == self.state.root:
+            self.final = self.state
+        self._states[self.final.root] = self.final
+        self._forget(digest, previous, set())
+        for kept in self._kept_parts[-1:]:
+            kept |= self._pinned
+        self._pinned.clear()
+        return self.final.root
+
+    def fall_back(self) -> None:
+        """R4: the branch is given up: the last final state is the anchor again."""
+        if self.state.root != self.final.root:
+            self._states.pop(self.state.root, None)
+        self.state = self.final
+        self._candidates.clear()
+
+    def _forget(self, digest: bytes, previous: State, unsealed: set[bytes]) -> None:
+        """A LIST is final: what is older than needed goes. Results of later rounds stay (R4)."""
+        sealed, stepped = self._stepped[digest].round, self._stepped
+        over = {listed for listed, step in stepped.items() if step.round <= sealed}
+        self._stepped = {
+            d: step for d, step in stepped.items() if step.round >= sealed - ROUNDS_KEPT
+        }
+        self._kept.append((over | unsealed, {previous.root}))
+        if len(self._kept) > ROUNDS_KEPT:
+            results, states = self._kept.pop(0)
+            for listed in results:
+                self._results.pop(listed, None)
+            for root in states - {self.state.root, self.final.root}:
+                self._states.pop(root, None)
+
+    def _age_parts(self) -> None:
+        """Contributions to rounds that are over stay a little, for those who are a round behind."""
+        self._kept_parts.append(set(self._parts) - self._pinned)
+        if len(self._kept_parts) > ROUNDS_KEPT:
+            for root in self._kept_parts.pop(0) - self._pinned:
+                self._parts.pop(root, None)

@@ -1,0 +1,1 @@
+"""What must survive a crash, and the way back from it (R12)."""

@@ -1,0 +1,63 @@
+"""What must survive of a batch of actions, before any of it is carried out (R12)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from node import events as ev
+from node.core import NodeCore
+from node.durable.journal import Journal
+from node.durable.receipts import listed_commits
+from protocol.messages import SealCertificate, SignedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Seals and signatures that a core's actions rest on. `own` are the signatures among them."""
+
+    links: tuple[SealCertificate, ...]
+    listed: tuple[SignedMessage, ...]
+    steps: tuple[ev.Advance | ev.FallBack, ...]
+    signed: tuple[SignedMessage, ...]
+    own: tuple[SignedMessage, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be written."""
+        return not (self.links or self.steps or self.signed)
+
+    def write(self, journal: Journal) -> None:
+        """On the disk when it returns. Raises OSError."""
+        # The chain first: a signature of a round that it does not reach could not be used.
+        if self.links:
+            journal.extend_chain(self.links, self.listed)
+        for step in self.steps:
+            if isinstance(step, ev.Advance):
+                journal.extend_branch(step.certificate)
+            else:
+                journal.leave_branch()
+        if self.signed:
+            journal.record(self.signed)
+
+
+def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int) -> Batch:
+    """What these actions rest on; the chain is on the disk up to `logged_round`."""
+    is_longer = core.chain[-1].value.round > logged_round
+    links = [link for link in core.chain if link.value.round > logged_round] if is_longer else []
+    listed = listed_commits(core.views(), links) if links else []
+    steps: list[ev.Advance | ev.FallBack] = []
+    signed: list[SignedMessage] = []
+    own: list[SignedMessage] = []
+    for action in actions:
+        kind = type(action)
+        if kind is ev.Send or kind is ev.SendAll:
+            continue  # Nearly all of them.
+        if isinstance(action, ev.RecordSlot):
+            own.append(action.message)
+            signed.append(action.message)
+        elif isinstance(action, ev.RecordProof):
+            signed += action.messages
+        elif isinstance(action, ev.Advance | ev.FallBack):
+            steps.append(action)
+        elif isinstance(action, ev.Confirm):
+            listed += action.commits
+    return Batch(tuple(links), tuple(listed), tuple(steps), tuple(signed), tuple(own))

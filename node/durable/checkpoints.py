@@ -1,0 +1,147 @@
+"""Writes checkpoints in the background: always the newest, never two at a time."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from node.durable.recovery import StoredState
+from protocol.errors import CheckpointError
+from protocol.manifest import RunManifest
+from protocol.messages import SealCertificate
+from training.exchange import RunClock
+from training.state import (
+    CheckpointMeta,
+    ShardState,
+    checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+Offer = tuple[SealCertificate, NDArray[np.float32], Mapping[str, NDArray[np.float32]]]
+
+
+def run_clock(certificate: SealCertificate) -> RunClock:
+    """The clock of the round that starts from a seal."""
+    value = certificate.value
+    return RunClock(round=value.round + 1, step=value.clock.step, tokens=value.clock.tokens)
+
+
+class Checkpoints:
+    """The checkpoints of one shard in one folder. `run` writes what was offered last.
+
+    `on_saved` is told the oldest round that a kept checkpoint starts, in the writing thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: RunManifest,
+        shard: int,
+        *,
+        on_saved: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.folder = folder
+        self._manifest = manifest
+        self._shard = shard
+        self._offered: tuple[int, Offer] | None = None
+        self._num_states = 0
+        self._num_written = 0
+        """States are numbered as they come: what was overtaken while it waited is not written."""
+        self._wanted = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self._on_saved = on_saved
+        self._writing = trio.Lock()
+        self.latest: Path | None = None
+
+    def offer(
+        self,
+        certificate: SealCertificate,
+        anchor_N: NDArray[np.float32],
+        slots: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """A newly sealed state; replaces one that is still waiting. Nobody may write to it."""
+        self._num_states += 1
+        self._offered = (self._num_states, (certificate, anchor_N, slots))
+        self._idle = trio.Event()
+        self._wanted.set()
+
+    async def save(
+        self,
+        certificate: SealCertificate,
+        anchor_N: NDArray[np.float32],
+        slots: Mapping[str, NDArray[np.float32]],
+    ) -> None:
+        """Write a state now; on the disk when this returns. Raises OSError where it is full."""
+        self._num_states += 1
+        await self._save(self._num_states, (certificate, anchor_N, slots))
+
+    async def flushed(self) -> None:
+        """Until the newest offer is on the disk."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Write until cancelled. Raises OSError where the disk is full."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            offer, self._offered = self._offered, None
+            if offer is not None:
+                await self._save(*offer)
+            if self._offered is None:
+                self._idle.set()
+
+    async def _save(self, number: int, offer: Offer) -> None:
+        async with self._writing:
+            if number > self._num_written:
+                self._num_written = number
+                self.latest = await trio.to_thread.run_sync(self._write, offer)
+
+    def _write(self, offer: Offer) -> Path:
+        certificate, anchor_N, slots = offer
+        spec = self._manifest.shards[self._shard]
+        meta = CheckpointMeta(
+            run=self._manifest.digest,
+            shard=spec.name,
+            seal=certificate.value.digest,
+            clock=run_clock(certificate),
+        )
+        state = ShardState(anchors=(anchor_N,), slots=(dict(slots),))
+        path = save_checkpoint(self.folder, spec, state, meta)
+        oldest = checkpoint_folders(self.folder)[-1]
+        self._on_saved(int(oldest.name.rpartition("-")[2]))
+        return path
+
+
+def stored_states(
+    folder: Path,
+    manifest: RunManifest,
+    shard: int,
+    slots: Sequence[str],
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[StoredState]:
+    """The whole checkpoints of a run, newest first.
+
+    What is skipped is logged with its reason, and `tell` gets a sentence about it for people.
+    """
+    spec = manifest.shards[shard]
+    for path in checkpoint_folders(folder):
+        try:
+            found = load_checkpoint(path, spec, run=manifest.digest, slots=slots)
+        except CheckpointError as error:
+            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
+            tell(f"a checkpoint is no good, an older one is looked for: {error}")
+            continue
+        yield StoredState(
+            round=found.meta.clock.round - 1,
+            seal=found.meta.seal,
+            anchor_N=found.state.anchors[0],
+            slots=found.state.slots[0],
+        )

@@ -1,0 +1,179 @@
+"""A node comes back: from journal and checkpoints to the head that it may go on from (R12).
+
+The newest whole checkpoint that lies on the chain, and from there every sealed round whose result
+the journal holds, stepped again: the arithmetic is bit-exact, so each state has its sealed root or
+is not taken.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.cells.shard_store import ShardStore
+from node.durable.journal import Journal
+from node.rules.restart import Restart
+from protocol.errors import DecodeError, StateError
+from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, decode_body
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """Anchor and outer slots as a checkpoint holds them, and the digest of their seal."""
+
+    round: int
+    """The last round that is in it."""
+    seal: bytes
+    anchor_N: NDArray[np.float32]
+    slots: Mapping[str, NDArray[np.float32]]
+
+
+def recover(
+    genesis: SealCertificate, store: ShardStore, journal: Journal, states: Iterable[StoredState]
+) -> Restart:
+    """Bring the store as far as disk and chain allow; `states` come newest first.
+
+    The store holds the genesis state before. Never raises for bad files: they were skipped by
+    whoever read them, and what is missing is fetched from peers.
+    """
+    chain = _linked(genesis, journal.chain())
+    head = _place_checkpoint(chain, store, states)
+    head = _step_again(chain, head, store, journal)
+    closed = len(chain) - 1
+    branch = _branch_behind(chain[head], journal.branch()) if head == closed else []
+    branch = _step_on(branch, store, journal)
+    messages = tuple(journal.messages())
+    journal.begin_receipts(genesis.value, _listed(chain, messages))
+    # Of the last round too: whoever is one round behind still asks for its result.
+    results = {
+        digest
+        for round_index in range(head, head + len(branch) + 2)
+        for digest, data in journal.results(round_index).items()
+        if _has_taken(store, digest, data)
+    }
+    if closed > head:
+        logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
+    known = _provisional(chain[head].value.digest, messages)
+    signed = max((m.slot.round for m in messages if m.slot.basis not in known), default=0)
+    silent_through = max(closed if closed > head else 0, signed if signed > head + 1 else 0)
+    return Restart(
+        chain=tuple(chain[: head + 1]),
+        branch=tuple(branch),
+        messages=messages,
+        results=frozenset(results),
+        silent_through=silent_through,
+        is_lost=journal.is_lost,
+    )
+
+
+def _provisional(final: bytes, messages: Sequence[SignedMessage]) -> set[bytes]:
+    """The last final seal, and all seals behind it of whose provisional rounds the log tells (R4).
+
+    What was signed on them is in the log, since no round behind a final seal is cut off.
+    """
+    known = {final}
+    for message in sorted(messages, key=lambda message: message.slot.round):
+        if message.slot.kind is Kind.PSEAL and message.slot.basis in known:
+            body = decode_body(message)
+            assert isinstance(body, Seal)
+            known.add(body.value)
+    return known
+
+
+def _linked(genesis: SealCertificate, stored: Sequence[SealCertificate]) -> list[SealCertificate]:
+    """The stored chain as far as every seal names the one before."""
+    chain = [genesis]
+    for certificate in stored:
+        value, last = certificate.value, chain[-1].value
+        follows = (value.run, value.shard, value.before) == (last.run, last.shard, last.digest)
+        if not follows:
+            logger.warning("chain is cut round=%d reason=another run or branch", value.round)
+            break
+        chain.append(certificate)
+    return chain
+
+
+def _listed(
+    chain: Sequence[SealCertificate], messages: Sequence[SignedMessage]
+) -> list[SignedMessage]:
+    """The COMMITs among the messages that a seal of the chain lists."""
+    rounds = {message.slot.round for message in messages}
+    named = {name for link in chain if link.value.round in rounds for name in link.value.commits}
+    return [message for message in messages if message.digest in named]
+
+
+def _place_checkpoint(
+    chain: Sequence[SealCertificate], store: ShardStore, states: Iterable[StoredState]
+) -> int:
+    """The round of the newest checkpoint that is on the chain; its state is in the store."""
+    for stored in states:
+        if not 0 < stored.round < len(chain):
+            logger.warning("checkpoint skipped round=%d reason=not on the chain", stored.round)
+            continue
+        value = chain[stored.round].value
+        state = store.make_state(stored.anchor_N, stored.slots)
+        if (value.digest, value.root) == (stored.seal, state.root):
+            store.replace_state(state)
+            return stored.round
+        logger.warning("checkpoint skipped round=%d reason=not what was sealed", stored.round)
+    return 0
+
+
+def _step_again(
+    chain: Sequence[SealCertificate], head: int, store: ShardStore, journal: Journal
+) -> int:
+    """Take the outer steps of sealed rounds whose results are here; the round that it leads to."""
+    for certificate in chain[head + 1 :]:
+        value = certificate.value
+        data = journal.results(value.round).get(value.list_digest, b"")
+        if value.commits and not (data and _has_taken(store, value.list_digest, data)):
+            break
+        root = store.apply(value.list_digest, is_empty=not value.commits, round_index=value.round)
+        if root != value.root:
+            logger.warning("result skipped round=%d reason=not what was sealed", value.round)
+            break
+        store.adopt(value.list_digest)
+        head = value.round
+    return head
+
+
+def _branch_behind(
+    final: SealCertificate, stored: Sequence[SealCertificate]
+) -> list[SealCertificate]:
+    """The stored provisional seals that continue the last final one."""
+    branch: list[SealCertificate] = []
+    for link in stored:
+        last = branch[-1].value if branch else final.value
+        if link.value.before == last.digest:
+            branch.append(link)
+    return branch
+
+
+def _step_on(
+    branch: list[SealCertificate], store: ShardStore, journal: Journal
+) -> list[SealCertificate]:
+    """R4: as far along the branch as its results are here."""
+    for number, link in enumerate(branch):
+        value = link.value
+        data = journal.results(value.round).get(value.list_digest, b"")
+        if value.commits and not (data and _has_taken(store, value.list_digest, data)):
+            return branch[:number]
+        digest, is_empty = value.list_digest, not value.commits
+        root = store.apply(digest, is_empty=is_empty, round_index=value.round)
+        if root != value.root:
+            return branch[:number]
+        store.advance(digest)
+    return branch
+
+
+def _has_taken(store: ShardStore, digest: bytes, data: bytes) -> bool:
+    try:
+        store.restore_result(digest, data)
+    except (StateError, DecodeError) as error:
+        logger.warning("result skipped list=%s reason=%s", digest.hex()[:12], error)
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Joining: from an invite link or an address to a run, and the peers to ask first."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dht.libp2p_transport import TransportConfig, open_transport
+from node.config import PeerAddress, parse_dialable
+from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
+from node.peers.manifest_fetch import Fetched, fetch_manifest
+from node.state.folder import KNOWN_PEERS_FILE
+from node.state.known_peers import read_known_peers
+from node.state.stored_manifest import store_manifest, stored_manifest
+from protocol.errors import ConfigError, RefusedError, UnreachableError
+from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
+from protocol.manifest import SignedManifest
+
+logger = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+"""A visitor is not to be dialled, and the transport does not do without listening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What somebody wants to join: peers, and the run if a link named it."""
+
+    addresses: tuple[PeerAddress, ...]
+    run: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A run whose manifest is in the state folder, and the addresses of peers to ask first."""
+
+    signed: SignedManifest
+    bootstrap: tuple[str, ...]
+    is_first: bool
+    """Whether the manifest was fetched now."""
+
+
+def parse_target(text: str) -> Target:
+    """An invite link, or a multiaddr that ends with `/p2p/` and a peer id. Raises ConfigError."""
+    text = text.strip()
+    if text.startswith(LINK_PREFIX):
+        invite = parse_invite(text)
+        return Target(invite.addresses(), invite.run)
+    if text.startswith("/"):
+        return Target((parse_dialable(text),), None)
+    raise ConfigError(
+        f"{text[:80]!r} is neither an invite link like {LINK_EXAMPLE} nor an address like "
+        "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
+    )
+
+
+async def join_run(target: Target, state: Path, signer: Ed25519Signer) -> Joined:
+    """The run of a target: as this folder knows it, else fetched from the peers and stored.
+
+    The caller holds the folder's lock. Raises UnreachableError and RefusedError as
+    `fetch_manifest` does; never where the folder knows the run.
+    """
+    bootstrap = tuple(f"{one.address}/p2p/{peer_id_text(one.peer)}" for one in target.addresses)
+    if target.run is not None:
+        stored = stored_manifest(state, target.run, signer)
+        if stored is not None:
+            return Joined(stored, bootstrap, is_first=False)
+    try:
+        fetched = await _fetch(target, signer)
+    except (UnreachableError, RefusedError) as error:
+        resumed = _run_of_known_peer(target, state, signer)
+        if target.run is not None or resumed is None:
+            raise
+        logger.warning("peer does not answer, going on with the run it was seen in: %s", error)
+        return Joined(resumed, bootstrap, is_first=False)
+    is_first = stored_manifest(state, fetched.signed.manifest.digest, signer) is None
+    if is_first:
+        store_manifest(state, fetched.signed)
+    return Joined(fetched.signed, bootstrap, is_first=is_first)
+
+
+async def _fetch(target: Target, signer: Ed25519Signer) -> Fetched:
+    # Under a key of its own and on another port: nobody is to mix this short visit up with the
+    # node that comes a moment later.
+    visitor = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
+    config = TransportConfig(listen_host=_LOOPBACK)
+    if not logging.getLogger().hasHandlers():
+        # The library's calls of `logging.debug` itself would hang a handler of their own in there.
+        logging.getLogger().addHandler(logging.NullHandler())
+    async with open_transport(config, signer_seed=visitor.seed) as transport:
+        return await fetch_manifest(transport, target.addresses, signer, run=target.run)
+
+
+def _run_of_known_peer(target: Target, state: Path, signer: Ed25519Signer) -> SignedManifest | None:
+    """The one run in which the peers of an address were seen before."""
+    known = read_known_peers(state / KNOWN_PEERS_FILE)
+    runs = [run for one in target.addresses for run in known.runs_with(one.peer)]
+    return stored_manifest(state, runs[0], signer) if len(runs) == 1 else None

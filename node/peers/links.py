@@ -1,0 +1,400 @@
+"""Control streams: one per linked peer, opened by the peer with the lower id if both know it.
+
+A peer is known if the user named it or the directory found it under our run's topic. Peers that
+only the DHT's own searches met are no business of the run's.
+
+Owns hello, reading, writing and the search for peers. What arrives goes to the driver as events;
+what the driver sends is queued per peer, and a peer that does not drain its queue is unlinked.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import trio
+
+from dht.directory import Directory
+from node import events as ev
+from node.config import PeerAddress
+from node.peers.handshake import shake_hands
+from node.peers.strikes import Strikes
+from protocol import limits
+from protocol.errors import (
+    BarnraiseError,
+    DecodeError,
+    ManifestMismatch,
+    NetworkError,
+    PeerError,
+    RefusedError,
+)
+from protocol.frames import Frame, decode_frame, encode_frame
+from protocol.identity import PeerId, Signer, short_id
+from protocol.manifest import SignedManifest
+from protocol.transport import Stream, Transport
+from protocol.wire import Size, decode, encode
+
+logger = logging.getLogger(__name__)
+
+CONTROL_PROTOCOL = "/barnraise/control/1"
+
+QUEUE_FRAMES = 1024
+"""Frames waiting for one peer; a healthy one drains dozens per second."""
+
+DIAL_S = 8.0
+SEARCH_FIRST_S, SEARCH_S = 1.0, 10.0
+"""The directory is asked often while the swarm forms, then now and then."""
+
+SEARCHES_AT_FIRST = 20
+OPEN_AGAIN_S = 1.0
+REFUSED_AGAIN_S = 30.0
+YIELD_S = 1.5
+"""The peer with the higher id leaves the lower one so long to open the control stream; it may not
+have found us yet."""
+
+RETRY_S_MAX = 60.0
+
+WRITE_S = 30.0
+"""A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
+a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
+
+KNOWN_MAX = 256
+"""Peers that are kept to be dialled: four times the seats. Anybody can announce made-up ones."""
+
+ANNOUNCE_TTL_S = 600.0
+
+HELLOS_MAX = 2
+"""Conversations with one peer that are at their hello: ours and its own, opened at one time."""
+
+BRIEF_S = 1.0
+"""A link that a peer opens and that ends sooner is a strike, whatever was said: each costs a hello.
+"""
+
+Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a node says under its run's topic: where it listens."""
+
+    addresses: Annotated[
+        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...],
+        Size(0, limits.ADDRESSES_PER_PEER_MAX),
+    ]
+
+
+@dataclass(slots=True)
+class _Retry:
+    """When a peer that could not be reached, or refused us, is tried again."""
+
+    due_s: float = 0.0
+    delay_s: float = 1.0
+
+
+@dataclass(slots=True)
+class Links:
+    """The control streams of one node. `run` owns all tasks."""
+
+    transport: Transport
+    directory: Directory
+    signed: SignedManifest
+    signer: Signer
+    tell: Tell
+    finds_nobody: bool = False
+    _strikes: Strikes = field(default_factory=Strikes)
+    _hellos: Counter[PeerId] = field(default_factory=Counter)
+    _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
+    _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
+    _retries: dict[PeerId, _Retry] = field(default_factory=dict)
+    _known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
+    _num_changes: int = 0
+    _changed: trio.Event = field(default_factory=trio.Event)
+    _wanted: trio.Event = field(default_factory=trio.Event)
+    _stranger_came: trio.Event = field(default_factory=trio.Event)
+
+    def linked(self) -> tuple[PeerId, ...]:
+        """Peers with a control stream, ascending."""
+        return tuple(sorted(self._queues))
+
+    def acquaintances(self) -> dict[PeerId, tuple[str, ...]]:
+        """Linked peers, and where they may be dialled: what they said, and where we found them."""
+        return {peer: self.addresses(peer) for peer in self.linked()}
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer may be dialled: what it said while it was linked, and where we found it."""
+        return tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.get(peer, ()))))
+
+    def refusal(self, peer: PeerId) -> ManifestMismatch | RefusedError | None:
+        """Why the last hello with a peer failed: it trains another run, or refuses us."""
+        return self._refusals.get(peer)
+
+    async def links_changed(self, since: int) -> int:
+        """Until more than `since` links and refusals came or went; how many have by now."""
+        while self._num_changes <= since:
+            await self._changed.wait()
+        return self._num_changes
+
+    def _note_change(self) -> None:
+        self._num_changes += 1
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def know(self, address: PeerAddress) -> None:
+        """Remember where a peer may be dialled; the search dials it."""
+        known = (*self._known.get(address.peer, ()), address.address)
+        self._known[address.peer] = tuple(dict.fromkeys(known))
+
+    def send(self, peer: PeerId, frame: Frame) -> None:
+        """Queue a frame; silently nothing if the peer is gone: its end is under way as an event."""
+        self.send_all((peer,), frame)
+
+    def send_all(self, peers: tuple[PeerId, ...], frame: Frame) -> None:
+        """The same to several peers; the frame is encoded once."""
+        data = encode_frame(frame)
+        for peer in (peer for peer in peers if peer in self._queues):
+            try:
+                self._queues[peer].send_nowait(data)
+            except trio.WouldBlock:
+                logger.warning("link dropped peer=%s reason=queue full", short_id(peer))
+                self._queues.pop(peer).close()
+            except trio.BrokenResourceError:
+                logger.debug("link is closing peer=%s", short_id(peer))
+
+    def strike(self, peer: PeerId) -> None:
+        """Note a fault of a peer. One with too many has no link for a while, and gets none."""
+        pause_s = self._strikes.strike(peer, trio.current_time())
+        if pause_s:
+            logger.warning("peer paused peer=%s pause_s=%.0f", short_id(peer), pause_s)
+            # Not by its queue: a writer that waits for the peer to read would not see it close.
+            if peer in self._scopes:
+                self._scopes[peer].cancel()
+            elif peer in self._queues:
+                self._queues.pop(peer).close()
+
+    def _is_paused(self, peer: PeerId) -> bool:
+        return self._strikes.is_paused(peer, trio.current_time())
+
+    async def run(self) -> None:
+        """Search, link and keep linked until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._announce_and_search, nursery)
+            nursery.start_soon(self._open_links, nursery)
+
+    async def accept(self, stream: Stream) -> None:
+        """Handler of inbound control streams. Raises what ended the conversation."""
+        began_s = trio.current_time()
+        if self._is_paused(stream.peer):
+            return
+        try:
+            await self._converse(stream)
+        finally:
+            if trio.current_time() - began_s < BRIEF_S:
+                self.strike(stream.peer)
+
+    # Search -------------------------------------------------------------------------------------
+
+    async def _announce_and_search(self, nursery: trio.Nursery) -> None:
+        topic = b"run/" + self.signed.manifest.digest
+        value = encode(Announcement(self.transport.addresses()[: limits.ADDRESSES_PER_PEER_MAX]))
+        await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
+        searches = 0
+        while True:
+            if not self.finds_nobody:
+                for record in await self.directory.find(topic):
+                    self._note_record(record.writer, record.value)
+            self._dial_known(nursery)
+            searches += 1
+            await trio.sleep(SEARCH_FIRST_S)
+            if searches >= SEARCHES_AT_FIRST:
+                with trio.move_on_after(SEARCH_S - SEARCH_FIRST_S):
+                    await self._stranger_came.wait()
+            self._stranger_came = trio.Event()
+
+    def _note_record(self, writer: PeerId, value: bytes) -> None:
+        try:
+            said = decode(Announcement, value)
+        except DecodeError as error:
+            logger.debug("announcement ignored peer=%s reason=%s", short_id(writer), error)
+            return
+        if writer not in self._known and len(self._known) >= KNOWN_MAX:
+            self._forget_one()
+        self._known[writer] = said.addresses
+
+    def _forget_one(self) -> None:
+        """Forget the peer that was out of reach most often; honest ones are announced again."""
+        connected = set(self.transport.connected())
+        idle = [peer for peer in self._known if peer not in connected]
+        hopeless = max(
+            idle or self._known, key=lambda peer: self._retries.get(peer, _Retry()).delay_s
+        )
+        del self._known[hopeless]
+        self._refusals.pop(hopeless, None)
+        self._retries.pop(hopeless, None)
+
+    def _dial_known(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        connected = set(self.transport.connected())
+        for peer, addresses in self._known.items():
+            is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
+            retry = self._retries.setdefault(peer, _Retry())
+            if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
+                self._postpone(peer)
+                nursery.start_soon(self._dial, peer, addresses)
+
+    def _postpone(self, peer: PeerId) -> None:
+        retry = self._retries.setdefault(peer, _Retry())
+        retry.due_s = trio.current_time() + retry.delay_s
+        retry.delay_s = min(2 * retry.delay_s, RETRY_S_MAX)
+
+    async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        try:
+            with trio.move_on_after(DIAL_S):
+                await self.transport.connect(peer, addresses)
+                self._retries.pop(peer, None)
+        except NetworkError as error:
+            logger.info("unreachable peer=%s reason=%s", short_id(peer), error)
+        self._wanted.set()
+
+    # Links --------------------------------------------------------------------------------------
+
+    async def _open_links(self, nursery: trio.Nursery) -> None:
+        """Open a control stream to every known, connected peer that has none."""
+        due_s: dict[PeerId, float] = {}
+        while True:
+            now_s = trio.current_time()
+            connected = self.transport.connected()
+            due_s = {peer: due_s[peer] for peer in connected if peer in due_s}
+            for peer in connected:
+                if peer in self._queues or peer not in self._known or self._is_paused(peer):
+                    continue
+                yield_s = 0.0 if self.transport.peer_id < peer else YIELD_S
+                if now_s >= due_s.setdefault(peer, now_s + yield_s):
+                    again_s = REFUSED_AGAIN_S if peer in self._refusals else OPEN_AGAIN_S
+                    due_s[peer] = now_s + again_s + yield_s
+                    nursery.start_soon(self._open, peer)
+            with trio.move_on_after(0.25):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+
+    def connection_changed(self) -> None:
+        """A connection came or went: look at once; a stranger may be in the directory by now."""
+        self._wanted.set()
+        if set(self.transport.connected()) - self._known.keys():
+            self._stranger_came.set()
+
+    async def _open(self, peer: PeerId) -> None:
+        try:
+            stream = await self.transport.open_stream(peer, CONTROL_PROTOCOL)
+        except NetworkError as error:
+            logger.debug("no control stream peer=%s reason=%s", short_id(peer), error)
+            return
+        try:
+            await self._converse(stream)
+        except (PeerError, NetworkError) as error:
+            logger.info("link ended peer=%s reason=%s", short_id(peer), error)
+        finally:
+            await stream.aclose()
+
+    async def _converse(self, stream: Stream) -> None:
+        """Hello, then frames in both directions until the stream ends."""
+        peer = stream.peer
+        if peer in self._queues or self._hellos[peer] >= HELLOS_MAX:
+            return
+        self._hellos[peer] += 1
+        try:
+            hello = await shake_hands(stream, self.signed, self.transport.addresses(), self.signer)
+        except trio.TooSlowError:
+            logger.info("no hello peer=%s", short_id(peer))
+            return
+        except ManifestMismatch as mismatch:
+            if self._note_refusal(peer, mismatch):
+                logger.warning("another run peer=%s reason=%s", short_id(peer), mismatch)
+                await self.tell(ev.Fault(peer, str(mismatch)))
+            return
+        except RefusedError as refusal:
+            self._note_refusal(peer, refusal)
+            raise
+        except PeerError as error:
+            await self.tell(ev.Fault(peer, f"hello: {error}"))
+            raise
+        finally:
+            self._hellos[peer] -= 1
+            self._hellos += Counter()  # Forgets the zeros: a peer may come under many names.
+        if peer in self._queues:  # Both sides opened one at the same time.
+            return
+        self._said[peer] = hello.addresses
+        failure: PeerError | NetworkError | None = None
+        async with self._linked(peer) as queue, trio.open_nursery() as nursery:
+            self._scopes[peer] = nursery.cancel_scope
+            nursery.start_soon(self._write, stream, queue, nursery.cancel_scope)
+            # Kept and raised behind the nursery, which would wrap it in a group.
+            try:
+                await self._read(stream)
+            except (PeerError, NetworkError) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if isinstance(failure, PeerError):
+            await self.tell(ev.Fault(peer, f"control stream: {failure}"))
+        if failure is not None:
+            raise failure
+
+    def _note_refusal(self, peer: PeerId, refusal: ManifestMismatch | RefusedError) -> bool:
+        """Whether it is news: who trains another run asks again and again."""
+        before = self._refusals.pop(peer, None)
+        while len(self._refusals) >= KNOWN_MAX:
+            # The oldest: strangers without end could come and be refused.
+            del self._refusals[next(iter(self._refusals))]
+        self._refusals[peer] = refusal
+        is_news = before is None or str(before) != str(refusal)
+        if is_news:
+            self._note_change()
+        return is_news
+
+    @asynccontextmanager
+    async def _linked(self, peer: PeerId) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
+        send, receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
+        self._queues[peer] = send
+        self._refusals.pop(peer, None)
+        self._note_change()
+        await self.tell(ev.Linked(peer))
+        try:
+            yield receive
+        finally:
+            if self._queues.get(peer) is send:
+                del self._queues[peer]
+            send.close()
+            receive.close()
+            # A link that was dropped ends late: a newer one may be up by then. Not shielded: this
+            # is only cancelled with the whole node, and then nobody is left to hear it.
+            if peer not in self._queues:
+                self._said.pop(peer, None)
+                self._scopes.pop(peer, None)
+                self._note_change()
+                await self.tell(ev.Unlinked(peer))
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            data = await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
+            await self.tell(ev.FrameArrived(stream.peer, decode_frame(data)))
+
+    async def _write(
+        self,
+        stream: Stream,
+        queue: trio.MemoryReceiveChannel[bytes],
+        scope: trio.CancelScope,
+    ) -> None:
+        try:
+            async for data in queue:
+                with trio.move_on_after(WRITE_S) as patience:
+                    await stream.send_frame(data)
+                if patience.cancelled_caught:
+                    logger.info("link ended peer=%s reason=reads nothing", short_id(stream.peer))
+                    break
+        except BarnraiseError as error:
+            logger.debug("write ended peer=%s reason=%s", short_id(stream.peer), error)
+        # Our queue was closed or the peer is gone: end the reader too.
+        scope.cancel()

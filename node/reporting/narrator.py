@@ -1,0 +1,204 @@
+"""What a node tells of itself while it runs: events for programs, log lines for people."""
+
+import logging
+from math import inf
+
+import trio
+
+from node import events as ev
+from node.round import RoundMachine
+from node.rules.round_view import RoundView
+from node.state_transfer.catchup import CatchUp, Progress
+from node.status.board import EventLog, peer_texts
+from protocol.identity import PeerId, peer_id_text, short_id
+
+logger = logging.getLogger(__name__)
+
+FAULTS_SHOWN_MAX, FAULTS_SHOWN_S = 20, 10.0
+"""So many per so long are told: a hostile peer makes thousands a second."""
+
+PROGRESS_S = 2.0
+"""How often it is told how far a fetch is."""
+
+FORGOTTEN_S = 30.0
+"""By then whoever lost its memory has heard from the peers that are there, and caught up."""
+
+_FORGOTTEN = (
+    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
+    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
+    "run cannot go on: take its weights with barnraise export, and found another with "
+    "barnraise run --new"
+)
+
+
+_SHORT = (
+    "sealing pauses: {count} of {voters} voters are in reach, and an open run needs two thirds; "
+    "contributions wait for them"
+)
+
+
+class Narrator:
+    """Tells what happens, as it happens; decides nothing."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._phase = ("", 0, 0)
+        self._round_began_s = trio.current_time()
+        self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
+        self._forgot_s: float | None = None
+        self._is_short = False
+        self._progress: Progress | None = None
+        self._progress_s = -inf
+
+    def sealed(
+        self,
+        action: ev.Adopt,
+        view: RoundView,
+        traffic: tuple[int, int],
+        train_loss: float | None,
+    ) -> None:
+        """A round is final; `view` is what it looked like, `traffic` bytes up and down so far."""
+        value, now_s = action.certificate.value, trio.current_time()
+        commits = (view.ballots.commit_of(digest) for digest in value.commits)
+        wall_s, self._round_began_s = now_s - self._round_began_s, now_s
+        self._log.emit(
+            "sealed",
+            round=value.round,
+            digest=value.digest.hex(),
+            listed=peer_texts(tuple(sorted(commit[0] for commit in commits if commit))),
+            members=len(value.roster.seats),
+            voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
+            attempt=view.attempt,
+            was_listed=action.was_listed,
+            wall_s=round(wall_s, 4),
+            bytes_up=traffic[0],
+            bytes_down=traffic[1],
+            train_loss=train_loss,
+        )
+        logger.info(
+            "round sealed round=%d listed=%d members=%d attempt=%d wall_s=%.2f",
+            value.round,
+            len(value.commits),
+            len(value.roster.seats),
+            view.attempt,
+            wall_s,
+        )
+
+    def advanced(self, action: ev.Advance) -> None:
+        """A round is sealed provisionally: no quorum is in reach (R4)."""
+        value = action.certificate.value
+        logger.info(
+            "round sealed provisionally round=%d listed=%d", value.round, len(value.commits)
+        )
+        self._log.emit(
+            "provisional",
+            round=value.round,
+            digest=value.digest.hex(),
+            listed=len(value.commits),
+            was_listed=action.was_listed,
+        )
+
+    def confirmed(self, action: ev.Confirm) -> None:
+        """A provisional round is final now."""
+        value = action.certificate.value
+        logger.info("provisional round is final round=%d", value.round)
+        self._log.emit("confirmed", round=value.round, digest=value.digest.hex())
+
+    def fell_back(self, action: ev.FallBack) -> None:
+        """Provisional rounds are lost to others."""
+        final, lost = action.final.value.round, action.lost.value.round
+        logger.warning("branch given up rounds=%d from=%d", lost - final, final + 1)
+        self._log.emit("branch_lost", round=final, rounds=lost - final)
+
+    def fault(self, fault: ev.Fault) -> None:
+        """A peer broke the protocol."""
+        now_s = trio.current_time()
+        if now_s - self._faults_since_s >= FAULTS_SHOWN_S:
+            if self._num_faults > FAULTS_SHOWN_MAX:
+                count = self._num_faults - FAULTS_SHOWN_MAX
+                logger.warning("more faults count=%d", count)
+                self._log.emit("more_faults", count=count)
+            self._faults_since_s, self._num_faults = now_s, 0
+        self._num_faults += 1
+        if self._num_faults > FAULTS_SHOWN_MAX:
+            return
+        logger.warning("fault peer=%s reason=%s", short_id(fault.peer), fault.reason)
+        self._log.emit("fault", peer=peer_id_text(fault.peer), reason=fault.reason)
+
+    def link(self, event: ev.Linked | ev.Unlinked, linked: tuple[PeerId, ...]) -> None:
+        """A control stream came or went; `linked` are all there are now."""
+        if isinstance(event, ev.Unlinked) and event.is_gone:
+            logger.info("gone peer=%s", short_id(event.peer))
+            return
+        name = "linked" if isinstance(event, ev.Linked) else "unlinked"
+        logger.info("%s peer=%s", name, short_id(event.peer))
+        self._log.emit(name, peer=peer_id_text(event.peer), linked=peer_texts(linked))
+
+    def silence(self, machine: RoundMachine) -> None:
+        """Tell once if the node waits for a memory that it cannot get (R12)."""
+        if not (machine.has_forgotten and machine.view.is_quorum_alone):
+            self._forgot_s = None
+            return
+        now_s = trio.current_time()
+        if self._forgot_s is None:
+            self._forgot_s = now_s
+        elif now_s - self._forgot_s >= FORGOTTEN_S:
+            self._forgot_s = inf
+            text = _FORGOTTEN.format(where=f"round {machine.view.index}")
+            logger.warning(text)
+            self._log.emit("warning", key="memory", text=text)
+
+    def quorum(self, view: RoundView) -> None:
+        """Tell once if too few voters are in reach for an open run to seal (R3), and when they are
+        back."""
+        voters = set(view.electorate)
+        reachable = voters - (view.suspects - {view.me})
+        is_short = view.trust == "open" and not view.has_quorum(reachable)
+        if is_short and not self._is_short:
+            text = _SHORT.format(count=len(reachable), voters=len(voters))
+            logger.warning(text)
+            self._log.emit("warning", key="voters", text=text)
+        elif self._is_short and not is_short:
+            logger.info("enough voters are in reach again round=%d", view.index)
+        self._is_short = is_short
+
+    def catching_up(self, catchup: CatchUp) -> None:
+        """Tell how far it is, now and then, while it takes longer than a moment."""
+        now_s = trio.current_time()
+        progress = catchup.progress(now_s) if catchup.is_busy else None
+        if progress is None:
+            self._progress = None
+            return
+        begun, self._progress = self._progress, progress
+        if begun is None or begun.what != progress.what:
+            self._progress_s = now_s  # What is soon over is told when it is.
+        elif now_s >= self._progress_s + PROGRESS_S:
+            self._progress_s = now_s
+            logger.info("catching up %s", progress.text)
+            self._log.emit(
+                "catching_up",
+                what=progress.what,
+                round=progress.round,
+                done=progress.done,
+                total=progress.total,
+                sources=progress.sources,
+                bytes_per_s=round(progress.bytes_per_s),
+                text=progress.text,
+            )
+
+    def phase(self, view: RoundView, parts_in_flight: int) -> None:
+        """Tell the phase of the round when it changes: this is how one watches a round."""
+        if view.ballots.certified():
+            phase = "certified"
+        elif parts_in_flight:
+            phase = "pushing"
+        elif view.own_commit:
+            phase = "committed"
+        else:
+            phase = "training"
+        now = (phase, view.index, view.attempt)
+        if now != self._phase:
+            if now[1] != self._phase[1] and view.is_member:
+                self._log.emit("seated", round=view.index)
+            self._phase = now
+            self._log.emit("phase", round=view.index, phase=phase, attempt=view.attempt)

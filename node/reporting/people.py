@@ -1,0 +1,155 @@
+"""What the foreground node tells the person in front of it: a few lines, and one per round."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from node.reporting.shown import shown
+from node.status.board import Field
+from protocol.identity import short_id
+from protocol.manifest import RunManifest
+
+_TITLE_CHARACTERS_MAX = 128
+_WARNING_CHARACTERS_MAX = 400
+
+
+class _Console(Console):
+    """rich would end the process where nobody reads any more; a node trains on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+def people_console(*, is_json: bool) -> Console:
+    """The console for lines to people; standard output belongs to the JSON where there is some."""
+    stream = sys.stderr if is_json else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        # A title that the terminal cannot show is no reason to fail.
+        stream.reconfigure(errors="replace")
+    return _Console(stderr=is_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occasion:
+    """How this start came about, for the first lines."""
+
+    state: Path
+    manifest: RunManifest
+    how: str
+    """"founded now", "joined now" or "resumed"."""
+
+    is_usual_state: bool
+    """Whether commands find the state folder without being told."""
+
+
+class PeopleLog:
+    """EventSink that turns events into lines for people."""
+
+    def __init__(self, console: Console, occasion: Occasion) -> None:
+        self._console = console
+        self._occasion = occasion
+        self._is_seated = False
+
+    def emit(self, event: str, **fields: Field) -> None:
+        """See EventSink."""
+        line = self._line(event, fields)
+        if line is not None:
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """One line, or several; nowhere once the terminal is gone."""
+        try:
+            self._console.print(line)
+        except OSError:
+            self._console.quiet = True
+
+    def _line(self, event: str, fields: dict[str, Field]) -> str | None:
+        rounds = self._occasion.manifest.rounds
+        match event, fields:
+            case "invite", {"link": str(link)}:
+                return self._opening(link)
+            case "linked" | "unlinked", {"peer": str(peer), "linked": list(linked)}:
+                verb = "linked" if event == "linked" else "gone"
+                return f"peer {_short(peer)} {verb}, {len(linked)} linked now"
+            case "resumed", {"round": int(round_index)} if round_index:
+                return f"goes on from round {round_index}, which is on the disk"
+            case "synced", {"round": int(round_index)}:
+                return f"has the state of round {round_index} from its peers"
+            case "catching_up", {"text": str(text)}:
+                return text
+            case "seated", {"round": int(round_index)} if not self._is_seated:
+                self._is_seated = True
+                return f"takes part from round {round_index} on"
+            case "resync", _:
+                self._is_seated = False
+                return "fetches the run's state anew from its peers"
+            case "sealed", {"round": int(round_index), "listed": list(listed)}:
+                return self._sealed(round_index, rounds, len(listed), fields)
+            case "validation", {"round": int(round_index), "loss": float(loss)}:
+                return f"held-out loss {loss:.3f} after round {round_index}"
+            case "warning", {"text": str(text)} if text:
+                return f"warning: {shown(text, _WARNING_CHARACTERS_MAX)}"
+            case "finished", {"round": int(round_index), "checkpoint": str(checkpoint)}:
+                return f"run finished: {round_index} rounds; the weights are in {checkpoint}"
+            case "left", _:
+                # A terminal shows the Ctrl+C, and leaves the cursor behind it.
+                start = "\n" if self._console.is_terminal else ""
+                return f"{start}left; the same command goes on from here"
+            case _:
+                return None
+
+    def _opening(self, link: str) -> str:
+        occasion, manifest = self._occasion, self._occasion.manifest
+        where = "" if occasion.is_usual_state else f" --state {occasion.state}"
+        return "\n".join(
+            [
+                f"{shown(manifest.title, _TITLE_CHARACTERS_MAX)}",
+                f"  run     {manifest.digest.hex()[:12]}, {occasion.how}",
+                f"  state   {occasion.state}",
+                f"  look    barnraise status{where}",
+                "  stop    Ctrl+C; the same command goes on from there",
+                f"  invite  {link}",
+            ]
+        )
+
+    @staticmethod
+    def _sealed(round_index: int, rounds: int, listed: int, fields: dict[str, Field]) -> str:
+        width = len(str(rounds))
+        parts = [f"round {round_index:{width}} of {rounds} sealed: {listed}"]
+        parts.append(f" of {fields.get('members')} listed")
+        loss, wall_s = fields.get("train_loss"), fields.get("wall_s")
+        if isinstance(loss, float):
+            parts.append(f", loss {loss:.3f}")
+        if isinstance(wall_s, int | float):
+            parts.append(f", {wall_s:.1f} s")
+        if fields.get("was_listed") is False:
+            parts.append(" (without this node)")
+        return "".join(parts)
+
+
+def what_joining_means(manifest: RunManifest) -> str:
+    """What a run trains, what leaves this machine, and how to stop: shown before anything does."""
+    settings = ", ".join(
+        f"{one.name} {shown(str(one.value), 40)}" for one in manifest.model.settings
+    )
+    numel = sum(sum(tensor.numel for tensor in shard.tensors) for shard in manifest.shards)
+    who = "people who were invited" if manifest.trust == "friends" else "strangers"
+    return "\n".join(
+        [
+            f"You join {shown(repr(manifest.title), _TITLE_CHARACTERS_MAX)}, "
+            f"founded by peer {short_id(manifest.founder)}, run {manifest.digest.hex()[:12]}.",
+            f"  It trains   {shown(manifest.model.name, 64)}, {numel:,} parameters ({settings}),",
+            f"              on {shown(manifest.corpus.name, 64)}, together with {who}",
+            "  It uses     this machine's processor or GPU, some memory, disk and traffic",
+            "  It sends    weight updates and signed messages to the run's peers, with this",
+            "              machine's IP address and peer id; no file of yours is read or sent",
+            "  It runs     no code from others: a link or manifest never carries any",
+            "  To stop     Ctrl+C, at any time; nothing has to be undone",
+        ]
+    )
+
+
+def _short(peer: str) -> str:
+    return shown(peer, 64)[-8:]

@@ -1,0 +1,125 @@
+"""Which signed messages of a round count: asked once per message, before it is filed."""
+
+from node.rules.ballots import Entry
+from node.rules.roster import ClockRules, liars
+from node.rules.round_view import RoundView
+from protocol.messages import Body, Commit, Kind, Seal
+
+_ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
+"""Kinds that say in which attempt a voter works."""
+
+BY_VOTERS = frozenset({Kind.PVOTE, Kind.PSEAL, Kind.LIST, Kind.NEWATTEMPT})
+"""What the sealers of a provisional round say, members of it or not."""
+
+ATTEMPTS_AHEAD_MAX = 64
+"""Messages of later attempts than this are ignored: nobody honest is so far ahead."""
+
+
+def concerns(view: RoundView, entry: Entry) -> bool:
+    """Whether a message belongs to this round and its sender has a say in it.
+
+    Joiners ask for seats; everything else is for members, and on a branch for the voters of the
+    last final seal, who may have lost their seats on it.
+    """
+    slot, sender = entry.message.slot, entry.message.sender
+    is_here = slot.round == view.index and slot.basis == view.basis
+    if not is_here or slot.attempt > view.attempt + ATTEMPTS_AHEAD_MAX:
+        return False
+    if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):
+        return False  # For its sender another seal is the last final one: nobody's fault.
+    if view.may_branch and slot.kind in BY_VOTERS and sender not in view.member_set:
+        return view.may_speak(sender)
+    return (sender in view.member_set) == (slot.kind is not Kind.SEAT)
+
+
+def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
+    """What is wrong with a message of this round; empty if nothing is."""
+    slot, body = entry.message.slot, entry.body
+    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.basis:
+        # A second place for a SEAL, in which its sender could contradict itself unconvicted.
+        return f"{slot.kind.name} with another seal before"
+    is_list = slot.kind is Kind.LIST and not view.may_branch
+    if is_list and entry.message.sender != view.closer(slot.attempt):
+        return f"LIST of attempt {slot.attempt} is not its to propose"
+    return _commit_breach(view, body, rules) if isinstance(body, Commit) else ""
+
+
+def _commit_breach(view: RoundView, body: Commit, rules: ClockRules) -> str:
+    if body.base != view.basis:
+        return "COMMIT on another anchor"
+    if len(body.cell_norms) != view.num_cells:
+        return f"COMMIT of {len(body.cell_norms)} cells instead of {view.num_cells}"
+    if len(body.seen) not in (0, len(view.members)):
+        return f"COMMIT that says something of {len(body.seen)} members of {len(view.members)}"
+    # No weight at all has no mean: a list of nothing but such COMMITs could not be summed.
+    if not body.tokens:
+        return "COMMIT of no tokens"
+    wrong = claim_breach(rules, samples=body.samples, tokens=body.tokens)
+    return f"COMMIT of {wrong}" if wrong else ""
+
+
+def claim_breach(rules: ClockRules, *, samples: int, tokens: int) -> str:
+    """What is wrong with the work that somebody claims; empty if nothing is.
+
+    Tokens are weight, credit and the run's clock: nobody gets more of them than its lease has.
+    """
+    if samples > rules.samples_each:
+        return f"{samples} samples of a lease of {rules.samples_each}"
+    if tokens != samples * rules.tokens_each:
+        return f"{tokens} tokens for {samples} samples of {rules.tokens_each}"
+    return ""
+
+
+def attempt_shown(view: RoundView, entry: Entry) -> int:
+    """The latest attempt that a message leads to (R2); it is filed already.
+
+    Friends enter whatever LIST or NEWATTEMPT shows. In open runs one voter's word is not enough:
+    the latest in which, or beyond which, more voters are seen than may lie.
+    """
+    slot = entry.message.slot
+    if slot.attempt <= view.attempt or slot.kind not in _ENTERING:
+        return view.attempt
+    num_liars = liars(len(view.electorate), view.trust)
+    if not num_liars:
+        return slot.attempt if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) else view.attempt
+    latest: dict[bytes, int] = {}
+    for kind in _ENTERING:
+        for attempt in view.ballots.attempts(kind):
+            for peer in view.ballots.of(kind, attempt, _subject(view, kind)):
+                if peer in view.head.roster.voter_set:
+                    latest[peer] = max(attempt, latest.get(peer, 0))
+    ahead = sorted(latest.values(), reverse=True)
+    return max(view.attempt, ahead[num_liars] if len(ahead) > num_liars else 0)
+
+
+def _subject(view: RoundView, kind: Kind) -> bytes:
+    return view.basis if kind is Kind.SEAL else b""
+
+
+def is_for_us(view: RoundView, entry: Entry) -> bool:
+    """Whether a message that was filed, and is no quorum's last, may give this node anything to do.
+
+    They are for whoever sums, and for the closer; a COMMIT also where a LIST waits for it, but for
+    nobody until a quorum opens the round. Asked in the attempt that the message leads to.
+    """
+    kind = entry.message.slot.kind
+    if kind is Kind.AGG:
+        return view.copies > 1  # Of a second reducer: then results may be pushed.
+    if kind is Kind.COMMIT:
+        if view.ballots.is_proposed(entry.message.digest):
+            return True
+        if view.opened_s is None:
+            return view.can_open()
+    elif kind is Kind.SEAL:
+        # Its sender has what the dead do not push any more; and it is a lock (R4).
+        return view.is_provisional or (bool(view.suspects) and _lacks_result(view, entry.body))
+    elif kind is not Kind.HAVE and kind is not Kind.NEWATTEMPT:
+        return False
+    if view.closer(view.attempt) == view.me:
+        return True
+    return kind is not Kind.NEWATTEMPT and bool(view.kept_slices())
+
+
+def _lacks_result(view: RoundView, body: Body) -> bool:
+    """Whether cells are missing here of the result that a SEAL is for."""
+    return not isinstance(body, Seal) or bool(view.missing_results(body.list_digest))

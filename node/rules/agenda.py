@@ -1,0 +1,91 @@
+"""When the rules of a round are to be asked again: at once, or not before a known time. Pure.
+
+Most messages of a round are one more VOTE or SEAL, after which nobody has anything to do. To ask
+all rules after each of them would be most of what a node computes in a round.
+"""
+
+import math
+
+from node.events import CellsArrived, LocalRoundEvent, SeatChecked, StatusHeard, Tick
+from node.rules.agreement import due_times
+from node.rules.deadlines import LearnedDeadline
+from node.rules.proposal import holds_all_expected
+from node.rules.round_view import RoundView
+from node.rules.supply import retry_times
+from protocol.frames import Bulk
+from protocol.messages import Kind
+
+POLLS_PER_DEADLINE = 4
+"""While a round is open, the rules are asked so often though nothing happens."""
+
+IDLE_S = 60.0
+ROUNDING_S = 1e-6
+
+
+def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
+    """Whether an event that was taken in gives no rule anything to do; `is_early` is of a Tick."""
+    match event:
+        case Tick():
+            return is_early
+        case StatusHeard():
+            return True  # Unless it is the one that ends the silence, which the machine sees.
+        case CellsArrived(subject=subject) if subject == view.own_commit:
+            return False  # Back after a restart: they are to be pushed.
+        case CellsArrived(bulk=Bulk.RESULT, subject=subject):
+            # Whoever sums may have its own sum back after a restart, and pushes it.
+            return bool(view.missing_results(subject)) and not view.own_slices()
+        case CellsArrived():
+            # For a HAVE that waits for nobody else, or for a sum.
+            has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
+            is_summing = bool(view.ballots.certified_lists())
+            return not is_summing and (has_said or not holds_all_expected(view))
+        case SeatChecked():
+            return view.contribution is None or bool(view.own_commit)
+        case _:
+            return False
+
+
+class Agenda:
+    """What one RoundMachine remembers of the last time it asked its rules."""
+
+    def __init__(self, now_s: float) -> None:
+        self.wakeup_s = now_s
+        self._due_s = now_s
+        self._quiet_until_s = now_s
+        self._poll_s = IDLE_S
+        self._settled: tuple[bytes, int] | None = None
+
+    def is_quiet(self, view: RoundView, now_s: float, *, with_pulls: bool = True) -> bool:
+        """Whether no rule has more to do than when all were asked last, as far as messages go; or
+        none but to ask again for bytes."""
+        until_s = self._quiet_until_s if with_pulls else self._due_s
+        return self._settled == (view.basis, view.ballots.news) and now_s < until_s
+
+    def disturb(self) -> None:
+        """Something else than a message has changed the round."""
+        self._settled = None
+
+    def settle(
+        self,
+        view: RoundView,
+        deadline: LearnedDeadline,
+        *,
+        others_s: tuple[float, ...],
+        now_s: float,
+    ) -> None:
+        """All rules were asked until none had more to do; at `others_s` something else is due."""
+        deadline_s = deadline.seconds(view.time_outs)
+        due = [time_s for time_s in (*others_s, *due_times(view, deadline)) if time_s > now_s]
+        # The rules subtract where this adds: due by the one may be a rounding late by the other.
+        past_s = now_s - ROUNDING_S
+        retries = [
+            time_s for time_s in retry_times(view, deadline_s, now_s=past_s) if time_s > past_s
+        ]
+        self._due_s = min(due, default=math.inf)
+        self._quiet_until_s = min([self._due_s, *retries])
+        self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE
+        self._settled = (view.basis, view.ballots.news)
+
+    def plan(self, now_s: float) -> None:
+        """Set when a Tick is due if nothing happens before."""
+        self.wakeup_s = min(self._due_s, now_s + self._poll_s)

@@ -1,0 +1,241 @@
+"""What a member has to say in the attempt it works in (R2): HAVE, LIST, VOTE, NEWATTEMPT.
+
+Pure deciders over a RoundView; the machine signs what they return, once per slot. A muted node
+(R3) is not asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from node.events import Contributed
+from node.rules.deadlines import LearnedDeadline
+from node.rules.proposal import (
+    LIST_AFTER,
+    held_runs,
+    holds_all_expected,
+    is_hopeless,
+    lock_report,
+    propose,
+)
+from node.rules.rates import Rates
+from node.rules.round_view import RoundConfig, RoundView
+from node.rules.supply import has_lost_parts
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Body, Commit, Have, Kind, List, Vote
+
+TIME_OUT_AFTER = 3.0
+"""An attempt is given up after this many deadlines without progress: HAVE takes one, LIST half a
+one more, and the result has as long again to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A body to be signed in a slot of this round."""
+
+    kind: Kind
+    body: Body
+    attempt: int = 0
+    subject: bytes = b""
+
+
+def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> Iterator[Statement]:
+    """All that is due now, in the order of the protocol."""
+    if view.opened_s is None or not view.is_speaker:
+        return
+    if view.is_member:
+        yield from _have(view, deadline, now_s)
+    if view.is_voter:
+        yield from _list(view, deadline, now_s)
+        yield from _vote(view)
+        yield from _report(view)
+
+
+def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+    """At its deadline, or when nobody is missing, a reducer says what it holds.
+
+    While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
+    """
+    assert view.opened_s is not None
+    if not view.kept_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+        return
+    is_complete = holds_all_expected(view)
+    wait_s = deadline.seconds(view.time_outs)
+    if _is_filling(view, now_s=now_s, within_s=wait_s / 2):
+        wait_s = max(wait_s, deadline.cap_s)
+    is_late = now_s >= view.attempt_start_s + wait_s
+    if not (is_complete or is_late or view.rare("have-early")):
+        return
+    if is_complete and view.attempt == 0 and not view.is_timed:
+        view.is_timed = True
+        deadline.observe(now_s - view.opened_s)
+    elif view.attempt == 0:
+        view.awaited = frozenset(digest for _, digest, _ in view.commits())
+    yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+
+
+def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
+    """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
+    return any(
+        now_s - moved_s < within_s
+        and source in view.expected
+        and view.ballots.commit_of(subject) is not None
+        and any(view.missing_parts(subject, piece) for piece in view.own_slices())
+        for (subject, source), moved_s in view.moved_s.items()
+    )
+
+
+def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
+    """Once, how long the parts took that this node is the first to sum: of all who are expected, or
+    of those who had committed by the first HAVE, though they were too late for it.
+
+    Else a swarm whose lines are slower than its deadline would never know. Returns whether it did.
+    """
+    if view.is_timed or view.opened_s is None:
+        return False
+    wanted = view.awaited
+    if not wanted and view.ballots.commits.keys() >= view.expected:
+        wanted = frozenset(digest for _, digest, _ in view.commits())
+    first = [piece for piece in view.slices if piece.reducers[0] == view.me]
+    if not (wanted and first):
+        return False
+    if not any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
+        view.is_timed = True
+        deadline.observe(now_s - view.opened_s)
+    return view.is_timed
+
+
+def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+    """The closer of the attempt proposes, once."""
+    if view.closer(view.attempt) != view.me or view.proposal() is not None:
+        return
+    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
+    if body is not None:
+        yield Statement(Kind.LIST, body, view.attempt)
+
+
+def _vote(view: RoundView) -> Iterator[Statement]:
+    """One VOTE per attempt, never of an attempt that was left, never against the lock.
+
+    In a provisional round a PVOTE, which no lock forbids; but whoever holds one waits for a closer
+    that takes it up (R4).
+    """
+    kind, proposal = Kind.PVOTE if view.is_provisional else Kind.VOTE, view.proposal()
+    if proposal is None or view.me in view.ballots.of(kind, view.attempt):
+        return
+    body = proposal.body
+    assert isinstance(body, List)
+    digest = view.ballots.list_digest(body)
+    if _is_valid(view, body) and _may_vote(view, digest) and not view.draw("vote-later"):
+        yield Statement(kind, Vote(list_digest=digest), view.attempt)
+
+
+def _is_valid(view: RoundView, body: List) -> bool:
+    """Known COMMITs of members by ascending sender, each once; drifts come with branches (R4)."""
+    listed = view.listed(body)
+    if listed is None or body.drifts:
+        return False
+    senders = [sender for sender, _, _ in listed]
+    return senders == sorted(set(senders))
+
+
+def _may_vote(view: RoundView, digest: bytes) -> bool:
+    """Not locked, locked on this, or shown a certificate for this from a later attempt."""
+    if view.lock is None or view.lock[1] == digest:
+        return True
+    return any(
+        attempt > view.lock[0] and view.ballots.certificate(attempt, digest)
+        for attempt in view.ballots.attempts(Kind.VOTE)
+    )
+
+
+def _report(view: RoundView) -> Iterator[Statement]:
+    """Having entered a later attempt, tell its closer one's lock."""
+    if view.attempt and view.me not in view.ballots.of(Kind.NEWATTEMPT, view.attempt):
+        yield Statement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
+
+
+def waits_for_seats(view: RoundView, config: RoundConfig, now_s: float) -> bool:
+    """Whether a founder holds its first COMMIT for joiners that are still to prove their seats."""
+    is_waiting = view.index == 1 and len(view.proven_seats) < config.wait_seats
+    return is_waiting and now_s < view.started_s + config.wait_seats_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What this node saw since its last COMMIT: whom it suspects, who said that it leaves,
+    whether the date is past at which the run is to stop, and what it measured (R8)."""
+
+    suspects: frozenset[PeerId]
+    left: set[PeerId]
+    is_past_end: bool
+    rates: Rates
+
+
+def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
+    """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
+    members = set(view.members)
+    return Commit(
+        root=mine.root,
+        cell_norms=mine.cell_norms,
+        tokens=mine.tokens,
+        samples=mine.samples,
+        steps=mine.steps,
+        base=view.basis,
+        residual_before=mine.residual_before,
+        residual_after=mine.residual_after,
+        seal=view.own_seal,
+        joins=tuple(sorted(view.proven_seats - members)[: limits.SEATS_MAX]),
+        suspects=tuple(sorted((seen.suspects & members) - {view.me})),
+        gone=tuple(sorted(seen.left & members)),
+        bans=(),
+        is_past_end=seen.is_past_end,
+        seen=seen.rates.report(view.members, view.me),
+    )
+
+
+def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
+    """When the attempt is given up; stands still while listed bytes arrive."""
+    deadline_s = deadline.seconds(view.time_outs)
+    return max(
+        view.attempt_start_s + TIME_OUT_AFTER * deadline_s,
+        view.progress_s + deadline_s,
+    )
+
+
+def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
+    """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
+    if view.opened_s is None:
+        return False
+    has_list = view.proposal() is not None
+    closer_is_gone = not has_list and not view.can_close(view.attempt)
+    is_due = closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
+    if is_due or (has_list and _leaves_early(view)):
+        return True
+    return has_list and bool(view.suspects) and has_lost_parts(view)
+
+
+def _leaves_early(view: RoundView) -> bool:
+    """Whether an attempt that goes well is given up, as if it did not."""
+    if view.rare("left-at-list"):
+        return True
+    kind = Kind.PVOTE if view.is_provisional else Kind.VOTE
+    has_voted = view.me in view.ballots.of(kind, view.attempt)
+    if has_voted and view.rare("left-at-vote"):
+        return True
+    has_sealed = view.lock is not None and view.lock[0] == view.attempt
+    return has_sealed and view.rare("left-at-seal")
+
+
+def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
+    """When something may fall due without anything being heard."""
+    if view.opened_s is None:
+        return []
+    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.time_outs)
+    return [
+        start_s + deadline_s / 2,
+        start_s + deadline_s,
+        start_s + LIST_AFTER * deadline_s,
+        start_s + deadline.cap_s,
+        time_out_s(view, deadline),
+    ]

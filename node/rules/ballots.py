@@ -1,0 +1,292 @@
+"""The signed messages of one round, by slot; what they certify and what they seal.
+
+One message per slot and sender: a second, different one convicts its sender and is not counted.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from node.rules.roster import has_quorum
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import (
+    Body,
+    Commit,
+    Kind,
+    List,
+    Roster,
+    Seal,
+    SignedMessage,
+    Vote,
+    list_digest,
+)
+
+BodyT = TypeVar("BodyT")
+Filed = Literal["new", "known", "conflict", "full"]
+Sealed = tuple[Seal, tuple[SignedMessage, ...]]
+Place = tuple[Kind, int, bytes]
+"""A slot within a round: kind, attempt, subject."""
+
+_NOTHING: frozenset[bytes] = frozenset()
+
+MESSAGE_ID_BYTES = 8
+"""So much of a digest names a message in a heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message and its decoded body."""
+
+    message: SignedMessage
+    body: Body
+
+
+@dataclass(slots=True)
+class Ballots:
+    """Messages of the round that `basis` opened; `roster` and `trust` say what a quorum is.
+
+    `sealers` makes the round provisional (R4): a certificate is then the PVOTEs of all of them, and
+    so many PSEALs end it. VOTE and SEAL are counted all the same: what they make final is final.
+
+    `news` grows with what may give anybody more to do than before: a LIST, a quorum of VOTEs or of
+    SEALs. A VOTE or a SEAL that makes no quorum is counted, and no more; what a COMMIT, a HAVE or a
+    NEWATTEMPT is to this node its RoundView knows (`is_for_us`).
+    """
+
+    basis: bytes
+    shard: int
+    round: int
+    roster: Roster
+    trust: str
+    sealers: frozenset[PeerId] = frozenset()
+    news: int = 0
+    _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
+    _by_digest: dict[bytes, Entry] = field(default_factory=dict)
+    _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
+    _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
+    _commit_of: dict[bytes, tuple[PeerId, Commit]] = field(default_factory=dict)
+    _lists: dict[bytes, List] = field(default_factory=dict)
+    _votes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _certified: set[tuple[int, bytes]] = field(default_factory=set)
+    _agreed: set[tuple[bytes, int, Seal]] = field(default_factory=set)
+    _seals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _pvotes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _pseals: dict[tuple[int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    # Answers to what is asked after every event; None until they are asked for again.
+    _commits_sorted: dict[PeerId, tuple[bytes, Commit]] | None = None
+    _ids: tuple[bytes, ...] | None = None
+    _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
+    _certified_lists: tuple[tuple[bytes, List], ...] | None = None
+    _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
+
+    def add(self, entry: Entry, *, is_own: bool = False) -> Filed:
+        """File a message whose signature and place are checked; there is always room for one's own.
+
+        Own messages are few: one per slot that this node fills.
+        """
+        message = entry.message
+        if message.digest in self._by_digest:
+            return "known"
+        place = (message.slot.kind, message.slot.attempt, message.slot.subject)
+        if message.sender in self._slots.get(place, ()):
+            return "conflict"
+        if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
+            return "full"
+        self._slots.setdefault(place, {})[message.sender] = entry
+        digest = message.digest
+        self._by_digest[digest] = entry
+        self._by_id[digest[:MESSAGE_ID_BYTES]] = message
+        self._ids = None
+        self._index(message, entry.body)
+        return "new"
+
+    def _index(self, message: SignedMessage, body: Body) -> None:
+        """Count what is filed, so that no question has to look at all messages again."""
+        slot, sender = message.slot, message.sender
+        match body:
+            case Commit():
+                self._commits[sender] = (message.digest, body)
+                self._commit_of[message.digest] = (sender, body)
+                self._commits_sorted = None
+            case List():
+                self._lists.setdefault(self.list_digest(body), body)
+                self._certified_lists = None
+                self.news += 1
+            case Vote() if slot.kind is Kind.VOTE:
+                voted = (slot.attempt, body.list_digest)
+                voting = self._votes.setdefault(voted, {})
+                voting[sender] = message
+                if voted not in self._certified and self._is_quorum(voting):
+                    self._certified.add(voted)
+                    self._certified_sorted = self._certified_lists = None
+                    self.news += 1
+            case Seal() if slot.kind is Kind.SEAL:
+                agreeing = self._seals.setdefault((slot.subject, slot.attempt, body), {})
+                agreeing[sender] = message
+                if self._is_quorum(agreeing):
+                    self._sealed.pop(slot.subject, None)  # One SEAL more is in its certificate.
+                    place = (slot.subject, slot.attempt, body)
+                    self.news += place not in self._agreed
+                    self._agreed.add(place)
+            case Vote():
+                voting = self._pvotes.setdefault((slot.attempt, body.list_digest), {})
+                voting[sender] = message
+                self._elected(voting)
+            case Seal():
+                agreeing = self._pseals.setdefault((slot.attempt, body), {})
+                agreeing[sender] = message
+                self._elected(agreeing)
+            case _:
+                pass
+
+    def elect(self, sealers: frozenset[PeerId]) -> None:
+        """Whose PVOTEs and PSEALs it takes from now on; of nobody in an ordinary round."""
+        if sealers != self.sealers:
+            self.sealers = sealers
+            self._certified_sorted = self._certified_lists = None
+            self.news += 1
+
+    def _elected(self, agreeing: Collection[PeerId]) -> None:
+        """A PVOTE or PSEAL more: whether it made a certificate."""
+        if self._is_of_all(agreeing):
+            self._certified_sorted = self._certified_lists = None
+            self.news += 1
+
+    def _is_of_all(self, peers: Collection[PeerId]) -> bool:
+        return bool(self.sealers) and self.sealers.issubset(peers)
+
+    def _is_quorum(self, peers: Collection[PeerId]) -> bool:
+        return has_quorum(self.roster, peers, trust=self.trust)
+
+    @property
+    def commits(self) -> Mapping[PeerId, tuple[bytes, Commit]]:
+        """Digest and body of every COMMIT, ascending by sender."""
+        if self._commits_sorted is None:
+            self._commits_sorted = dict(sorted(self._commits.items()))
+        return self._commits_sorted
+
+    def messages(self) -> Iterator[SignedMessage]:
+        """All messages, in the order in which they were filed."""
+        return (entry.message for entry in self._by_digest.values())
+
+    @property
+    def ids(self) -> tuple[bytes, ...]:
+        """The first bytes of every message's digest, in the order in which they were filed."""
+        if self._ids is None:
+            self._ids = tuple(self._by_id)
+        return self._ids
+
+    def unknown_to(self, held: frozenset[bytes]) -> frozenset[bytes]:
+        """Those of `ids` that are not among the held ones."""
+        if self._by_id.keys() <= held:
+            return _NOTHING  # As nearly always: no set is made for it.
+        return frozenset(self._by_id.keys() - held)
+
+    def named(self, message_id: bytes) -> SignedMessage:
+        """The message of one of `ids`."""
+        return self._by_id[message_id]
+
+    def find(self, digest: bytes) -> Entry | None:
+        """The message of that digest."""
+        return self._by_digest.get(digest)
+
+    def of(self, kind: Kind, attempt: int = 0, subject: bytes = b"") -> dict[PeerId, Entry]:
+        """The messages in one place, by sender. The caller must not change the dict."""
+        return self._slots.get((kind, attempt, subject), {})
+
+    def bodies(
+        self, kind: Kind, body: type[BodyT], attempt: int = 0, subject: bytes = b""
+    ) -> Iterator[tuple[PeerId, BodyT]]:
+        """Senders and bodies in one place, ascending by sender."""
+        for sender, entry in sorted(self.of(kind, attempt, subject).items()):
+            assert isinstance(entry.body, body)
+            yield sender, entry.body
+
+    def commit_of(self, digest: bytes) -> tuple[PeerId, Commit] | None:
+        """Sender and body of a COMMIT by its digest."""
+        return self._commit_of.get(digest)
+
+    def attempts(self, kind: Kind) -> list[int]:
+        """Attempts in which there is a message of `kind`, latest first."""
+        return sorted({place[1] for place in self._slots if place[0] is kind}, reverse=True)
+
+    def list_digest(self, body: List) -> bytes:
+        """The digest of a LIST of this round."""
+        return list_digest(self.basis, self.shard, self.round, body.commits, body.drifts)
+
+    def certificate(self, attempt: int, digest: bytes) -> tuple[SignedMessage, ...]:
+        """The VOTEs of a quorum for a LIST in one attempt; empty where there is no quorum.
+
+        PVOTEs are none: what they certify binds nobody.
+        """
+        if (attempt, digest) not in self._certified:
+            return ()
+        return tuple(message for _, message in sorted(self._votes[attempt, digest].items()))
+
+    def certified(self) -> tuple[tuple[int, bytes], ...]:
+        """All (attempt, LIST digest) with a certificate, latest attempt first.
+
+        In a provisional round those for which all its sealers gave a PVOTE.
+        """
+        if self._certified_sorted is None:
+            found: Collection[tuple[int, bytes]] = self._certified
+            if self.sealers:
+                found = [voted for voted, by in self._pvotes.items() if self._is_of_all(by)]
+            self._certified_sorted = tuple(sorted(found, key=lambda c: (-c[0], c[1])))
+        return self._certified_sorted
+
+    def certified_lists(self) -> tuple[tuple[bytes, List], ...]:
+        """Digest and body of every certified LIST that is known in full, latest attempt first."""
+        if self._certified_lists is None:
+            digests = dict.fromkeys(digest for _, digest in self.certified())
+            self._certified_lists = tuple(
+                (digest, self._lists[digest]) for digest in digests if digest in self._lists
+            )
+        return self._certified_lists
+
+    def sealed(self, before: bytes) -> Sealed | None:
+        """The SEAL on which a quorum agrees in one attempt, with those messages (R2)."""
+        if before not in self._sealed:
+            self._sealed[before] = self._find_sealed(before)
+        return self._sealed[before]
+
+    def _find_sealed(self, before: bytes) -> Sealed | None:
+        quorums = [
+            (attempt, body, agreeing)
+            for (subject, attempt, body), agreeing in self._seals.items()
+            if subject == before and self._is_quorum(agreeing)
+        ]
+        if not quorums:
+            return None
+        _, body, agreeing = max(quorums, key=lambda quorum: quorum[0])
+        return body, tuple(message for _, message in sorted(agreeing.items()))
+
+    def psealed(self) -> Sealed | None:
+        """The PSEAL that all sealers gave in one attempt, with those messages (R4)."""
+        agreed = [
+            (attempt, body, agreeing)
+            for (attempt, body), agreeing in self._pseals.items()
+            if self._is_of_all(agreeing)
+        ]
+        if not agreed:
+            return None
+        _, body, agreeing = max(agreed, key=lambda found: found[0])
+        return body, tuple(message for _, message in sorted(agreeing.items()))
+
+    def locks(self) -> list[SignedMessage]:
+        """A SEAL of the latest attempt in which there is one: the highest lock that is known."""
+        for attempt in self.attempts(Kind.SEAL):
+            return [
+                entry.message
+                for _, entry in sorted(self.of(Kind.SEAL, attempt, self.basis).items())
+            ]
+        return []
+
+    def is_proposed(self, commit: bytes) -> bool:
+        """Whether a known LIST names that COMMIT."""
+        return any(commit in body.commits for body in self._lists.values())
+
+    def list_of(self, digest: bytes) -> List | None:
+        """The LIST of that digest, from whichever attempt it was proposed in."""
+        return self._lists.get(digest)

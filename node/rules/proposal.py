@@ -1,0 +1,219 @@
+"""What members say about the bytes they hold, and what the closer proposes from it (R2)."""
+
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from itertools import islice
+
+from node.rules.reducers import Slice
+from node.rules.round_view import RoundView
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, decode_body
+
+LIST_AFTER = 1.5
+"""The closer waits this many deadlines for HAVEs; reducers sign theirs after one."""
+
+EMPTY_AFTER_ATTEMPTS = 3
+"""From this attempt on a closer that knows of nothing complete lets the round carry."""
+
+
+def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
+    """The LIST to propose now, or None while there is reason to wait."""
+    if view.attempt > 0 and not view.has_quorum(
+        set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
+    ):
+        return None
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
+    if view.attempt > 0 or view.is_provisional:
+        bound = _highest_lock(view)
+        if bound is not None:
+            return bound
+    if view.is_meeting and not view.is_provisional:
+        return None
+    if view.bound:
+        # R4: the branch becomes final round by round, or gives way where its bytes cannot be had.
+        body = view.ballots.list_of(view.bound)
+        if body is not None and view.listed(body) is not None:
+            return List(commits=body.commits, drifts=body.drifts, certificate=())
+        if not is_late:
+            return None
+    if view.attempt > 0 and not view.rare("closer-free"):
+        bound = _already_summed(view)
+        if bound is not None:
+            return bound
+    complete = complete_senders(view)
+    has_heard_all = is_late or not awaited_haves(view)
+    is_all = complete >= view.expected
+    if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
+        return _list_of(view, set() if view.rare("closer-carries") else complete)
+    if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
+        return List(commits=(), drifts=(), certificate=())
+    return None
+
+
+def _highest_lock(view: RoundView) -> List | None:
+    """The lock of the latest attempt that a voter reports and can prove."""
+    best: NewAttempt | None = None
+    for _, report in view.ballots.bodies(Kind.NEWATTEMPT, NewAttempt, view.attempt):
+        if report.lock_attempt < 0 or (best and best.lock_attempt >= report.lock_attempt):
+            continue
+        body = List(commits=report.commits, drifts=report.drifts, certificate=())
+        if view.ballots.certificate(report.lock_attempt, view.ballots.list_digest(body)):
+            best = report
+    if best is not None:
+        return List(commits=best.commits, drifts=best.drifts, certificate=best.certificate)
+    return _lock_heard(view) if view.is_provisional else None
+
+
+def _lock_heard(view: RoundView) -> List | None:
+    """R4: a provisional round takes up the highest lock in reach, reported or heard as a SEAL."""
+    for message in view.ballots.locks():
+        seal = decode_body(message)
+        assert isinstance(seal, Seal)
+        body = view.ballots.list_of(seal.list_digest)
+        if body is not None and view.listed(body) is not None:
+            return List(commits=body.commits, drifts=body.drifts, certificate=())
+    return None
+
+
+def _already_summed(view: RoundView) -> List | None:
+    """A certified list of an earlier attempt whose whole result is here: the quickest way on."""
+    for attempt, digest in view.ballots.certified():
+        body = view.ballots.list_of(digest)
+        if attempt >= view.attempt or body is None or view.listed(body) is None:
+            continue  # Without its COMMITs it cannot be voted for; they may be lost with restarts.
+        if not view.missing_results(digest):
+            votes = view.ballots.certificate(attempt, digest)
+            return List(
+                commits=body.commits,
+                drifts=body.drifts,
+                certificate=tuple(vote.encoded for vote in votes),
+            )
+    return None
+
+
+def complete_senders(view: RoundView) -> set[PeerId]:
+    """Senders whose every cell is held by a reducer that says so in this attempt.
+
+    In open runs by two besides the sender, or by all others in reach where there are not so many:
+    of the only copy, the word of whoever has it would be all that one has.
+    """
+    if not view.ballots.of(Kind.HAVE, view.attempt):
+        return set()
+    # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
+    held: list[list[set[PeerId]]] = [
+        [set() for _ in range(view.num_cells)] for _ in range(view.copies)
+    ]
+    for reducer, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+        for run in body.held:
+            senders = unpack_senders(run.senders, view.members)
+            if view.copies > 1 and len(view.expected) > 1:
+                senders -= {reducer}
+            for cell in range(run.first, min(run.stop, view.num_cells)):
+                more = senders
+                for by_so_many in held:
+                    again = more & by_so_many[cell]
+                    by_so_many[cell] |= more
+                    more = again
+    committed = {sender for sender, _, _ in view.commits()}
+    copies = max(1, min(view.copies, len(view.expected) - 1))
+    return committed.intersection(*held[copies - 1])
+
+
+def awaited_haves(view: RoundView) -> frozenset[PeerId]:
+    """Reducers that this node expects to sign a HAVE in this attempt, and that have not yet."""
+    gathering = frozenset(peer for peers in view.gathering().keeping for peer in peers)
+    return (view.expected & gathering).difference(view.ballots.of(Kind.HAVE, view.attempt))
+
+
+def held_runs(view: RoundView) -> Iterator[Held]:
+    """The body of a HAVE: per run of the cells that this node sums now, whose parts are here.
+
+    Only of those: a sender holds all its own parts, and would else be complete by its own word.
+    Yields at most HAVE_RUNS_MAX: senders of every other cell only can make more, and what is not
+    said is not listed.
+    """
+    runs = (run for piece in view.kept_slices() for run in _runs_in(view, piece))
+    return islice(runs, limits.HAVE_RUNS_MAX)
+
+
+def _runs_in(view: RoundView, piece: Slice) -> Iterator[Held]:
+    commits = [(sender, digest) for sender, digest, _ in view.commits()]
+    first, current = piece.first, b""
+    for cell in range(piece.first, piece.stop):
+        senders = {s for s, digest in commits if cell in view.parts.get(digest, ())}
+        bits = pack_senders(senders, view.members) if senders else b""
+        if bits != current:
+            if current:
+                yield Held(first=first, stop=cell, senders=current)
+            first, current = cell, bits
+    if current:
+        yield Held(first=first, stop=piece.stop, senders=current)
+
+
+def is_hopeless(view: RoundView) -> bool:
+    """Whether this node is the closer, all reducers have spoken, and nobody is complete.
+
+    A reducer died, and was suspected too late for the HAVEs of this attempt: on to the next one,
+    in which substitutes speak. After some attempts the closer lets the round carry instead: where
+    payloads are lost with the disks they were on, no attempt will ever find one complete.
+    """
+    if view.closer(view.attempt) != view.me or view.proposal() is not None:
+        return False
+    if view.attempt >= EMPTY_AFTER_ATTEMPTS or view.bound or view.is_meeting:
+        return False
+    has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
+    return has_spoken and not complete_senders(view)
+
+
+def holds_all_expected(view: RoundView) -> bool:
+    """Whether every expected member has committed and all its parts of the own slices are here."""
+    if not view.ballots.commits.keys() >= view.expected:
+        return False
+    return not any(
+        view.missing_parts(digest, piece)
+        for piece in view.kept_slices()
+        for sender, digest, _ in view.commits()
+        if sender in view.expected and view.gathering().holds(piece, sender)
+    )
+
+
+def lock_report(view: RoundView) -> NewAttempt:
+    """The body of a NEWATTEMPT: the lock with its certificate, or the results still missing."""
+    if view.lock is not None:
+        locked = view.ballots.list_of(view.lock[1])
+        assert locked is not None, "locked on a LIST that is not in the ballots"
+        return NewAttempt(
+            lock_attempt=view.lock[0],
+            commits=locked.commits,
+            drifts=locked.drifts,
+            certificate=tuple(vote.encoded for vote in view.ballots.certificate(*view.lock)),
+            missing=(),
+        )
+    certified = [digest for _, digest in view.ballots.certified()]
+    missing = view.missing_results(certified[0]) if certified else ()
+    return NewAttempt(lock_attempt=-1, commits=(), drifts=(), certificate=(), missing=missing)
+
+
+def _list_of(view: RoundView, senders: set[PeerId]) -> List:
+    digests = tuple(digest for sender, digest, _ in view.commits() if sender in senders)
+    return List(commits=digests, drifts=(), certificate=())
+
+
+def pack_senders(senders: Collection[PeerId], members: tuple[PeerId, ...]) -> bytes:
+    """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
+    bits = bytearray(-(-len(members) // 8))
+    for index, member in enumerate(members):
+        if member in senders:
+            bits[index // 8] |= 1 << (index % 8)
+    return bytes(bits)
+
+
+@lru_cache(maxsize=256)
+def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> frozenset[PeerId]:
+    """Inverse of `pack_senders`; bits beyond the roster say nothing."""
+    return frozenset(
+        member
+        for index, member in enumerate(members)
+        if index // 8 < len(bits) and bits[index // 8] >> (index % 8) & 1
+    )

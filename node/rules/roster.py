@@ -1,0 +1,296 @@
+"""From one seal to the next round: roster, voters, quorum, closer, leases, clock.
+
+All pure functions of sealed values (R1, R9; R8 is `node.rules.reducers`): what gossip or one's own
+view says has no say.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from node.rules.reducers import measured
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
+from training.exchange import Lease
+from training.leases import give_back, lease_size, part_of_lease, take
+
+ABSENCES_MAX = 2
+"""Non-empty rounds in a row without a listed contribution that cost the seat (R1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One listed contribution: who sent it, and its COMMIT.
+
+    `is_proved` says whether the COMMIT carried its sender's own SEAL of the seal that named the
+    roster; the caller has checked signature and value.
+    """
+
+    sender: PeerId
+    commit: Commit
+    is_proved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRules:
+    """What of the manifest the clock of the next seal depends on."""
+
+    samples_each: int
+    """The lease per member and round."""
+
+    rounds: int
+    tokens: int
+    """The run ends with so many rounds, or with so many tokens unless 0."""
+
+    tokens_each: int = 1
+    """Tokens per sample: what a COMMIT may claim is so many times the samples that it used."""
+
+    @classmethod
+    def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
+        """The law of the run."""
+        return cls(
+            samples_each=manifest.inner.inner_steps * manifest.inner.batch,
+            tokens_each=_tokens_each(manifest),
+            rounds=manifest.rounds,
+            tokens=manifest.stop.tokens,
+        )
+
+
+def _tokens_each(manifest: RunManifest) -> int:
+    """A sample is a window of `context` tokens; one token where the model has no such setting."""
+    named = {setting.name: setting.value for setting in manifest.model.settings}
+    context = named.get("context")
+    return context if isinstance(context, int) and context > 0 else 1
+
+
+def genesis_roster(founder: PeerId) -> Roster:
+    """The founder alone; genesis counts as a list of its voters."""
+    seat = SeatRecord(peer=founder, seated=0, voter_since=0, proved=0, absent=0)
+    return Roster(seats=(seat,), window=(0,))
+
+
+def voters(roster: Roster) -> tuple[PeerId, ...]:
+    """The voting members, ascending."""
+    return roster.voters
+
+
+OPEN_VOTERS_MIN = 4
+"""With fewer voters not one of them may lie, and an open run decides as friends do."""
+
+
+def liars(num_voters: int, trust: str) -> int:
+    """b: how many voters may lie and nothing final be wrong; less than a third in open runs."""
+    return (num_voters - 1) // 3 if trust == "open" else 0
+
+
+def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool:
+    """Whether the voters among `peers` are a quorum.
+
+    Friends, and open runs of fewer than four voters: a majority, or with an even number the half
+    that holds the eldest voter. Open: two thirds, rounded up.
+    """
+    electorate = roster.voter_set
+    agreeing = len(electorate.intersection(peers))
+    if trust == "open" and len(electorate) >= OPEN_VOTERS_MIN:
+        return agreeing >= -(-2 * len(electorate) // 3)
+    if 2 * agreeing == len(electorate):
+        return eldest_voter(roster) in peers
+    return 2 * agreeing > len(electorate)
+
+
+def blocking(num_voters: int, trust: str) -> int:
+    """So many voters, and not all of them lying, that every quorum has one of them in it (R12)."""
+    if trust == "open" and num_voters >= OPEN_VOTERS_MIN:
+        return num_voters - -(-2 * num_voters // 3) + 1 + liars(num_voters, trust)
+    # The smallest quorum of an even number is the half with the eldest voter.
+    return num_voters - (num_voters + 1) // 2 + 1
+
+
+def eldest_voter(roster: Roster) -> PeerId:
+    """The voter that has voted longest; among equals the lowest peer id."""
+    seats = [seat for seat in roster.seats if seat.voter_since >= 0]
+    return min(seats, key=lambda seat: (seat.voter_since, seat.peer)).peer
+
+
+def closer(roster: Roster, basis: bytes, shard: int, attempt: int) -> PeerId:
+    """Who proposes the LIST of this attempt."""
+    electorate = voters(roster)
+    start = int.from_bytes(blake3(basis + shard.to_bytes(4, "big")).digest()[:8], "big")
+    return electorate[(start + attempt) % len(electorate)]
+
+
+def provisional_closer(roster: Roster, basis: bytes, attempt: int) -> PeerId:
+    """Who proposes the LIST in this attempt of a provisional round; `roster` is of the final seal.
+
+    See `node.rules.branches.provisional_closer`.
+    """
+    electorate = voters(roster)
+    order = (*electorate, *(peer for peer in roster.members if peer not in roster.voter_set))
+    start = int.from_bytes(blake3(basis).digest()[:8], "big")
+    return order[(start + attempt) % len(order)]
+
+
+def leases(value: SealValue, samples_each: int) -> tuple[dict[PeerId, Lease], SealClock]:
+    """Who may use which samples in the round after `value`, and the clock with them leased.
+
+    Every member gets `samples_each` samples, in ascending peer order, returned ones first.
+    """
+    unused: Lease = tuple((gap.first, gap.stop) for gap in value.clock.unused)
+    cursor = value.clock.cursor
+    leased = {}
+    for peer in value.roster.members:
+        leased[peer], unused, cursor = take(unused, cursor, samples_each)
+    return leased, replace(value.clock, unused=_intervals(unused), cursor=cursor)
+
+
+def _intervals(gaps: Lease) -> tuple[Interval, ...]:
+    return tuple(Interval(first=first, stop=stop) for first, stop in gaps)
+
+
+def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) -> SealClock:
+    """The clock after a round on `value` that listed these contributions.
+
+    Samples of members that are not listed go back whole; a listed member gives back the tail that
+    its COMMIT says it did not use.
+    """
+    leased, clock = leases(value, rules.samples_each)
+    used = {entry.sender: min(entry.commit.samples, rules.samples_each) for entry in listed}
+    returned: list[tuple[int, int]] = []
+    for peer, lease in leased.items():
+        spent = used.get(peer, 0)
+        returned += part_of_lease(lease, spent, lease_size(lease) - spent)
+    # All at once: what is too short to be kept by itself may touch what the next one gives back.
+    unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
+    tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
+    past_end = sum(entry.commit.is_past_end for entry in listed)
+    return SealClock(
+        step=clock.step + _weighted_median_steps(listed),
+        tokens=tokens,
+        cursor=clock.cursor,
+        unused=_intervals(unused),
+        ends_run=value.round + 1 >= rules.rounds
+        or 0 < rules.tokens <= tokens
+        or 2 * past_end > len(listed),
+    )
+
+
+def num_forgotten(clock: SealClock, tokens_each: int, *, drift_tokens: int = 0) -> int:
+    """Samples that were leased, came back, and were too many intervals to be kept: the trace that
+    a seal has of them.
+
+    Every COMMIT that counts claims `tokens_each` tokens for each sample that it used, so the tokens
+    say how many were; what was not used and is not among the unused was forgotten. `drift_tokens`
+    are of samples that other branches leased (R4).
+    """
+    used = (clock.tokens - drift_tokens) // tokens_each
+    return clock.cursor - sum(gap.stop - gap.first for gap in clock.unused) - used
+
+
+def _weighted_median_steps(listed: Sequence[Listed]) -> int:
+    """The H at which half of the round's tokens are reached, counting from the smallest H."""
+    total = sum(entry.commit.tokens for entry in listed)
+    reached = 0
+    ordered = sorted(listed, key=lambda entry: (entry.commit.steps, entry.sender))
+    for entry in ordered:
+        reached += entry.commit.tokens
+        if 2 * reached >= total:
+            return entry.commit.steps
+    return 0
+
+
+def next_roster(
+    roster: Roster, round_index: int, listed: Sequence[Listed], *, trust: str
+) -> Roster:
+    """The roster that the seal of `round_index` carries (R1).
+
+    An empty list changes nothing: nobody was seen absent, nobody was named.
+    """
+    if not listed:
+        return roster
+    present = {entry.sender: entry for entry in listed}
+    window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
+    dropped = _suspected(listed) | _gone(listed)
+    seats = {}
+    for seat in roster.seats:
+        is_listed = seat.peer in present
+        absent = 0 if is_listed else seat.absent + 1
+        if absent >= ABSENCES_MAX or seat.peer in dropped:
+            continue
+        is_proved = is_listed and present[seat.peer].is_proved
+        seats[seat.peer] = replace(
+            seat, absent=absent, proved=round_index if is_proved else seat.proved
+        )
+    seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in listed])
+    # Room for the voters too: where nobody else would vote, they keep their seats.
+    taken = len(seats.keys() | set(voters(roster)))
+    for peer in _joiners(roster, listed, trust=trust)[: limits.SEATS_MAX - taken]:
+        seats[peer] = SeatRecord(peer=peer, seated=round_index, voter_since=-1, proved=-1, absent=0)
+    if not seats:
+        return replace(roster, window=window)
+    return _with_voters(roster, seats, window, round_index, trust=trust)
+
+
+def _gone(listed: Sequence[Listed]) -> set[PeerId]:
+    return {peer for entry in listed for peer in entry.commit.gone}
+
+
+def _suspected(listed: Sequence[Listed]) -> set[PeerId]:
+    """Those whom more than half of the listed COMMITs suspect."""
+    counts: dict[PeerId, int] = {}
+    for entry in listed:
+        for peer in set(entry.commit.suspects):
+            counts[peer] = counts.get(peer, 0) + 1
+    return {peer for peer, count in counts.items() if 2 * count > len(listed)}
+
+
+def _joiners(roster: Roster, listed: Sequence[Listed], *, trust: str) -> list[PeerId]:
+    """Named by enough listed COMMITs (friends 1, open f+1), ascending, not seated yet."""
+    needed = liars(len(voters(roster)), trust) + 1
+    counts: dict[PeerId, int] = {}
+    for entry in listed:
+        for peer in set(entry.commit.joins):
+            counts[peer] = counts.get(peer, 0) + 1
+    seated = set(roster.members)
+    gone = _gone(listed)
+    return sorted(
+        peer
+        for peer, count in counts.items()
+        if count >= needed and peer not in seated and peer not in gone
+    )
+
+
+def _with_voters(
+    old: Roster,
+    seats: Mapping[PeerId, SeatRecord],
+    window: tuple[int, ...],
+    round_index: int,
+    *,
+    trust: str,
+) -> Roster:
+    """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
+    qualified = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
+    stay = {peer for peer in voters(old) if peer in qualified}
+    growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
+    enter = set(sorted(qualified - stay)[:growth])
+    if not stay | enter:
+        # A roster that would have no voter keeps the old ones, even those that lost their seat.
+        kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
+        return Roster(seats=_sorted({**seats, **kept}), window=window)
+    decided = {}
+    for peer, seat in seats.items():
+        since = round_index if peer in enter else -1
+        is_new = peer not in stay and since != seat.voter_since
+        decided[peer] = replace(seat, voter_since=since) if is_new else seat
+    return Roster(seats=_sorted(decided), window=window)
+
+
+def _open_growth(old: Roster, round_index: int) -> int:
+    """Open runs admit max(1, v/4) new voters per 16 rounds."""
+    return max(1, len(voters(old)) // 4) if round_index % 16 == 0 else 0
+
+
+def _sorted(seats: Mapping[PeerId, SeatRecord]) -> tuple[SeatRecord, ...]:
+    return tuple(seats[peer] for peer in sorted(seats))

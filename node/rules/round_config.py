@@ -1,0 +1,47 @@
+"""What a RoundMachine needs to know besides the chain."""
+
+from dataclasses import dataclass, field
+
+from node.rules import roster as rosters
+from node.rules.rare import Rare, never
+from protocol.manifest import RunManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
+
+    `survive` says who goes on where the quorum is out of reach for longer than `grace_s`: in
+    friends runs "any" half does, provisionally (R4), or only the "quorum". A founder holds its
+    first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    `rare` says when a simulated node takes a rare branch.
+    """
+
+    trust: str
+    num_cells: int
+    clock: rosters.ClockRules
+    deadline_floor_s: float
+    deadline_cap_s: float
+    survive: str = "quorum"
+    grace_s: float = 3.0
+    wait_seats: int = 0
+    wait_seats_s: float = 12.0
+    rare: Rare = field(default=never, compare=False, repr=False)
+
+    @property
+    def may_branch(self) -> bool:
+        """Whether rounds may be sealed provisionally."""
+        return self.trust == "friends" and self.survive == "any"
+
+    @classmethod
+    def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
+        """The law of the run, with no local taste."""
+        return cls(
+            trust=manifest.trust,
+            num_cells=manifest.layout(shard).num_cells(0),
+            clock=rosters.ClockRules.from_manifest(manifest),
+            deadline_floor_s=manifest.timing.deadline_floor_s,
+            deadline_cap_s=manifest.timing.deadline_cap_s,
+            survive=manifest.survive,
+            grace_s=manifest.timing.suspect_s,
+        )

@@ -1,0 +1,218 @@
+"""What a RoundMachine holds, files and signs; the rules over it are in `node.round`."""
+
+from collections.abc import Iterator
+
+from node import events as ev
+from node.rules.admission import attempt_shown, breach, concerns, is_for_us
+from node.rules.agenda import Agenda
+from node.rules.ballots import Entry
+from node.rules.chain import seal_value
+from node.rules.deadlines import LearnedDeadline
+from node.rules.rates import Rates
+from node.rules.reach import Reach
+from node.rules.restart import Restart, refill
+from node.rules.round_view import RoundConfig, RoundView
+from node.rules.silence import Silence
+from node.rules.standing import Standing
+from protocol import limits
+from protocol.identity import PeerId, Signer
+from protocol.messages import (
+    Body,
+    Kind,
+    SealCertificate,
+    SealValue,
+    Seat,
+    SignedMessage,
+    sign_message,
+)
+
+
+class RoundState:
+    """The rounds that a node knows, and what it said in them.
+
+    `view` is the round it works in: the one that is final next, or provisionally the one behind
+    its head (R4). `previous` is the round before the last final seal.
+    """
+
+    def __init__(
+        self, config: RoundConfig, signer: Signer, head: SealCertificate, *, now_s: float
+    ) -> None:
+        self.config = config
+        self._signer = signer
+        self._deadline = LearnedDeadline(
+            floor_s=config.deadline_floor_s, cap_s=config.deadline_cap_s, rare=config.rare
+        )
+        self._suspects: frozenset[PeerId] = frozenset()
+        self._left: set[PeerId] = set()
+        self._silence = Silence()
+        self.rates = Rates()
+        self._is_past_end = False
+        self._agenda = Agenda(now_s)
+        self._restart: Restart | None = None
+        self._reach = Reach(config, signer.peer_id)
+        self.standing = Standing(head, [self._new_view(head, head.value, now_s)])
+        self.view = self.standing.base
+        self.previous: RoundView | None = None
+        self.is_held = False
+        """Set while a later state is being fetched: this node then only listens."""
+        self.is_behind = False
+        """Set while somebody in reach has a later final seal: this node then takes that over."""
+        self.is_meeting = False
+        """Set while somebody in reach is on a branch that is not known yet."""
+
+    # What others may ask ------------------------------------------------------------------------
+
+    @property
+    def certificate(self) -> SealCertificate:
+        """The last final seal that this node has adopted."""
+        return self.standing.final
+
+    @property
+    def head(self) -> SealValue:
+        """What that seal says."""
+        return self.standing.final.value
+
+    @property
+    def views(self) -> tuple[RoundView, ...]:
+        """All rounds that messages and cells are taken for, the one it works in first."""
+        previous = () if self.previous is None else (self.previous,)
+        if len(self.standing.views) == 1:  # As nearly always.
+            return (self.view, *previous)
+        return (self.view, *self.standing.others(self.view), *previous)
+
+    def has_view(self, view: RoundView) -> bool:
+        """Whether that round is still under way."""
+        return any(view is other for other in self.standing.views)
+
+    @property
+    def watched(self) -> tuple[PeerId, ...]:
+        """Whose silence matters: the members of the round, and of the seals it stands between."""
+        views, view = self.standing.views, self.view
+        if len(views) == 1:
+            return view.members
+        base, top = views[0], views[-1]
+        return tuple(sorted(base.member_set | top.member_set | view.member_set))
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether this node fills no slot now.
+
+        It does not know yet where the others are (R3), or what it signed in this round (R12).
+        """
+        return self._silence.is_on(self.view)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the STATUS of others is waited for."""
+        return self._silence.is_asking
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether signatures are lost, so that what this node says of rounds is worth nothing."""
+        return self._silence.has_forgotten
+
+    def wakeup_s(self) -> float:
+        """The monotonic time at which a Tick is due, if no event comes before."""
+        return self._agenda.wakeup_s
+
+    # Filing -------------------------------------------------------------------------------------
+
+    def _hear(self, entry: Entry, now_s: float) -> list[ev.RoundAction]:
+        message, slot = entry.message, entry.message.slot
+        view = self.standing.on(slot.basis) or self.view
+        is_own = message.sender == view.me
+        if is_own and not (view.ballots.find(message.digest) or self._is_remembered(message)):
+            # Ours, and not in our journal: the disk was rolled back (R12).
+            self._silence.rolled_back(slot.round)
+        self._keep_early(entry)
+        if not concerns(view, entry):
+            return []
+        if wrong := breach(view, entry, self.config.clock):
+            return [ev.Fault(message.sender, wrong)]
+        filed = view.ballots.add(entry)
+        if filed == "conflict":
+            return [ev.Fault(message.sender, f"two different {slot.kind.name} in one slot")]
+        if filed != "new":
+            return []
+        if slot.kind is Kind.LEAVE:
+            self._left.add(message.sender)
+        if (shown := attempt_shown(view, entry)) > view.attempt:
+            self._enter(view, shown, now_s)
+            self._agenda.disturb()
+        elif view is not self.view or is_for_us(view, entry):
+            self._agenda.disturb()
+        if isinstance(entry.body, Seat):
+            return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
+        return []
+
+    def _keep_early(self, entry: Entry) -> None:
+        """What may be of a round whose seal is not here yet."""
+        slot = entry.message.slot
+        if self.standing.on(slot.basis) is not None:
+            return
+        top = self.standing.top
+        for view in (self.view,) if self.view is top else (self.view, top):
+            has_room = len(view.early) < limits.MESSAGES_PER_ROUND_MAX
+            is_next = slot.round == view.index + 1
+            if is_next and has_room and not self.config.rare("early-dropped"):
+                view.early.setdefault(entry.message.digest, entry)
+
+    def _is_remembered(self, message: SignedMessage) -> bool:
+        """Whether an own message is of a round that this node has left, and in its journal."""
+        view = self.standing.given_up.get(message.slot.basis)
+        if view is not None and view.ballots.find(message.digest) is not None:
+            return True
+        restart = self._restart
+        return restart is not None and any(m.digest == message.digest for m in restart.messages)
+
+    def _enter(self, view: RoundView, attempt: int, now_s: float) -> None:
+        """Work in a later attempt from now on; a rule reports the lock to its closer."""
+        view.attempt, view.entered_s = attempt, now_s
+        if view.opened_s is None:
+            view.opened_s = now_s
+
+    def _settle_silence(self) -> None:
+        self._silence.settle(self.view, self.standing.base)
+
+    # Helpers ------------------------------------------------------------------------------------
+
+    def _value(self, view: RoundView, digest: bytes) -> SealValue | None:
+        """What the seal of a LIST says, once its result is applied."""
+        known = view.values
+        if digest not in known or known[digest].root != view.applied.get(digest):
+            value = seal_value(view, digest, self._signer, self.config.clock)
+            if value is not None:
+                known[digest] = value
+            return value
+        return known[digest]
+
+    def _new_view(self, head: SealCertificate, final: SealValue, now_s: float) -> RoundView:
+        view = RoundView(
+            me=self._signer.peer_id,
+            head=head.value,
+            num_cells=self.config.num_cells,
+            trust=self.config.trust,
+            started_s=now_s,
+            suspects=self._suspects,
+            final=final,
+            may_branch=self.config.may_branch,
+            draw=self.config.rare,
+        )
+        if self._restart is not None:
+            refill(view, self._restart, now_s=now_s)
+        return view
+
+    def _sign(
+        self, kind: Kind, body: Body, *, attempt: int = 0, subject: bytes = b""
+    ) -> Iterator[ev.RoundAction]:
+        slot = self.view.slot(kind, attempt=attempt, subject=subject)
+        yield from self._publish(self.view, sign_message(self._signer, slot, body), body)
+
+    def _publish(
+        self, view: RoundView, message: SignedMessage, body: Body
+    ) -> Iterator[ev.RoundAction]:
+        filed = view.ballots.add(Entry(message, body), is_own=True)
+        # A slot filled twice would convict this node; the rules ask before they sign.
+        assert filed == "new", f"{message.slot.kind.name} signed twice in one slot ({filed})"
+        yield ev.RecordSlot(message)
+        yield ev.Broadcast(message)

@@ -1,0 +1,155 @@
+"""How a RoundMachine gets from seal to seal: final ones, provisional ones, and back (R2, R4)."""
+
+from collections.abc import Iterator
+
+from node import events as ev
+from node.rules.ballots import Entry
+from node.rules.restart import Restart, own_seal, recall_results
+from node.rules.round_state import RoundState
+from node.rules.round_view import RoundView
+from protocol.messages import Kind, Seal, SealCertificate, SealValue, decode_message
+
+
+class RoundSteps(RoundState):
+    """See RoundState; these are the steps that the rules take."""
+
+    def reset(self, head: SealCertificate, *, now_s: float) -> None:
+        """Go on from a state that was synchronised; forgets the round under way."""
+        self.standing.fall_back()
+        self.standing.adopt(head, lambda link: self._new_view(link, link.value, now_s))
+        self.view, self.previous = self.standing.base, None
+        # Who left meanwhile is gone; who came back since has not said that it leaves again.
+        self._left.clear()
+        self._silence.recall(self.view, now_s=now_s)
+        self._agenda.disturb()
+
+    def resume(self, restart: Restart, *, now_s: float) -> None:
+        """R12: go on where this node went down; called once, before anything is handled."""
+        self._restart = restart
+        *before, head = restart.chain
+        previous: RoundView | None = None
+        if before:
+            previous = self._new_view(before[-1], before[-1].value, now_s)
+            for data in head.seals:
+                # Heard after this node had filed its own: stragglers need them to end the round.
+                previous.ballots.add(Entry(*decode_message(data)))
+        self.reset(head, now_s=now_s)
+        self.previous = previous
+        self._stand_again(restart, now_s)
+        for view in self.views:
+            recall_results(view, restart)
+        self._left |= set(self.view.ballots.of(Kind.LEAVE))
+        self._silence.restarted(restart, self.standing.base, now_s=now_s)
+        self._settle_silence()
+
+    def _stand_again(self, restart: Restart, now_s: float) -> None:
+        """The branch that this node was on; it works on its last final seal until it knows more."""
+        me, final = self._signer.peer_id, restart.chain[-1].value
+        self.standing.base.own_seal = own_seal(restart, final, me)
+        for link in restart.branch:
+            before = self.standing.top
+            before.applied[link.value.list_digest] = link.value.root
+            self.standing.advance(link, lambda one: self._new_view(one, final, now_s))
+            self.standing.top.own_seal = own_seal(restart, link.value, me)
+
+    def _sign_seal(self, kind: Kind, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
+        yield ev.RecordProof(tuple(self.view.ballots.messages()))
+        body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+        yield from self._sign(kind, body, attempt=attempt, subject=value.before)
+
+    def _adopt(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
+        """A round is final, and it is not the one of the own branch, if there is one."""
+        yield from self._fall_back()
+        view, value = self.standing.base, certificate.value
+        yield from self._late_seal(view, value)
+        was_listed, own_seal_of = view.is_listed_in(value), view.own_seal_of(value)
+        self.previous = view
+        self.standing.adopt(certificate, lambda link: self._new_view(link, link.value, now_s))
+        self.view = self.standing.base
+        self.view.own_seal = own_seal_of
+        self.view.suspect(self._suspects)
+        self._left &= set(value.roster.members)
+        self._forget_restart()
+        yield ev.Adopt(certificate, was_listed, view.is_doubtful(value))
+        yield from self._hear_early(view, now_s)
+
+    def _confirm(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
+        """The first round of the own branch is final, as it stands."""
+        view, value = self.standing.base, certificate.value
+        yield from self._late_seal(view, value)
+        self.previous = view
+        self.standing.confirm(certificate)
+        self.view = self.standing.base
+        if not self.view.own_commit:
+            self.view.own_seal = view.own_seal_of(value)
+        self._forget_restart()
+        self._agenda.disturb()
+        found = [view.ballots.find(digest) for digest in value.commits]
+        yield ev.Confirm(certificate, tuple(entry.message for entry in found if entry))
+
+    def confirm(self, chain: list[SealCertificate], now_s: float) -> Iterator[ev.RoundAction]:
+        """Final seals that others sent, verified: those that the own branch has are final here."""
+        branch = self.standing.branch
+        while chain and branch and chain[0].value.digest == branch[0].value.digest:
+            yield from self._confirm(chain.pop(0), now_s)
+
+    def _late_seal(self, view: RoundView, value: SealValue) -> Iterator[ev.RoundAction]:
+        """Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
+        left: its next COMMIT must carry it (R1, R2)."""
+        sealed = view.ballots.sealed(view.basis)
+        if sealed is None or view is not self.view or not view.is_member or self.is_muted:
+            return
+        if view.own_seal_of(value, (Kind.SEAL,)) or value.list_digest not in view.applied:
+            return
+        attempt = sealed[1][0].slot.attempt
+        is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.basis)
+        if is_new and not self.config.rare("late-seal-unsigned"):
+            yield from self._sign_seal(Kind.SEAL, value, attempt)
+
+    def _advance(self, link: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
+        """A round is sealed provisionally: go on behind it, and keep what is final."""
+        view, value = self.view, link.value
+        attempt = decode_message(link.seals[0])[0].slot.attempt if link.seals else view.attempt
+        own, slot = view.own_seal_of(value), (Kind.PSEAL, attempt, view.basis)
+        may_sign = view.is_speaker and not self.is_muted and view.me not in view.ballots.of(*slot)
+        if may_sign and not own:
+            # It holds the result like all who sealed: its next COMMIT has to prove that.
+            yield from self._sign_seal(Kind.PSEAL, value, attempt)
+            own = view.own_seal_of(value)
+        was_listed, final = view.is_listed_in(value), self.standing.final.value
+        self.standing.advance(link, lambda one: self._new_view(one, final, now_s))
+        if view is not self.standing.base:
+            view.parts.clear()  # They are not kept; those of the round that is final next are.
+        self.view = self.standing.top
+        self.view.own_seal = own
+        self.view.suspect(self._suspects)
+        kept = frozenset(commit.root for _, _, commit in self.standing.base.commits())
+        yield ev.Advance(link, was_listed, kept, view.is_doubtful(value))
+        yield from self._hear_early(view, now_s)
+
+    def _fall_back(self) -> Iterator[ev.RoundAction]:
+        """Give the own branch up; what is final stays."""
+        standing = self.standing
+        if standing.branch:
+            lost = standing.head
+            standing.fall_back()
+            self.view = standing.base
+            self._agenda.disturb()
+            yield ev.FallBack(standing.final, lost)
+
+    def _hear_early(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
+        for entry in view.early.values():
+            yield from self._hear(entry, now_s)
+        view.early.clear()
+
+    def _forget_restart(self) -> None:
+        """What was said before the restart matters while its rounds may come back."""
+        restart = self._restart
+        if restart is not None and all(
+            message.slot.round <= self.head.round for message in restart.messages
+        ):
+            self._restart = None
+
+    def _diverge(self, reason: str) -> Iterator[ev.RoundAction]:
+        self.view.is_diverged = True
+        yield ev.Resync(f"round {self.view.index} is sealed, but {reason}")

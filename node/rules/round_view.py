@@ -1,0 +1,371 @@
+"""What one round knows: the messages, who holds which cells, and the questions asked of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from node.events import Contributed
+from node.rules import roster as rosters
+from node.rules.asking import Asking
+from node.rules.ballots import Ballots, Entry
+from node.rules.gathering import Gathering
+from node.rules.rare import Rare, never
+from node.rules.reducers import Slice, copies, slices
+from node.rules.round_config import RoundConfig as RoundConfig
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from protocol.messages import (
+    Agg,
+    Commit,
+    Kind,
+    List,
+    Seal,
+    SealValue,
+    Slot,
+    slice_subject,
+)
+
+Lock = tuple[int, bytes]
+"""The attempt of the latest own SEAL, and the digest of its LIST."""
+
+Request = tuple[str, bytes, int, PeerId]
+"""What was asked for once: what to do with which cells of which subject, and by or to whom."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundView(Asking):
+    """The round that follows the seal `head`, as this node sees it.
+
+    `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
+    seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
+    digest of `head`; `members`, ascending, may contribute, `electorate` votes;
+    `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
+    who were expected when the own parts were pushed last.
+
+    `awaited` are the COMMITs known when the first HAVE was
+    signed without some of their parts; `is_timed` says that a deadline was learned from this round.
+
+    `time_outs` counts the attempts of this round that ended because nothing moved for too long.
+    `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
+    maps LIST digests to the root of the state that the outer step on them gives, `values` to what
+    their seals would say. `own_seal` is the own SEAL of `head`, `early` messages of the next round
+    by digest. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
+    branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
+    while `is_meeting` there may be one that is not known yet.
+
+    `copies` is how many members sum each slice. `agreed` has the result roots that are believed in
+    open runs, by LIST and first cell of the slice.
+    """
+
+    me: PeerId
+    head: SealValue
+    num_cells: int
+    trust: str
+    started_s: float
+    final: SealValue
+    may_branch: bool = False
+    draw: Rare = never
+    ballots: Ballots = field(init=False)
+    slices: tuple[Slice, ...] = field(init=False)
+    attempt: int = 0
+    time_outs: int = 0
+    opened_s: float | None = None
+    entered_s: float = 0.0
+    progress_s: float = 0.0
+    lock: Lock | None = None
+    own_commit: bytes = b""
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    results: dict[bytes, set[int]] = field(default_factory=dict)
+    certified_s: dict[bytes, float] = field(default_factory=dict)
+    applied: dict[bytes, bytes] = field(default_factory=dict)
+    values: dict[bytes, SealValue] = field(default_factory=dict)
+    pushed_among: frozenset[PeerId] | None = None
+    requested: set[Request] = field(default_factory=set)
+    awaited: frozenset[bytes] = frozenset()
+    is_timed: bool = False
+    contribution: Contributed | None = None
+    own_seal: bytes = b""
+    proven_seats: set[PeerId] = field(default_factory=set)
+    early: dict[bytes, Entry] = field(default_factory=dict)
+    followed: bytes = b""
+    bound: bytes = b""
+    is_meeting: bool = False
+    is_diverged: bool = False
+    agreed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    copies: int = field(init=False)
+    members: tuple[PeerId, ...] = field(init=False)
+    member_set: frozenset[PeerId] = field(init=False)
+    electorate: tuple[PeerId, ...] = field(init=False)
+    expected: frozenset[PeerId] = field(init=False)
+    basis: bytes = field(init=False)
+    index: int = field(init=False)
+    is_member: bool = field(init=False)
+    _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
+    _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
+    _gathering: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.basis, self.index = self.head.digest, self.head.round + 1
+        self.copies = copies(self.trust)
+        self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
+        self.electorate = rosters.voters(self.head.roster)
+        self.is_member = self.me in self.member_set
+        self.suspect(self.suspects)
+        self.ballots = Ballots(
+            self.basis, self.head.shard, self.index, self.head.roster, self.trust
+        )
+        self.slices = slices(self.head.roster, self.basis, self.num_cells, trust=self.trust)
+        self._gathering = Gathering(self.slices, self.me, self.copies)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether no quorum is in reach, and the round is sealed provisionally (R4)."""
+        return bool(self.ballots.sealers)
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node votes here: with VOTEs, or in a provisional round with PVOTEs."""
+        return self.me in (self.ballots.sealers or self.electorate)
+
+    @property
+    def is_speaker(self) -> bool:
+        """Whether this node has a say here: on a branch a voter need not be a member."""
+        return self.is_member or self.is_voter
+
+    def may_speak(self, peer: PeerId) -> bool:
+        """Whether that peer may be one whom a provisional round needs."""
+        return peer in self.member_set or peer in self.final.roster.member_set
+
+    def elect(self, sealers: frozenset[PeerId]) -> None:
+        """Go on as a provisional round of these sealers, or with nobody as an ordinary one."""
+        if bool(sealers) != self.is_provisional:
+            self._closers.clear()
+        self.ballots.elect(sealers)
+
+    def promote(self) -> None:
+        """The seal before is final now: this round decides what is final next."""
+        self.final = self.head
+        self._closers.clear()
+
+    def rare(self, name: str) -> bool:
+        """Whether a rare branch is taken; drawn once per attempt, however often a rule asks."""
+        if self.draw is never:
+            return False
+        key = (name, self.attempt)
+        if key not in self._drawn:
+            self._drawn[key] = self.draw(name)
+        return self._drawn[key]
+
+    def suspect(self, suspects: frozenset[PeerId]) -> None:
+        """Take over whom this node suspects; it never suspects itself."""
+        self.suspects = suspects
+        self.expected = self.member_set - (suspects - {self.me})
+
+    def contributed(self, event: Contributed) -> None:
+        """The own trainer has given its contribution, if it is to this round."""
+        if event.round != self.index or event.basis not in (b"", self.basis):
+            return
+        self.contribution = event
+        # Committed before a restart: the same bytes again, or the COMMIT stands without them.
+        commit = self.ballots.commit_of(self.own_commit)
+        if commit is not None and commit[1].root == event.root:
+            self.parts[self.own_commit] = set(range(self.num_cells))
+
+    def start_clock(self, now_s: float) -> None:
+        """The clock of attempt 0 starts when a quorum has committed: until then all train."""
+        if self.opened_s is None and self.can_open():
+            self.opened_s = self.progress_s = now_s
+
+    def can_open(self) -> bool:
+        """Whether enough have committed: a quorum; provisionally, most of those in reach."""
+        committed = self.ballots.of(Kind.COMMIT)
+        if self.is_provisional:
+            return 2 * sum(peer in committed for peer in self.expected) > len(self.expected)
+        return self.has_quorum(set(committed))
+
+    def is_listed_in(self, value: SealValue) -> bool:
+        """Whether the contribution in the trainer's hands is in that seal (R6).
+
+        After a damaged log the own COMMIT may only be known from others, and be of other bytes.
+        """
+        own = self.ballots.commits.get(self.me)
+        if own is None or own[0] not in value.commits:
+            return False
+        if self.contribution is None:
+            return own[0] == self.own_commit
+        return self.contribution.root == own[1].root
+
+    def is_doubtful(self, value: SealValue) -> bool:
+        """Whether that seal may list what the trainer is about to give again, as nobody can tell.
+
+        After a damaged log, a COMMIT that only others remember is sealed before the trainer is up:
+        it may be what the trainer holds, or of a disk that is lost (R6, R12).
+        """
+        own = self.ballots.commits.get(self.me)
+        is_theirs = own is not None and own[0] in value.commits and own[0] != self.own_commit
+        return is_theirs and self.contribution is None
+
+    def is_about(self, subject: bytes) -> bool:
+        """Whether that is a COMMIT or a LIST of this round."""
+        ballots = self.ballots
+        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
+
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
+        """Cells are in the own store; whether any of them is new, which is progress."""
+        store = self.parts if bulk is Bulk.PART else self.results
+        held = store.setdefault(subject, set())
+        is_new = not held.issuperset(cells)
+        held.update(cells)
+        if is_new:
+            self.progress_s = now_s
+        return is_new
+
+    @property
+    def attempt_start_s(self) -> float:
+        """From when the deadlines of the attempt count."""
+        if self.attempt == 0 and self.opened_s is not None:
+            return self.opened_s
+        return self.entered_s
+
+    def commits(self) -> Iterator[tuple[PeerId, bytes, Commit]]:
+        """Sender, digest and body of every COMMIT, ascending by sender."""
+        for sender, (digest, body) in self.ballots.commits.items():
+            yield sender, digest, body
+
+    def has_quorum(self, peers: set[PeerId]) -> bool:
+        """Whether the voters among `peers` are a quorum; a provisional round needs them all."""
+        if self.is_provisional:
+            return self.ballots.sealers <= peers
+        return rosters.has_quorum(self.head.roster, peers, trust=self.trust)
+
+    @property
+    def other_voters(self) -> set[PeerId]:
+        """All voters but this node."""
+        return set(self.electorate) - {self.me}
+
+    @property
+    def num_to_ask(self) -> int:
+        """R12: so many other voters that every quorum has one of them in it.
+
+        There are not so many others where this node alone is a quorum, the only voter or of two
+        the eldest: nobody knows what it made final and told nobody.
+        """
+        most = len(self.other_voters)
+        if self.is_quorum_alone:
+            return most + 1
+        return min(rosters.blocking(len(self.electorate), self.trust), most)
+
+    @property
+    def is_quorum_alone(self) -> bool:
+        """Whether this node needs no other voter to make a round final."""
+        return rosters.has_quorum(self.head.roster, {self.me}, trust=self.trust)
+
+    @property
+    def may_be_open(self) -> int:
+        """R12: the last round in which, for all that this node knows, others may have signed.
+
+        Once it has SEALed, somebody may have the quorum and have begun the next.
+        """
+        return self.index + (self.lock is not None)
+
+    def closer(self, attempt: int) -> PeerId:
+        """Who proposes in `attempt`."""
+        found = self._closers.get(attempt)
+        if found is None:
+            found = self._ordinary_closer(attempt)
+            if self.is_provisional:
+                found = rosters.provisional_closer(self.final.roster, self.basis, attempt)
+            self._closers[attempt] = found
+        return found
+
+    def _ordinary_closer(self, attempt: int) -> PeerId:
+        return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+
+    def can_close(self, attempt: int) -> bool:
+        """Whether the closer of `attempt` is in reach; of a provisional round, one who seals it."""
+        closer = self.closer(attempt)
+        return (
+            closer in self.ballots.sealers if self.is_provisional else closer not in self.suspects
+        )
+
+    def may_close(self, peer: PeerId, attempt: int) -> bool:
+        """Whether that peer proposes in `attempt`, be it ordinary or provisional for it."""
+        rosters_named = (self.final.roster, self.head.roster)
+        provisional = (
+            rosters.provisional_closer(roster, self.basis, attempt) for roster in rosters_named
+        )
+        return peer in (self._ordinary_closer(attempt), *provisional)
+
+    def proposal(self) -> Entry | None:
+        """The LIST of this attempt, from its closer."""
+        return self.ballots.of(Kind.LIST, self.attempt).get(self.closer(self.attempt))
+
+    def gathering(self) -> Gathering:
+        """Who holds and sums which slices now."""
+        # Provisional attempts pass by the closers that are out of reach: few of them have failed.
+        failed = self.time_outs if self.is_provisional else self.attempt
+        return self._gathering.at(failed, self.suspects)
+
+    def own_slices(self) -> list[Slice]:
+        """Slices that this node gathers and sums now."""
+        return self.gathering().own
+
+    def kept_slices(self) -> list[Slice]:
+        """Slices of which this node holds parts now: in open runs more than it sums."""
+        return self.gathering().kept
+
+    def slot(self, kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
+        """A signature's place in this round."""
+        return Slot(
+            run=self.head.run,
+            shard=self.head.shard,
+            round=self.index,
+            basis=self.basis,
+            attempt=attempt,
+            kind=kind,
+            subject=subject,
+        )
+
+    def own_seal_of(
+        self, value: SealValue, kinds: tuple[Kind, ...] = (Kind.SEAL, Kind.PSEAL)
+    ) -> bytes:
+        """The own SEAL of `value`, or else PSEAL, of whatever attempt; empty if there is none."""
+        for kind in kinds:
+            for attempt in self.ballots.attempts(kind):
+                entry = self.ballots.of(kind, attempt, self.basis).get(self.me)
+                if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
+                    return entry.message.encoded
+        return b""
+
+    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
+        """Cells of a slice of which the part of that COMMIT is not here."""
+        held = self.parts.get(commit, set())
+        if held.issuperset(range(piece.first, piece.stop)):
+            return ()
+        return tuple(cell for cell in range(piece.first, piece.stop) if cell not in held)
+
+    def missing_results(self, digest: bytes) -> tuple[int, ...]:
+        """Cells whose result for that LIST is not here."""
+        held = self.results.get(digest, set())
+        if len(held) == self.num_cells:
+            return ()
+        return tuple(cell for cell in range(self.num_cells) if cell not in held)
+
+    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
+        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
+        found = []
+        for digest in body.commits:
+            commit = self.ballots.commit_of(digest)
+            if commit is None:
+                return None
+            found.append((commit[0], digest, commit[1]))
+        return found
+
+    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
+        """Who announced which result root for a slice of a LIST."""
+        subject = slice_subject(digest, piece.first, piece.stop)
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
+
+    def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
+        """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""
+        if source in self.member_set and self.is_about(subject):
+            self.moved_s[subject, source] = now_s

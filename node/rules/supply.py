@@ -1,0 +1,289 @@
+"""Who sends which cells to whom, and who sums them: small pure deciders over a RoundView.
+
+Each returns the actions that are due now and remembers in the view what it has asked for.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from node.events import Apply, ListEntry, Pull, Push, Reduce, RoundAction
+from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed
+from node.rules.proposal import unpack_senders
+from node.rules.reducers import Slice
+from node.rules.round_view import Request, RoundView
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from protocol.messages import Have, Kind, Seal
+
+PART_RETRIES, RESULT_RETRIES = 2, 4
+"""How often in a deadline cells may be asked for of which nothing comes, at first."""
+
+
+def push_parts(view: RoundView) -> Iterator[RoundAction]:
+    """The own contribution, slice by slice, to whoever gathers it now.
+
+    A suspicion moves the slice to the substitute, and the part goes there too.
+    """
+    if view.own_commit not in view.parts or view.pushed_among == view.expected:
+        return
+    view.pushed_among = view.expected
+    for piece in view.slices:
+        reducers = (peer for peer in piece.reducers if peer in view.expected)
+        if view.copies > 1:
+            reducers = (peer for peer in reducers if peer != view.me)
+        for target in islice(reducers, view.copies):
+            place = ("part", view.own_commit, piece.first, target)
+            if target != view.me and place not in view.requested:
+                view.requested.add(place)
+                if view.rare("part-unpushed"):
+                    continue
+                yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
+
+
+def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
+    """Parts that a reducer should have and has not.
+
+    The first reducer trusts the senders to push for half a deadline, and longer while bytes come; a
+    substitute was not pushed to, and asks at once. Parts of a certified LIST are asked for from
+    everybody who said HAVE.
+    """
+    if view.opened_s is None:
+        return
+    call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
+    certified = view.ballots.certified_lists()
+    wanted = {digest for _, body in certified for digest in body.commits}
+    for piece in view.kept_slices():
+        if certified and all(
+            _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
+        ):
+            continue  # Summed: all that is wanted is here.
+        is_first = view.attempt == 0 and view.me in piece.reducers[: 2 * view.copies - 1]
+        is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
+        if is_soon and not view.rare("part-at-once"):
+            continue
+        for sender, digest, _ in view.commits():
+            missing = view.missing_parts(digest, piece)
+            if not missing or (certified and digest not in wanted):
+                continue
+            if not view.gathering().holds(piece, sender):
+                continue
+            retry_s = deadline_s / PART_RETRIES
+            if is_first and view.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
+                continue  # It comes unasked.
+            # Before the sources, which take longer to find.
+            may_ask = view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)
+            sources = _part_sources(view, sender, missing[0]) if may_ask else []
+            if not sources:
+                continue
+            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
+            if source is not None:
+                yield Pull(source, Bulk.PART, digest, missing)
+
+
+def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
+    """The sender first, then reducers that say they hold its part of that cell."""
+    sources = [sender] if sender in view.expected else []
+    for attempt in view.ballots.attempts(Kind.HAVE):
+        for reducer, body in view.ballots.bodies(Kind.HAVE, Have, attempt):
+            holds = any(
+                run.first <= cell < run.stop and sender in unpack_senders(run.senders, view.members)
+                for run in body.held
+            )
+            if holds and reducer in view.expected and reducer not in sources:
+                sources.append(reducer)
+    return [peer for peer in sources if peer != view.me]
+
+
+def has_lost_parts(view: RoundView) -> bool:
+    """R3: whether the LIST certified in this attempt needs a part that died with its only holders.
+
+    Not asked of a LIST that was certified before: somebody may hold its whole result.
+    """
+    certified = view.ballots.certified()
+    for attempt, digest in certified:
+        is_first = [other for _, other in certified].count(digest) == 1
+        if attempt != view.attempt or not is_first or _has_whole_result(view, digest):
+            continue
+        body = view.ballots.list_of(digest)
+        listed = view.listed(body) if body is not None else None
+        gone = [entry for entry in listed or () if entry[0] in view.suspects]
+        for piece in view.slices if gone else ():
+            is_summed = not view.agg_of(digest, piece).keys() <= view.suspects
+            if not is_summed and any(_is_lost(view, *entry[:2], piece) for entry in gone):
+                return True
+    return False
+
+
+def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: Slice) -> bool:
+    """Whether nobody in reach says that it holds a sender's part of a slice, nor does this node."""
+    missing = view.missing_parts(commit, piece)
+    return bool(missing) and not _part_sources(view, sender, missing[0])
+
+
+def _has_whole_result(view: RoundView, digest: bytes) -> bool:
+    """Whether a peer in reach has sealed a LIST, and so holds its result."""
+    return any(_sealers(view, digest))
+
+
+def _sealers(view: RoundView, digest: bytes) -> Iterator[PeerId]:
+    """Peers in reach that have sealed a LIST, for good or provisionally."""
+    for kind in (Kind.SEAL, Kind.PSEAL):
+        for attempt in view.ballots.attempts(kind):
+            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.basis):
+                if body.list_digest == digest and sealer not in view.suspects:
+                    yield sealer
+
+
+def _reduce_of(view: RoundView, digest: bytes, piece: Slice) -> Request:
+    """The place in `requested` of the sum of a slice."""
+    return ("reduce", digest, piece.first, view.me)
+
+
+def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
+    """Sum a slice once its LIST is certified and every listed part is here; never before.
+
+    What was summed and kept is pushed once it is wanted.
+    """
+    for digest, body in view.ballots.certified_lists():
+        for piece in view.own_slices():
+            is_here = view.results.get(digest, set()).issuperset(_cells(piece))
+            if is_here and view.me in view.agg_of(digest, piece):
+                yield from push_results(view, digest, piece)
+        due = [
+            piece
+            for piece in view.own_slices()
+            if _reduce_of(view, digest, piece) not in view.requested
+        ]
+        listed = view.listed(body) if due else None
+        if not listed:
+            continue
+        entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
+        for piece in due:
+            if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
+                view.requested.add(_reduce_of(view, digest, piece))
+                yield Reduce(digest, entries, piece.first, piece.stop)
+
+
+def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[RoundAction]:
+    """The result of a slice, to every member that is expected to need it.
+
+    A substitute keeps it for those who ask, until all who come before it are suspected, or caught.
+    In open runs nobody can check it before another reducer has said the same.
+    """
+    before = set(piece.reducers[: piece.reducers.index(view.me)])
+    if view.copies > 1:
+        before -= caught(view, digest, piece)
+        if not is_agreed(view, digest, piece):
+            return
+    place = ("result", digest, piece.first, view.me)
+    if place in view.requested or not view.suspects.issuperset(before):
+        return
+    view.requested.add(place)
+    if view.rare("result-unpushed"):
+        return
+    for member in sorted(view.expected - {view.me}):
+        yield Push(member, Bulk.RESULT, digest, _cells(piece))
+
+
+def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
+    """Results that should be here by now.
+
+    Members are pushed to, and ask after half a deadline; at once where whoever summed is suspected
+    and somebody has the whole result. An observer and a straggler ask at once, but only for what is
+    final, or what they follow on a branch.
+    """
+    final = _sealed_list(view)
+    digests = [final] if final else []
+    if view.is_speaker:
+        digests += [digest for digest, _ in view.ballots.certified_lists() if digest != final]
+    for digest in digests:
+        missing = set(view.missing_results(digest))
+        if not missing:
+            continue
+        certified_s = view.certified_s.get(digest, now_s)
+        is_due = digest == final or now_s >= certified_s + deadline_s / 2
+        is_due = is_due or view.rare("result-at-once")
+        if not (is_due or view.suspects):
+            continue
+        for piece in view.slices:
+            cells = tuple(cell for cell in _cells(piece) if cell in missing)
+            if view.copies > 1 and agreed_root(view, digest, piece) is None:
+                continue  # Nobody could check them.
+            retry_s = deadline_s / RESULT_RETRIES
+            # Before the sources, which take longer to find.
+            if not (cells and view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)):
+                continue
+            find = _result_sources if is_due else _sources_behind_the_dead
+            sources = find(view, digest, piece)
+            if not sources:
+                continue
+            if view.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
+                continue  # It comes unasked, from who summed it.
+            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
+            if source is not None:
+                yield Pull(source, Bulk.RESULT, digest, cells)
+
+
+def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> Iterator[float]:
+    """When cells may be asked for that were not asked for last time; some may be past."""
+    for certified_s in view.certified_s.values():
+        yield certified_s + deadline_s / 2
+    # Of what is missing here alone: nearly everybody sums nothing, and is told of every COMMIT.
+    own_slices, lately_s = view.own_slices(), now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
+    moved_s = {key: time_s for key, time_s in view.moved_s.items() if time_s > lately_s}
+    for subject in dict.fromkeys([subject for subject, _ in (*moved_s, *view.asked)]):
+        if view.ballots.commit_of(subject) is None:
+            retry_s, is_wanted = deadline_s / RESULT_RETRIES, bool(view.missing_results(subject))
+        else:
+            retry_s = deadline_s / PART_RETRIES
+            is_wanted = bool(own_slices) and any(
+                view.missing_parts(subject, piece) for piece in own_slices
+            )
+        if is_wanted:
+            yield from (at_s + retry_s for (of, _), at_s in moved_s.items() if of == subject)
+            yield from (
+                view.ask_due_s(*asked, retry_s) for asked in view.asked if asked[0] == subject
+            )
+
+
+def _sealed_list(view: RoundView) -> bytes:
+    """The LIST that is sealed: for good, or by others of a branch."""
+    sealed = view.ballots.sealed(view.basis)
+    return sealed[0].list_digest if sealed else view.followed
+
+
+def _sources_behind_the_dead(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
+    """Who has the result of a slice that nobody pushes any more: all who summed are suspected."""
+    pushing = view.agg_of(digest, piece).keys()
+    if not pushing or not pushing <= view.suspects:
+        return []
+    return [peer for peer in dict.fromkeys(_sealers(view, digest)) if peer != view.me]
+
+
+def _result_sources(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
+    """Who announced the result, then whoever sealed, then all other members."""
+    sources = list(view.agg_of(digest, piece))
+    for kind in (Kind.SEAL, Kind.PSEAL):
+        for attempt in view.ballots.attempts(kind):
+            sources += view.ballots.of(kind, attempt, view.basis)
+    sources += view.members
+    left_out = {view.me, *view.suspects, *caught(view, digest, piece)}
+    return [peer for peer in dict.fromkeys(sources) if peer not in left_out]
+
+
+def apply_results(view: RoundView) -> Iterator[RoundAction]:
+    """Take the outer step once every cell of a certified or final LIST has its result."""
+    complete = {digest: not body.commits for digest, body in view.ballots.certified_lists()}
+    sealed = _sealed_list(view)
+    if sealed:
+        body = view.ballots.list_of(sealed)
+        complete.setdefault(sealed, body is not None and not body.commits)
+    for digest, is_empty in complete.items():
+        place = ("apply", digest, 0, view.me)
+        if place not in view.requested and (is_empty or not view.missing_results(digest)):
+            view.requested.add(place)
+            yield Apply(digest, is_empty)
+
+
+def _cells(piece: Slice) -> tuple[int, ...]:
+    return tuple(range(piece.first, piece.stop))

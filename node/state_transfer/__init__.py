@@ -1,0 +1,1 @@
+"""States of the chain for those who come late: asked for, served, checked (R11)."""

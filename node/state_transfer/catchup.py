@@ -1,0 +1,372 @@
+"""Catching up: the chain of seals from genesis, then the state of its last one (R11).
+
+Pure. Starts when a linked peer is two rounds ahead, or when our state diverged. The chain comes
+from one source, and the next goes on where it stalls: a link that was checked stays. The state
+comes from all who are past its seal, cell by cell (`node.state_transfer.cell_fetch`), or is made
+from the own one by the results of the rounds between, whatever takes fewer bytes.
+
+Nobody chases: a state that is begun is fetched to its end, though the swarm goes on meanwhile, and
+the rounds behind it are stepped through. A node that is one round behind needs none of this: the
+messages and results of the round before are still with its peers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from node.cells.shard_store import CellSizes
+from node.events import CoreAction, Fault, Send, SendChain
+from node.rules.chain import check_seal
+from node.rules.rare import Rare, never
+from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
+from node.state_transfer.fetch_events import (
+    FetchBegun,
+    Fetched,
+    FetchedWrong,
+    FetchEvent,
+    FetchState,
+    FetchSteps,
+    StateFailed,
+    StepFailed,
+)
+from protocol import limits
+from protocol.errors import ProofError
+from protocol.frames import Bulk, Chain, Want, WantChain
+from protocol.identity import PeerId, Signer
+from protocol.messages import SealCertificate, SealValue
+
+__all__ = ["STALL_S", "STUCK_S", "CatchUp", "Progress"]
+
+ROUNDS_BEHIND = 2
+STUCK_S = 15.0
+"""One round behind, and nothing has arrived for so long: then what the others kept of the round is
+not enough, for instance because they were all restarted. The state mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a node is: `done` of `total` seals of the chain, or bytes of state or results."""
+
+    what: str
+    round: int
+    done: int
+    total: int
+    sources: int
+    bytes_per_s: float
+
+    @property
+    def text(self) -> str:
+        """For people: `state of round 42: 40 % from 3 peers, 12.0 MiB/s`."""
+        share = 100 * self.done // self.total if self.total else 100
+        if self.what == "chain":
+            return f"seals up to round {self.round}: {share} % checked"
+        peers = "1 peer" if self.sources == 1 else f"{self.sources} peers"
+        what = "state of" if self.what == "state" else "results up to"
+        rate = f"{self.bytes_per_s / limits.MIB:.1f} MiB/s"
+        return f"{what} round {self.round}: {share} % from {peers}, {rate}"
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """At most one catch-up at a time.
+
+    `wanted` is the verified seal whose state is being fetched. From then on the node must not
+    adopt rounds of its own, or the state would arrive behind its head. `begun` is the digest of a
+    seal of whose state so many bytes are on the disk.
+    """
+
+    signer: Signer
+    trust: str
+    sizes: CellSizes
+    rare: Rare = never
+    is_forced: bool = False
+    wanted: SealCertificate | None = None
+    begun: tuple[bytes, int] = (b"", 0)
+    _source: PeerId | None = None
+    _target: int = 0
+    _chain: list[SealCertificate] = field(default_factory=list)
+    _base: SealValue | None = None
+    _asked: int = 0
+    """The round from which on the last page was asked for."""
+    _moved_s: float = 0.0
+    _not_before_s: float = -math.inf
+    _failed: set[PeerId] = field(default_factory=set)
+    _behind: tuple[int, float] = (-1, 0.0)
+    """The head with which somebody was first seen ahead of us, and when."""
+    _fetch: CellFetch | None = None
+    _fetched: bytes = b""
+    """The seal whose state was fetched last: from there on it is steps."""
+    _vain: set[bytes] = field(default_factory=set)
+    """Seals whose state nobody gave, and such from which nobody gave the steps."""
+
+    @property
+    def source(self) -> PeerId | None:
+        """The peer that is being asked for the chain, if any."""
+        return self._source
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a chain or a state is under way."""
+        return self._source is not None or self.wanted is not None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is nothing to consider while nobody is ahead of us."""
+        return self._source is None and self.wanted is None and self._behind[0] < 0
+
+    def progress(self, now_s: float) -> Progress | None:
+        """How far it is; None if nothing is under way."""
+        fetch, wanted = self._fetch, self.wanted
+        if fetch is not None and wanted is not None:
+            what = "state" if _is_state(fetch) else "rounds"
+            rate = fetch.rate(now_s)
+            done, total = fetch.here_bytes, fetch.total_bytes
+            return Progress(what, wanted.value.round, done, total, fetch.num_givers, rate)
+        if self._source is None or self._base is None:
+            return None
+        total = self._target - self._base.round
+        return Progress("chain", self._target, len(self._chain), total, 1, 0.0)
+
+    # The chain ----------------------------------------------------------------------------------
+
+    def consider(
+        self, head: SealValue, rounds: Mapping[PeerId, int], *, moved_s: float, now_s: float
+    ) -> list[CoreAction]:
+        """Start if somebody is far enough ahead, or ahead at all while nothing moves here.
+
+        `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
+        arrived.
+        """
+        if self.wanted is not None or now_s < self._not_before_s:
+            return []
+        if self._source is None and max(rounds.values(), default=0) <= head.round + 1:
+            self._behind = (-1, now_s)
+            return []  # Nobody is ahead of us, as nearly always.
+        if self._source is not None:
+            if self._source in rounds and now_s - self._moved_s < STALL_S:
+                return []
+            self.give_up()
+        is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)
+        behind = 1 if self.is_forced or is_stuck else ROUNDS_BEHIND
+        ahead = {p: r for p, r in rounds.items() if r >= head.round + 1 + behind}
+        if not ahead:
+            return []
+        if not ahead.keys() - self._failed:
+            self._failed.clear()
+        source = max(ahead.keys() - self._failed, key=lambda peer: (ahead[peer], peer))
+        self._source, self._target, self._moved_s = source, ahead[source] - 1, now_s
+        if self._base is None or self._base.digest != head.digest:
+            self._chain, self._base = [], head
+        return self._go_on(now_s)
+
+    def _is_stuck(
+        self, head: SealValue, rounds: Mapping[PeerId, int], *, moved_s: float, now_s: float
+    ) -> bool:
+        if max(rounds.values(), default=0) <= head.round + 1:
+            self._behind = (-1, now_s)
+            return False
+        if self._behind[0] != head.round:
+            self._behind = (head.round, now_s)
+        return now_s - max(moved_s, self._behind[1]) > STUCK_S
+
+    def _go_on(self, now_s: float) -> list[CoreAction]:
+        """Ask for the next page, or fetch what the whole chain leads to."""
+        assert self._source is not None
+        last = self._last
+        if last.round < self._target:
+            self._asked = last.round + 1
+            return [Send(self._source, WantChain(first=self._asked))]
+        return self._begin(now_s)
+
+    @property
+    def _last(self) -> SealValue:
+        assert self._base is not None
+        return self._chain[-1].value if self._chain else self._base
+
+    def extend(
+        self, peer: PeerId, seals: tuple[SealCertificate, ...], *, now_s: float
+    ) -> list[CoreAction]:
+        """Take in a piece of the chain from the source.
+
+        Raises ProofError if a link does not hold: the source is then given up.
+        """
+        if peer != self._source or self._base is None or self.wanted is not None:
+            return []
+        for certificate in seals:
+            last = self._last
+            if certificate.value.round <= last.round:
+                continue  # The answer to an earlier question: nobody's fault.
+            if certificate.value.round > last.round + 1:
+                self.give_up()  # A link broke and came back in between: nobody's fault either.
+                return []
+            try:
+                check_seal(last, certificate, self.signer, trust=self.trust)
+            except ProofError:
+                self.give_up()
+                raise
+            self._chain.append(certificate)
+        self._moved_s = now_s
+        # A source sends so many seals per request, and not more.
+        is_page_full = self._last.round - self._asked + 1 >= limits.CHAIN_PAGE_SEALS
+        if self._last.round < self._target and not is_page_full:
+            return []
+        return self._go_on(now_s)
+
+    # The state ----------------------------------------------------------------------------------
+
+    def _begin(self, now_s: float) -> list[CoreAction]:
+        """The chain is whole: what takes the fewest bytes leads to its last seal.
+
+        From a state that was just fetched it is steps in any case: another one would take as long,
+        and leave as many rounds behind it.
+        """
+        assert self._base is not None
+        chain = self._chain[: self._target - self._base.round]
+        state_bytes = sum(self.sizes.state)
+        is_near = self._base.digest == self._fetched or self._step_bytes(chain) <= state_bytes
+        is_vain = self._base.digest in self._vain
+        if is_near and _are_kept(chain) and not (is_vain or self.is_forced):
+            return self._fetch_steps(chain, now_s)
+        certificate = chain[-1]
+        for number, seal in enumerate(chain, 1):
+            if seal.value.digest == self.begun[0] and self.begun[0] not in self._vain:
+                behind = chain[number:]
+                is_less = self._step_bytes(behind) < self.begun[1]
+                certificate = seal if is_less and _are_kept(behind) else certificate
+        return self.fetch_state(certificate, now_s=now_s)
+
+    def _step_bytes(self, steps: Sequence[SealCertificate]) -> int:
+        return sum(self.sizes.result) * sum(1 for step in steps if step.value.commits)
+
+    def fetch_state(self, certificate: SealCertificate, *, now_s: float) -> list[CoreAction]:
+        """Fetch the state of a seal that was verified; its sources are those whom `pull` names."""
+        self.wanted, self._source = certificate, None
+        batch = Batch(Bulk.STATE, certificate.value.digest, self.sizes.state)
+        self._fetch = CellFetch([batch], now_s=now_s)
+        return [FetchState(certificate)]
+
+    def _fetch_steps(self, steps: Sequence[SealCertificate], now_s: float) -> list[CoreAction]:
+        self.wanted, self._source = steps[-1], None
+        batches = [
+            Batch(Bulk.STEP, step.value.digest, self.sizes.result)
+            for step in steps
+            if step.value.commits
+        ]
+        self._fetch = CellFetch(batches, now_s=now_s)
+        return [FetchSteps(tuple(steps))]
+
+    def take(self, event: FetchEvent, *, now_s: float) -> Iterator[CoreAction]:
+        """What the edge tells of the fetch; what follows at once."""
+        fetch, wanted = self._fetch, self.wanted
+        if fetch is None or wanted is None:
+            return
+        match event:
+            case FetchBegun(basis=basis, held=held) if basis == wanted.value.digest:
+                fetch.begin(held, now_s=now_s)
+            case Fetched(peer=peer, subject=subject, cells=cells):
+                fetch.arrived(peer, subject, cells, now_s=now_s)
+                if _is_state(fetch):
+                    self.begun = (subject, fetch.here_bytes)
+                if self.rare("source-given-up"):
+                    fetch.rest(peer, now_s=now_s)
+            case FetchedWrong(peer=peer):
+                fetch.lied(peer)
+            case StepFailed(subject=subject):
+                liar = fetch.redo(subject)
+                if liar is not None:
+                    yield Fault(liar, "sent a result that does not lead to the sealed state")
+            case StateFailed(basis=basis) if basis == wanted.value.digest:
+                self.fail(now_s=now_s)
+            case _:
+                pass  # Of a fetch that was given up.
+
+    def pull(
+        self, rounds: Mapping[PeerId, int], *, lag_s: float, now_s: float
+    ) -> Iterator[CoreAction]:
+        """Ask for cells that are due, of linked peers that are past the wanted seal.
+
+        `lag_s` is by how much this node itself is late of late.
+        """
+        fetch, wanted = self._fetch, self.wanted
+        if fetch is None or wanted is None:
+            return
+        able = {peer for peer, at_round in rounds.items() if at_round > wanted.value.round}
+        if not able and not fetch.is_whole:
+            self.abandon()  # What is here stays, for when somebody is back.
+            return
+        for peer, subject, bulk, cells in fetch.due(able, lag_s=lag_s, now_s=now_s):
+            yield Send(peer, Want(bulk=bulk, subject=subject, cells=cells))
+        if fetch.is_hopeless(now_s, lag_s=lag_s):
+            self.fail(now_s=now_s)
+
+    def is_asked(self, peer: PeerId, subject: bytes, cell: int) -> bool:
+        """Whether that peer was asked for that cell, and it has not come."""
+        return self._fetch is not None and self._fetch.is_asked(peer, subject, cell)
+
+    def moved(self, peer: PeerId, *, now_s: float) -> None:
+        """Bytes of the state are arriving from a source."""
+        if self._fetch is not None:
+            self._fetch.moved(peer, now_s=now_s)
+
+    # The end ------------------------------------------------------------------------------------
+
+    def finish(self) -> list[SealCertificate]:
+        """The state is in place: the verified links up to it, oldest first."""
+        assert self.wanted is not None
+        rounds = self.wanted.value.round - (self._base.round if self._base else 0)
+        chain = self._chain[:rounds]
+        self._chain, self._base = self._chain[rounds:], self.wanted.value
+        self._fetched, self.begun = self.wanted.value.digest, (b"", 0)
+        self._source, self.is_forced, self.wanted, self._fetch = None, False, None, None
+        self._failed.clear()
+        self._vain.clear()
+        return chain
+
+    def fail(self, *, now_s: float) -> None:
+        """Nobody gives that state, or these steps: in a while it is another way."""
+        self._not_before_s = now_s + STALL_S
+        if self.wanted is not None and self._fetch is not None:
+            seal = self.wanted.value if _is_state(self._fetch) else self._base
+            if seal is not None:
+                self._vain.add(seal.digest)
+        self.abandon()
+
+    def give_up(self) -> None:
+        """The source of the chain failed; `consider` takes another one next time."""
+        if self._source is not None:
+            self._failed.add(self._source)
+        self._source = None
+
+    def abandon(self) -> None:
+        """Stop, blaming nobody. What was verified stays; `consider` sees whether it is of use."""
+        self._source, self.wanted, self._fetch = None, None, None
+
+    def overtaken(self) -> None:
+        """The head went on by itself: the chain does not fit it, the state is not needed."""
+        self.abandon()
+        self.begun = (b"", 0)
+
+
+def chain_page(chain: Sequence[SealCertificate], peer: PeerId, first: int) -> Iterator[CoreAction]:
+    """What a peer gets that asks for the seals from round `first` on; never genesis.
+
+    `chain` are the newest seals; older ones are only in the journal.
+    """
+    first = max(1, first)
+    known = first - chain[0].value.round
+    if known < 0:
+        yield SendChain(peer, first)
+        return
+    seals = chain[known : known + limits.CHAIN_PAGE_SEALS]
+    step = limits.CHAIN_SEALS_PER_FRAME_MAX
+    for start in range(0, len(seals), step):
+        yield Send(peer, Chain(seals=tuple(seals[start : start + step])))
+
+
+def _are_kept(steps: Sequence[SealCertificate]) -> bool:
+    """Whether peers still have the results of these rounds, of which the last is the newest."""
+    return len(steps) <= limits.RESULT_ROUNDS_KEPT
+
+
+def _is_state(fetch: CellFetch) -> bool:
+    return any(batch.bulk is Bulk.STATE for batch in fetch.batches)

@@ -1,0 +1,120 @@
+"""The cells of a state from its checkpoint: mapped, so that they take no memory of ours.
+
+The file stays readable while it is mapped, also when newer checkpoints have taken its place.
+Nothing in it is believed: all of it is hashed once, and must have the root that was sealed.
+"""
+
+import json
+import logging
+import os
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.cells.shard_store import Item, ShardStore
+from node.state_transfer.served import FindCheckpoint, Source
+from protocol.errors import CheckpointError
+from protocol.grid import MerkleTree, ShardSpec, cell_root
+from protocol.manifest import RunManifest
+from protocol.messages import SealCertificate
+from training.state import ANCHOR_FILE, OUTER_FILE, check_header, checkpoint_name
+
+logger = logging.getLogger(__name__)
+
+_LENGTH_BYTES = 8
+Vector = NDArray[np.float32]
+
+
+class _MappedVector:
+    """The flat vector of one fragment, or of one of its slots, in a safetensors file."""
+
+    def __init__(self, path: Path, spec: ShardSpec, prefix: str) -> None:
+        num_slots = 4  # Of any outer optimizer that we have.
+        check_header(path, num_slots * len(spec.tensors))
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            try:
+                header = json.loads(file.read(length))
+                places = {name: entry["data_offsets"] for name, entry in header.items()}
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise CheckpointError(f"{path} has no header of ours") from error
+        self._data: Vector = np.memmap(path, dtype="<f4", mode="r", offset=_LENGTH_BYTES + length)
+        self._starts, self._offsets, start = [], [], 0
+        for index in spec.fragments[0]:
+            tensor = spec.tensors[index]
+            first, stop = places.get(prefix + tensor.name, (-1, -1))
+            if first < 0 or first % 4 or stop - first != 4 * tensor.numel:
+                raise CheckpointError(f"{path} lacks {prefix}{tensor.name}")
+            if stop > 4 * len(self._data):
+                raise CheckpointError(f"{path} ends too early")
+            self._starts.append(start)
+            self._offsets.append(first // 4)
+            start += tensor.numel
+        self._numel = start
+
+    def cell_bytes(self, start: int, stop: int) -> bytes:
+        """Elements [start, stop) as they travel."""
+        found = []
+        number = bisect_right(self._starts, start) - 1
+        while start < stop:
+            bounds = (*self._starts[number + 1 : number + 2], self._numel)
+            end = min(stop, bounds[0])
+            first = self._offsets[number] + start - self._starts[number]
+            found.append(self._data[first : first + end - start].tobytes())
+            start, number = end, number + 1
+        return b"".join(found)
+
+
+class MappedState:
+    """A Source. Raises CheckpointError or OSError for files that are not what was written."""
+
+    def __init__(self, folder: Path, store: ShardStore, spec: ShardSpec) -> None:
+        self._store = store
+        self._vectors = [_MappedVector(folder / ANCHOR_FILE, spec, "")]
+        for slot in store.slot_names:
+            self._vectors.append(_MappedVector(folder / OUTER_FILE, spec, f"{slot}/"))
+        roots = [cell_root(self._cell(index)) for index in range(self.count)]
+        self._tree = MerkleTree(roots)
+
+    @property
+    def root(self) -> bytes | None:
+        """Of the state that the files hold."""
+        return self._tree.root
+
+    @property
+    def count(self) -> int:
+        """See Source."""
+        return self._store.num_state_cells
+
+    def _cell(self, index: int) -> bytes:
+        vector, cell = divmod(index, self._store.num_cells)
+        start, stop = self._store.layout.cell_range(0, cell)
+        return self._vectors[vector].cell_bytes(start, stop)
+
+    def item(self, index: int) -> Item:
+        """See Source."""
+        return Item(index, self._cell(index), self._tree.proof(index))
+
+
+def checkpoint_finder(folder: Path, store: ShardStore, manifest: RunManifest) -> FindCheckpoint:
+    """Finds sealed states in the checkpoints of a run's shard."""
+    spec = manifest.shards[0]
+
+    def find(certificate: SealCertificate) -> Source | None:
+        if os.name == "nt":
+            return None  # A mapped file cannot be removed there, so old checkpoints would stay.
+        value = certificate.value
+        path = folder / checkpoint_name(value.round + 1)
+        if not path.is_dir():
+            return None
+        try:
+            found = MappedState(path, store, spec)
+        except (CheckpointError, OSError, ValueError) as error:
+            logger.warning("checkpoint not served path=%s reason=%s", path, error)
+            return None
+        # Of another branch, or damaged: nobody is to be given what was not sealed.
+        return found if found.root == value.root else None
+
+    return find

@@ -1,0 +1,148 @@
+"""What joiners may ask for: sealed states, and the results of the rounds behind them (R11).
+
+A state is served from memory while it is one of the last, and then from its checkpoint. Whoever
+began to fetch one is to come to its end: a state that is asked for stays for a while, with its
+checkpoint's file mapped where there is one, else in memory.
+
+`find` and the methods of what it gives block; one at a time, from threads or inline.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from node.cells.shard_store import Item, ShardStore, State
+from node.durable.journal import Journal
+from node.state_transfer.gathered import split
+from protocol.frames import Bulk
+from protocol.messages import SealCertificate
+
+STATES_HELD_MAX = 2
+"""States that are only there because somebody fetches them."""
+
+HELD_S = 60.0
+"""So long after somebody asked for a cell of it."""
+
+
+class Source(Protocol):
+    """SEAM: the cells of one subject."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def item(self, index: int) -> Item:
+        """One of them, to be sent."""
+        ...
+
+
+FindCheckpoint = Callable[[SealCertificate], Source | None]
+"""SEAM: the state of a seal from its checkpoint, if there is one and it is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateInMemory:
+    """The cells of a state; nobody writes to its arrays."""
+
+    store: ShardStore
+    state: State
+
+    @property
+    def count(self) -> int:
+        """See Source."""
+        return self.store.num_state_cells
+
+    def item(self, index: int) -> Item:
+        """See Source."""
+        return self.store.state_item(self.state, index)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The encoded result of a round."""
+
+    cells: Sequence[bytes]
+
+    @property
+    def count(self) -> int:
+        """See Source."""
+        return len(self.cells)
+
+    def item(self, index: int) -> Item:
+        """See Source."""
+        return Item(index, self.cells[index], ())
+
+
+@dataclass(slots=True)
+class _Held:
+    source: Source
+    asked_s: float
+    is_in_memory: bool
+
+
+class Served:
+    """The sources of one shard on one node."""
+
+    def __init__(
+        self, store: ShardStore, journal: Journal, find_checkpoint: FindCheckpoint
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._find_checkpoint = find_checkpoint
+        self._held: dict[bytes, _Held] = {}
+        self._result: tuple[bytes, Result] | None = None
+        """The one that was read last: it is asked for in pieces."""
+
+    def find(self, bulk: Bulk, certificate: SealCertificate, *, now_s: float) -> Source | None:
+        """The cells of a state, or of the step to it; None if they are not here."""
+        self.forget_old(now_s)
+        if bulk is Bulk.STEP:
+            return self._find_result(certificate)
+        return self._find_state(certificate, now_s)
+
+    def forget_old(self, now_s: float) -> None:
+        """Let go of what nobody has asked for of late."""
+        for root in [r for r, held in self._held.items() if now_s > held.asked_s + HELD_S]:
+            del self._held[root]
+
+    @property
+    def num_held(self) -> int:
+        """States that stay because they are asked for."""
+        return len(self._held)
+
+    def _find_state(self, certificate: SealCertificate, now_s: float) -> Source | None:
+        root = certificate.value.root
+        held, state = self._held.get(root), self._store.state_of(root)
+        if held is None or (held.is_in_memory and state is None):
+            found = self._find_checkpoint(certificate) if state is None else None
+            if found is None and state is not None:
+                found = StateInMemory(self._store, state)
+            if found is not None:
+                held = _Held(found, now_s, is_in_memory=state is not None)
+        if held is None:
+            return None
+        held.asked_s = now_s
+        self._held.pop(root, None)
+        while len(self._held) >= STATES_HELD_MAX:
+            # The one that nobody has asked for for the longest: dicts keep their order.
+            del self._held[next(iter(self._held))]
+        self._held[root] = held
+        return held.source
+
+    def _find_result(self, certificate: SealCertificate) -> Source | None:
+        value = certificate.value
+        digest = value.list_digest
+        if not value.commits:
+            return None  # Its state is the one before.
+        if self._result is not None and self._result[0] == digest:
+            return self._result[1]
+        sizes = [self._store.result_bytes(cell) for cell in range(self._store.num_cells)]
+        cells = self._store.whole_result(digest)
+        if not cells:
+            data = self._journal.results(value.round).get(digest, b"")
+            if len(data) != sum(sizes):
+                return None
+            cells = split(data, sizes)
+        self._result = (digest, Result(cells))
+        return self._result[1]

@@ -1,0 +1,1 @@
+"""The trainer of a node: started, fed with anchors and leases, heard."""

@@ -1,0 +1,95 @@
+"""Model files in a node: the founder's, turned into a manifest's model, and a joiner's, kept.
+
+Nothing here runs a model file's code, nor loads torch: a child process does, for the founder; the
+trainer does, from the copy in the run's folder.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from node.processes.children import child_environment
+from node.state.folder import write_atomically
+from protocol.errors import ConfigError
+from protocol.grid import ShardSpec, TensorSpec
+from protocol.manifest import ModelSpec, RunManifest, Setting
+from training.genesis import DIGEST_SETTING, MODEL_FILE, file_digest
+from training.model_file import ModelFile, Value, named_model_file, read_model_file
+
+SCHEMA_COMMAND = (sys.executable, "-P", "-m", "training.model_schema_main")
+
+KEPT_FILE = "model.py"
+
+_BUILD_S = 300.0
+"""Building a model on a busy machine, torch's import included."""
+
+_TOLD_CHARACTERS_MAX = 4000
+
+
+def founders_model(
+    path: Path, settings: Mapping[str, Value], *, seed: int
+) -> tuple[ModelSpec, ShardSpec]:
+    """The model and the shard of a manifest that names the file at `path`; blocks some seconds.
+
+    A child process builds the model with `settings` and says which tensors it has. Raises
+    ConfigError saying what to change in the file or in the settings.
+    """
+    file = read_model_file(path)
+    if DIGEST_SETTING in settings:
+        raise ConfigError(f"[model.settings] {DIGEST_SETTING} is computed from the file: remove it")
+    everything = {**settings, DIGEST_SETTING: file.digest}
+    model = ModelSpec(
+        name=MODEL_FILE,
+        settings=tuple(Setting(name, everything[name]) for name in sorted(everything)),
+        seed=seed,
+    )
+    file_digest(model)
+    tensors = _ask_child(file, settings)
+    return model, ShardSpec("model", tensors, (tuple(range(len(tensors))),))
+
+
+def kept_model_file(manifest: RunManifest, given: Path | None, folder: Path) -> Path | None:
+    """Where the trainer finds the run's model file; None for a built-in model.
+
+    `given` is what the user named. The verified bytes are kept in the run's `folder`, so that the
+    next start, or an export, does without the option. Raises ConfigError for a file that is not the
+    one that the manifest names, and without any; OSError where it cannot be kept.
+    """
+    if manifest.model.name != MODEL_FILE:
+        if given is not None:
+            raise ConfigError(
+                f"the run's model {manifest.model.name} is built in: leave --model-file out"
+            )
+        return None
+    kept = folder / KEPT_FILE
+    if given is None and kept.exists():
+        given = kept
+    file = named_model_file(given, manifest.model)
+    if given != kept:
+        write_atomically(kept, file.source)
+    return kept
+
+
+def _ask_child(file: ModelFile, settings: Mapping[str, Value]) -> tuple[TensorSpec, ...]:
+    command = [*SCHEMA_COMMAND, "--file", str(file.path.absolute()), "--digest", file.digest]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(dict(settings)).encode(),
+            capture_output=True,
+            env=child_environment(),
+            timeout=_BUILD_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"the model file {file.path} was not built within {_BUILD_S:.0f} s"
+        ) from error
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip()[-_TOLD_CHARACTERS_MAX:]
+        why = said or f"building it ended with status {done.returncode}"
+        raise ConfigError(why if str(file.path) in why else f"the model file {file.path}: {why}")
+    described = json.loads(done.stdout)
+    return tuple(TensorSpec(name, tuple(shape)) for name, shape in described["tensors"])

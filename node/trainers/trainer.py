@@ -1,0 +1,224 @@
+"""A trainer as the network process sees it, whoever started it.
+
+Its process is a child of ours (`node.trainers.trainer_channel`), or the user's own program, whose
+child we are (`node.trainers.attached_trainer`). What passes through the mapping and in which order
+is the same.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from protocol.errors import BarnraiseError, TrainerError
+from protocol.grid import Layout
+from training.channel import ChannelFile
+from training.exchange import Contribution, Outcome
+from training.frames import (
+    Contributed,
+    Deliver,
+    FromTrainer,
+    Progress,
+    Ready,
+    Start,
+    ToTrainer,
+    Validation,
+)
+
+logger = logging.getLogger(__name__)
+
+_EVENTS_WAITING_MAX = 64
+"""Beyond it progress is dropped, and everything else makes the trainer wait."""
+
+_OBITUARY_S = 1.0
+"""For a broken pipe's obituary: it says more than the pipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionReady:
+    """The trainer ended a round: its contribution, copied out of the mapping."""
+
+    contribution: Contribution
+
+
+TrainerEvent = Ready | ContributionReady | Progress | Validation
+
+
+class TrainerLine(Protocol):
+    """The control pipe to one trainer, and the word on how it ended."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the trainer."""
+        ...
+
+    async def send(self, frame: ToTrainer) -> None:
+        """Send a frame. Raises trio's Broken- or ClosedResourceError where nobody reads."""
+        ...
+
+    async def receive(self) -> FromTrainer | None:
+        """The next frame; None when the trainer has closed its end, or is gone.
+
+        Raises TrainerError for bytes that are no frame, BrokenResourceError for a broken pipe.
+        """
+        ...
+
+    async def ended(self, broken: str, *, is_finished: bool) -> BarnraiseError | None:
+        """How it ended, None for an orderly end; called once, after the last frame.
+
+        What it told as its reason is an error of that class, all else a TrainerError.
+
+        `broken` is the rule that it broke, if it did: what still runs of it is ended first.
+        `is_finished` says whether it was told that its run is over.
+        """
+        ...
+
+
+class Trainer:
+    """A running trainer; iterate over it for its events.
+
+    Whoever makes one runs `read_events` in a task beside it.
+    """
+
+    def __init__(self, layout: Layout, channel: ChannelFile, line: TrainerLine) -> None:
+        self._layout = layout
+        self._channel = channel
+        self._line = line
+        self._open: deque[tuple[int, int]] = deque()
+        """Sequence and fragment of contributions without an outcome, oldest first."""
+        self._num_contributions = 0
+        self._finished = False
+        self._failure: BarnraiseError | None = None
+        self._dead = trio.Event()
+        self._send_events, self._events = trio.open_memory_channel[TrainerEvent](
+            _EVENTS_WAITING_MAX
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._line.pid
+
+    async def start(self, start: Start, *, anchors: tuple[NDArray[np.float32], ...]) -> None:
+        """Begin training from these anchors, one flat vector per fragment; called once.
+
+        The anchors are copied. Raises TrainerError if the trainer is dead.
+        """
+        for fragment, anchor_N in enumerate(anchors):
+            await trio.to_thread.run_sync(self._channel.write_anchor, fragment, anchor_N)
+        self._finished = not start.lease
+        await self._send(start)
+
+    async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
+        """Answer the oldest contribution that has no outcome yet; there must be one.
+
+        The anchor is copied. An outcome with an empty lease ends the trainer once it has taken it
+        over. Raises TrainerError if the trainer is dead.
+        """
+        if self._failure is not None:
+            raise self._failure
+        assert self._open, "no contribution waits for an outcome"
+        sequence, fragment = self._open.popleft()
+        await trio.to_thread.run_sync(self._channel.write_anchor, fragment, outcome.anchor_N)
+        self._finished = not outcome.lease
+        await self._send(
+            Deliver(
+                sequence=sequence,
+                listed=outcome.listed,
+                is_resync=outcome.is_resync,
+                clock=outcome.clock,
+                lease=outcome.lease,
+                validate=validate,
+            )
+        )
+
+    async def next_event(self) -> TrainerEvent:
+        """The next event. Raises TrainerError, with its last lines, when the trainer is dead, or
+        what it told as its reason: ConfigError for what the user can mend.
+
+        Raises trio.EndOfChannel when it has ended because its run is over.
+        """
+        try:
+            return await self._events.receive()
+        except trio.EndOfChannel:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def __aiter__(self) -> Self:
+        """The events until the run is over. Raises TrainerError as `next_event` does."""
+        return self
+
+    async def __anext__(self) -> TrainerEvent:
+        """See `__aiter__`."""
+        try:
+            return await self.next_event()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    async def read_events(self) -> None:
+        """Turn frames into events until the trainer ends."""
+        broken = ""
+        async with self._send_events:
+            try:
+                while (frame := await self._line.receive()) is not None:
+                    await self._pass_on(frame)
+            except (TrainerError, trio.BrokenResourceError) as error:
+                broken = str(error)
+            self._failure = await self._line.ended(broken, is_finished=self._finished)
+            self._dead.set()
+
+    async def _send(self, frame: ToTrainer) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            await self._line.send(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            with trio.move_on_after(_OBITUARY_S):
+                await self._dead.wait()
+            if self._failure is not None:
+                raise self._failure from error
+            raise TrainerError(f"the trainer {self.pid} is gone") from error
+
+    async def _pass_on(self, frame: FromTrainer) -> None:
+        if isinstance(frame, Contributed):
+            event: TrainerEvent = ContributionReady(contribution=await self._take(frame))
+        else:
+            event = frame
+        if isinstance(event, Progress):
+            try:
+                self._send_events.send_nowait(event)
+            except trio.WouldBlock:
+                logger.debug("progress dropped step=%d", event.step)
+        else:
+            await self._send_events.send(event)
+
+    async def _take(self, frame: Contributed) -> Contribution:
+        fragments = range(len(self._channel.spec.fragment_numels))
+        if frame.fragment not in fragments:
+            raise TrainerError(f"contributed to a fragment {frame.fragment} that is not there")
+        if len(frame.lengths) != self._layout.num_cells(frame.fragment):
+            raise TrainerError(f"contributed {len(frame.lengths)} cells")
+        if frame.sequence != self._num_contributions:
+            raise TrainerError(f"contributed number {frame.sequence} out of turn")
+        if len(self._open) == self._channel.spec.slots:
+            raise TrainerError("contributed before an outcome freed a slot")
+        payloads = await trio.to_thread.run_sync(
+            self._channel.read_payloads, frame.sequence, frame.lengths
+        )
+        self._num_contributions += 1
+        self._open.append((frame.sequence, frame.fragment))
+        return Contribution(
+            fragment=frame.fragment,
+            payloads=payloads,
+            tokens=frame.tokens,
+            samples=frame.samples,
+            steps=frame.steps,
+            residual_before=frame.residual_before,
+            residual_after=frame.residual_after,
+            loss=frame.loss,
+        )

@@ -1,0 +1,212 @@
+"""The trainer's side of a node: hands it anchors and leases, takes its contributions in."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from node import events as ev
+from node.cells.shard_store import ShardStore
+from node.core import NodeCore
+from node.durable.checkpoints import run_clock
+from node.hooks import NodeHooks
+from node.rules.admission import claim_breach
+from node.rules.fates import Fates
+from node.status.board import EventLog
+from node.trainers.trainer import ContributionReady, Trainer
+from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from protocol.errors import TrainerError
+from training.exchange import Contribution, Outcome
+from training.frames import Progress, Ready, Start, Validation
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkParts:
+    """What the work needs of the node around it."""
+
+    core: NodeCore
+    store: ShardStore
+    hooks: NodeHooks
+    log: EventLog
+    tell: Callable[[ev.CoreEvent], Awaitable[None]]
+    validate_every: int
+    is_observer: bool
+    opens_trainer: OpenTrainer = open_trainer
+    """A user's own process may be the trainer in place of a child of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The newest Train action, and the anchor that goes with it."""
+
+    action: ev.Train
+    anchor_N: NDArray[np.float32]
+
+    @property
+    def round(self) -> int:
+        """The round to train for."""
+        return self.action.certificate.value.round + 1
+
+
+class TrainerWork:
+    """Keeps one trainer busy with what the core wants. `run` owns the process.
+
+    `done` is set when the trainer has taken the last outcome over and ended.
+    """
+
+    def __init__(self, parts: WorkParts, config: TrainerConfig) -> None:
+        self._parts = parts
+        self._config = config
+        self._wanted: _Wanted | None = None
+        self._bent_N: NDArray[np.float32] | None = None
+        self._changed = trio.Event()
+        self._taken: _Wanted | None = None
+        """What the trainer has heard of last."""
+        self._fates = Fates()
+        self._round = -1
+        self._is_open = False
+        self.train_loss: float | None = None
+        self.done = trio.Event()
+
+    def adopted(self, anchor_N: NDArray[np.float32]) -> None:
+        """The anchor as the hooks left it; the next Train action goes with it."""
+        self._bent_N = anchor_N
+
+    def train(self, action: ev.Train, anchor_N: NDArray[np.float32]) -> None:
+        """Take over what the core wants; the trainer hears of it as soon as it is free."""
+        self._fates.hear(action)
+        anchor_N = anchor_N if self._bent_N is None else self._bent_N
+        self._wanted, self._bent_N = _Wanted(action, anchor_N), None
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until the run is over. Raises TrainerError when the trainer dies before, and ConfigError
+        where it told what the user can mend.
+        """
+        async with self._parts.opens_trainer(self._config) as trainer:
+            self._parts.log.emit("trainer", pid=trainer.pid)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._feed, trainer)
+                async for event in trainer:
+                    await self._hear(event)
+                nursery.cancel_scope.cancel()
+        self.done.set()
+
+    async def _hear(self, event: Ready | ContributionReady | Progress | Validation) -> None:
+        match event:
+            case ContributionReady(contribution=contribution):
+                await self._contribute(contribution)
+            case Validation(round=started, loss=loss):
+                # The anchor that round r + 1 starts from is the one that seal r made.
+                self._parts.log.emit("validation", round=started - 1, loss=loss)
+            case Ready():
+                logger.info(
+                    "trainer ready threads=%d device=%s precision=%s micro_batch=%d",
+                    event.threads,
+                    event.device,
+                    event.precision,
+                    event.micro_batch,
+                )
+                self._parts.log.emit(
+                    "trainer_ready",
+                    device=event.device,
+                    precision=event.precision,
+                    threads=event.threads,
+                    micro_batch=event.micro_batch,
+                )
+                if not self._parts.is_observer:
+                    await self._parts.tell(ev.TrainerReady())
+            case Progress(step=step, loss=loss):
+                logger.debug("training step=%d loss=%.3f", step, loss)
+                self._parts.log.emit("progress", step=step, loss=loss)
+
+    async def _contribute(self, contribution: Contribution) -> None:
+        """Store a contribution that is for the round under way; a late one is only answered."""
+        parts = self._parts
+        self.train_loss = contribution.loss
+        rules = parts.core.machine.config.clock
+        wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
+        if wrong:
+            # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
+            raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
+        assert self._taken is not None
+        basis = self._taken.action.certificate.value.digest
+        if parts.core.machine.standing.top.basis == basis:
+            store = partial(parts.store.contribute, contribution.payloads)
+            root, norms = await trio.to_thread.run_sync(store)
+            parts.hooks.own_contribution(partial(parts.store.decode, contribution.payloads))
+            await parts.tell(
+                ev.Contributed(
+                    round=self._round,
+                    root=root,
+                    cell_norms=norms,
+                    tokens=contribution.tokens,
+                    samples=contribution.samples,
+                    steps=contribution.steps,
+                    residual_before=contribution.residual_before,
+                    residual_after=contribution.residual_after,
+                    basis=basis,
+                )
+            )
+        else:
+            logger.info("contribution came too late round=%d", self._round)
+        self._is_open = True
+        self._changed.set()
+
+    async def _feed(self, trainer: Trainer) -> None:
+        """Start the trainer with the first lease, then answer each contribution once sealed."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            wanted = self._wanted
+            if wanted is None or wanted is self._taken:
+                continue
+            is_over = self._parts.core.is_finished
+            if self._round < 0:
+                if wanted.action.lease or is_over:
+                    await self._start(trainer, wanted)
+            elif self._is_open and (wanted.action.lease or is_over):
+                await self._deliver(trainer, wanted)
+
+    async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
+        fates, self._round, self._taken = self._fates, wanted.round, wanted
+        start = Start(
+            clock=run_clock(wanted.action.certificate),
+            lease=wanted.action.lease,
+            since=fates.since,
+            listed=fates.listed,
+            validate=self._validates(wanted),
+        )
+        fates.taken_over(self._round)
+        await trainer.start(start, anchors=(wanted.anchor_N,))
+
+    async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
+        fates, contributed = self._fates, self._round
+        self._taken, self._round, self._is_open = wanted, wanted.round, False
+        outcome = Outcome(
+            listed=fates.was_listed(contributed),
+            is_resync=fates.is_behind(contributed),
+            anchor_N=wanted.anchor_N,
+            clock=run_clock(wanted.action.certificate),
+            lease=wanted.action.lease,
+        )
+        fates.taken_over(self._round)
+        await trainer.deliver(outcome, validate=self._validates(wanted))
+
+    def _validates(self, wanted: _Wanted) -> bool:
+        """Whether to measure this anchor: members take turns, and all look at the last one."""
+        every, sealed = self._parts.validate_every, wanted.round - 1
+        if every == 0 or self._parts.core.is_finished:
+            return every > 0
+        members = wanted.action.certificate.value.roster.members
+        is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
+        return sealed % every == 0 and is_turn

@@ -1,0 +1,152 @@
+"""Cells over a line that takes long: no stall while it moves, nothing twice, parts first."""
+
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+
+from node import events as ev
+from node.cells.bulk_queue import Pace
+from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
+from protocol import limits
+from protocol.errors import NetworkError, PeerError, StreamClosedError
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
+from tests.node.cells.test_bulk_streams import CELLS, good_transfer
+from tests.node.edge import FOUNDER_SEED, Desk
+
+
+class SlowStream:
+    """The near end of a stream whose bytes take their time on one line, and then are taken."""
+
+    def __init__(self, line: "SlowLine", peer: PeerId) -> None:
+        self.peer = peer
+        self._line = line
+        self._near, self._far = stream_pair(line.near, line.far)
+        line.nursery.start_soon(line.takes, self._far)
+
+    async def send_all(self, data) -> None:
+        line = self._line
+        line.sent += len(data)
+        some = max(64, len(data) // 16)  # A line brings what it is given bit by bit.
+        for start in range(0, len(data), some):
+            part = bytes(data[start : start + some])
+            line.free_s = max(line.free_s, trio.current_time()) + len(part) / line.bytes_per_s
+            line.nursery.start_soon(self._arrive, part, line.free_s)
+
+    async def _arrive(self, data: bytes, at_s: float) -> None:
+        # A buffer without end, as the system's is for what a round sends.
+        with trio.move_on_at(at_s):
+            await trio.Event().wait()
+        with suppress(StreamClosedError):
+            await self._near.send_all(data)
+
+    async def send_frame(self, frame: bytes) -> None:
+        await self.send_all(len(frame).to_bytes(4, "big") + frame)
+
+    @property
+    def num_buffered(self) -> int:
+        return self._near.num_buffered
+
+    async def receive_exactly(self, num_bytes: int) -> bytes:
+        return await self._near.receive_exactly(num_bytes)
+
+    async def aclose(self) -> None:
+        await self._near.aclose()
+
+
+class SlowLine:
+    """A transport that only opens streams, all of which share one line."""
+
+    def __init__(self, near, far, nursery, bytes_per_s: float, target: Desk) -> None:
+        self.near, self.far, self.nursery, self.bytes_per_s = near, far, nursery, bytes_per_s
+        self.free_s, self.sent, self.opened = 0.0, 0, 0
+        self._accept = target.streams(far).accept
+
+    async def takes(self, stream: MemoryStream) -> None:
+        with suppress(NetworkError, PeerError):
+            await self._accept(stream)
+        await stream.aclose()
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> SlowStream:
+        assert protocol == BULK_PROTOCOL
+        self.opened += 1
+        return SlowStream(self, peer)
+
+
+@asynccontextmanager
+async def slow_line(bytes_per_s: float, target: Desk):
+    network = MemoryNetwork()
+    async with (
+        network.open(signer_seed=FOUNDER_SEED) as near,
+        network.open(signer_seed=b"t" * 32) as far,
+        trio.open_nursery() as nursery,
+    ):
+        yield SlowLine(near, far, nursery, bytes_per_s, target)
+        nursery.cancel_scope.cancel()
+
+
+async def test_cells_on_a_slow_line_are_told_as_they_come_and_asking_again_sends_nothing(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    source, target, header, items = good_transfer()
+    size = sum(len(item.payload) for item in items)
+    async with slow_line(size / 20.0, target) as line, trio.open_nursery() as nursery:
+        streams = source.streams(line)
+        push = ev.Push(line.far.peer_id, Bulk.PART, header.subject, CELLS)
+        for _ in range(12):
+            nursery.start_soon(streams.push, push)
+            await trio.sleep(1.0)
+        told = [event.cells for event in target.told if isinstance(event, ev.CellsArrived)]
+        assert told == [(0,), (1,)], "what is here before the end counts"
+        assert streams.parts_in_flight == 1
+    assert line.opened == 1
+    assert size < line.sent < 1.3 * size
+    told = [event.cells for event in target.told if isinstance(event, ev.CellsArrived)]
+    assert told == [(0,), (1,), (2,), (3,)]
+    assert trio.current_time() > 20.0, "longer than a stall, but it moved"
+    assert streams.parts_in_flight == 0
+
+
+async def test_parts_of_a_peer_go_before_results_that_waited_longer(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    source, target, header, items = good_transfer()
+    size = sum(len(item.payload) for item in items)
+    async with slow_line(size / 4.0, target) as line, trio.open_nursery() as nursery:
+        streams = source.streams(line)
+        to, began = line.far.peer_id, []
+        send = streams._send
+
+        async def noted(push: ev.Push) -> None:
+            began.append((push.bulk, push.cells))
+            await send(push)
+
+        streams._send = noted  # type: ignore[method-assign]
+        for bulk_kind, cells in (
+            (Bulk.PART, (0,)),
+            (Bulk.RESULT, (0, 1)),
+            (Bulk.PART, (1,)),
+            (Bulk.PART, (0, 2)),
+        ):
+            nursery.start_soon(streams.push, ev.Push(to, bulk_kind, header.subject, cells))
+            await trio.sleep(0.01)
+    assert began == [(Bulk.PART, (0,)), (Bulk.PART, (1, 2)), (Bulk.RESULT, (0, 1))]
+
+
+async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "piece_bytes", limits.PIECE_BYTES_LEAST)
+    source, target, header, items = good_transfer()
+    (item,) = items[:1]
+    rate = len(item.payload) / (5 * STALL_S)
+    async with slow_line(rate, target) as line:
+        streams = source.streams(line)
+        await streams.push(ev.Push(line.far.peer_id, Bulk.PART, header.subject, (0,)))
+        assert trio.current_time() > 5 * STALL_S
+    assert ev.CellsArrived(Bulk.PART, header.subject, (0,)) in target.told
+    signs = [event for event in target.told if isinstance(event, ev.BytesArrived)]
+    assert len(signs) > 3 * 5, "so often that nobody takes it for a stall"
+    assert all(event.subject == header.subject and not event.is_state for event in signs)

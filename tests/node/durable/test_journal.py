@@ -1,0 +1,286 @@
+"""R12: what must survive is on disk before it is needed, and no crash or bad byte passes for it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from node.durable.journal import BRANCH_FILE, CHAIN_FILE, SLOTS_FILE, FileJournal
+from node.durable.record_log import RecordLog
+from protocol import limits
+from protocol.messages import SealCertificate
+from tests.node.builders import Voice, head_of, peers_named
+
+A, B = peers_named(2)
+HEAD = head_of((A, B))
+VOICE = Voice(A, HEAD.value)
+MESSAGES = [VOICE.vote([], attempt).message for attempt in range(5)]
+DIGEST = bytes(range(32))
+
+
+def chain_of(length: int) -> list[SealCertificate]:
+    """Certificates of rounds 1 to `length`; a journal looks at their order only."""
+    return [replace(HEAD, value=replace(HEAD.value, round=n)) for n in range(1, length + 1)]
+
+
+@pytest.fixture
+def opened():
+    """Opens journals, and closes them when the test is over."""
+    journals = []
+
+    def open_journal(folder, **options) -> FileJournal:
+        journals.append(FileJournal(folder, **options))
+        return journals[-1]
+
+    yield open_journal
+    for journal in journals:
+        journal.close()
+
+
+def written(folder, messages) -> None:
+    journal = FileJournal(folder)
+    journal.record(messages)
+    journal.close()
+
+
+# Signatures -------------------------------------------------------------------------------------
+
+
+def test_messages_come_back_in_order_over_several_starts_and_once_each(tmp_path, opened):
+    for start in range(0, 5, 2):
+        written(tmp_path, MESSAGES[max(0, start - 1) : start + 2])
+    assert list(opened(tmp_path).messages()) == MESSAGES
+
+
+def test_messages_outlive_a_kill_right_after_they_were_recorded(tmp_path, opened):
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from node.durable.journal import FileJournal
+from tests.node.durable.test_journal import MESSAGES, chain_of
+journal = FileJournal(Path({str(tmp_path)!r}))
+journal.keep_result(5, bytes(range(32)), [b"one", b"two"])
+journal.record(MESSAGES[:2])
+journal.extend_chain(chain_of(2))
+journal.record(MESSAGES[2:])
+os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, cwd=os.getcwd())
+    journal = opened(tmp_path)
+    assert list(journal.messages()) == MESSAGES
+    assert list(journal.chain()) == chain_of(2)
+    assert journal.results(5) == {DIGEST: b"onetwo"}
+    assert not journal.is_lost
+
+
+def test_log_is_cut_to_its_last_rounds_and_stays_small(tmp_path, opened):
+    journal = opened(tmp_path, rotate_bytes=1)
+    sizes = []
+    for rounds in range(20):
+        journal.extend_chain(chain_of(HEAD.value.round + rounds)[0 if rounds == 0 else -1 :])
+        later = Voice(A, replace(HEAD.value, round=HEAD.value.round + rounds))
+        journal.record([later.vote([]).message])
+        sizes.append((tmp_path / SLOTS_FILE).stat().st_size)
+    assert max(sizes[5:]) <= 5 * sizes[0]
+    kept = [message.slot.round for message in opened(tmp_path).messages()]
+    assert kept[-2:] == [23, 24]
+
+
+def test_damage_among_the_signatures_is_a_loss_until_it_is_forgiven(tmp_path, opened):
+    written(tmp_path, MESSAGES[:4])
+    written(tmp_path, MESSAGES[4:])
+    path = tmp_path / SLOTS_FILE
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    for _ in range(2):  # The first start cuts the damage off; the second must know of it.
+        journal = opened(tmp_path)
+        assert journal.is_lost
+        journal.close()
+    journal.forgive_loss()
+    assert not opened(tmp_path).is_lost
+
+
+def test_damage_that_is_found_while_the_log_is_cut_is_a_loss_at_the_next_start(tmp_path, opened):
+    journal = opened(tmp_path, rotate_bytes=1)
+    for message in MESSAGES[:3]:
+        journal.record([message])
+    path = tmp_path / SLOTS_FILE
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    journal.record([MESSAGES[3]])  # Cuts the log.
+    journal.close()
+    assert opened(tmp_path).is_lost
+
+
+def test_chain_without_signatures_is_a_loss_and_a_first_start_is_none(tmp_path, opened):
+    journal = opened(tmp_path)
+    assert not journal.is_lost
+    journal.extend_chain(chain_of(1))
+    journal.close()
+    assert not opened(tmp_path).is_lost
+    (tmp_path / SLOTS_FILE).unlink()
+    assert opened(tmp_path).is_lost
+
+
+def test_journal_that_was_wiped_is_a_loss_until_it_is_forgiven(tmp_path, opened):
+    opened(tmp_path, is_wiped=True)
+    journal = opened(tmp_path)
+    assert journal.is_lost
+    journal.forgive_loss()
+    assert not opened(tmp_path).is_lost
+
+
+# Chain ------------------------------------------------------------------------------------------
+
+
+def test_chain_grows_over_starts_and_may_start_over_from_an_earlier_seal(tmp_path, opened):
+    chain = chain_of(5)
+    for links in (chain[:2], chain[2:3], chain[1:]):
+        journal = opened(tmp_path)
+        journal.extend_chain(links)
+        journal.close()
+    assert list(opened(tmp_path).chain()) == chain
+
+
+def test_bad_record_ends_the_chain(tmp_path, caplog, opened):
+    journal = opened(tmp_path)
+    journal.extend_chain(chain_of(2))
+    journal.close()
+    log = RecordLog(tmp_path / CHAIN_FILE)
+    log.append([b"no certificate"])
+    log.close()
+    journal = opened(tmp_path)
+    assert list(journal.chain()) == chain_of(2)
+    assert "chain record skipped" in caplog.text
+    # What comes next stands in its place, not behind it.
+    journal.extend_chain(chain_of(3)[2:])
+    assert list(journal.read_chain(1, 9)) == chain_of(3)
+    assert list(opened(tmp_path).chain()) == chain_of(3)
+
+
+def test_record_that_is_no_message_is_a_loss_and_takes_nothing_along(tmp_path, opened):
+    written(tmp_path, MESSAGES[:2])
+    log = RecordLog(tmp_path / SLOTS_FILE)
+    log.append([b"no message"])
+    log.close()
+    journal = opened(tmp_path)
+    assert journal.is_lost
+    journal.forgive_loss()
+    journal.record(MESSAGES[2:])
+    journal = opened(tmp_path)
+    assert list(journal.messages()) == MESSAGES
+    assert not journal.is_lost
+
+
+def test_chain_that_the_disk_damages_gets_no_gap(tmp_path, opened):
+    journal = opened(tmp_path)
+    for certificate in chain_of(4):
+        journal.extend_chain([certificate])
+    path = tmp_path / CHAIN_FILE
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1  # In the second of four.
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="damaged the chain"):
+        journal.extend_chain(chain_of(6)[3:])
+    assert list(opened(tmp_path).chain()) == chain_of(1)
+
+
+# Results ----------------------------------------------------------------------------------------
+
+
+def test_result_that_is_not_what_was_written_is_left_out_and_named(tmp_path, caplog, opened):
+    journal = opened(tmp_path)
+    journal.keep_result(7, DIGEST, [b"some", b"cells"])
+    (path,) = (tmp_path / "results").iterdir()
+    data = path.read_bytes()
+    for bad in (data[:-1], data + b"x", b"", bytes([data[0] ^ 1]) + data[1:]):
+        path.write_bytes(bad)
+        assert journal.results(7) == {}
+        assert path.name in caplog.text
+        caplog.clear()
+    path.write_bytes(data)
+    assert journal.results(7) == {DIGEST: b"somecells"}
+
+
+def test_result_that_is_bad_is_written_anew_when_it_is_made_again(tmp_path, opened):
+    opened(tmp_path).keep_result(7, DIGEST, [b"cells"])
+    (path,) = (tmp_path / "results").iterdir()
+    path.write_bytes(b"spoiled" + path.read_bytes())
+    journal = opened(tmp_path)
+    assert journal.results(7) == {}
+    journal.keep_result(7, DIGEST, [b"cells"])
+    assert opened(tmp_path).results(7) == {DIGEST: b"cells"}
+
+
+def test_results_stay_until_checkpoints_have_them_and_for_those_who_step_through_them(
+    tmp_path, opened
+):
+    journal = opened(tmp_path)
+    kept = limits.RESULT_ROUNDS_KEPT
+    rounds = range(3, 3 + kept + 5)
+    for index in rounds:
+        journal.keep_result(index, DIGEST, [b"cell"])
+    journal.saved_up_to(rounds[-1])
+    held = [bool(journal.results(index)) for index in rounds]
+    assert held == [False] * 5 + [True] * kept
+    # Checkpoints that are so far behind need more of them; nothing goes that they lack.
+    journal = opened(tmp_path / "slow")
+    for index in rounds:
+        journal.keep_result(index, DIGEST, [b"cell"])
+    journal.saved_up_to(6)
+    assert [bool(journal.results(index)) for index in rounds] == [False] * 2 + [True] * (kept + 3)
+    journal.close()
+    (tmp_path / "slow" / "results" / ".writing-round-000008-00.bin").write_bytes(b"half")
+    opened(tmp_path / "slow")
+    assert not list((tmp_path / "slow" / "results").glob(".writing-*"))
+
+
+def test_slots_of_a_branch_stay_until_its_rounds_are_final(tmp_path, opened):
+    journal = opened(tmp_path, rotate_bytes=1)
+    journal.extend_chain(chain_of(HEAD.value.round))
+    for rounds in range(20):
+        later = Voice(A, replace(HEAD.value, round=HEAD.value.round + rounds))
+        journal.record([later.vote([]).message])
+    kept = [message.slot.round for message in opened(tmp_path).messages()]
+    assert kept == [HEAD.value.round + 1 + rounds for rounds in range(20)]
+
+
+def branch_of(length: int, name: int = 0) -> list[SealCertificate]:
+    """Provisional certificates of the rounds behind HEAD, each on the one before."""
+    links: list[SealCertificate] = []
+    for number in range(length):
+        before = links[-1].value if links else HEAD.value
+        clock = replace(before.clock, step=name)
+        value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+        links.append(SealCertificate(value=value, seals=(bytes([number]),)))
+    return links
+
+
+def test_branch_is_there_again_as_far_as_it_was_given(tmp_path, opened):
+    journal = opened(tmp_path)
+    assert list(journal.branch()) == []
+    for link in branch_of(3):
+        journal.extend_branch(link)
+    assert list(opened(tmp_path).branch()) == branch_of(3)
+    other = branch_of(2, name=1)
+    journal.leave_branch()
+    assert list(opened(tmp_path).branch()) == []
+    for link in other:
+        journal.extend_branch(link)
+    assert list(opened(tmp_path).branch()) == other
+
+
+def test_damaged_branch_is_cut_where_it_does_not_follow(tmp_path, opened):
+    journal = opened(tmp_path)
+    for link in branch_of(3):
+        journal.extend_branch(link)
+    data = bytearray((tmp_path / BRANCH_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / BRANCH_FILE).write_bytes(bytes(data))
+    again = opened(tmp_path)
+    assert list(again.branch()) == branch_of(1)
+    assert not again.is_lost

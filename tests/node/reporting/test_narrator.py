@@ -1,0 +1,130 @@
+"""A node that waits for what nobody may give says so: a memory (R12), enough voters (R3)."""
+
+import trio
+
+from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
+from node.round import RoundMachine
+from node.rules.restart import Restart
+from node.state_transfer.catchup import Progress
+from node.status.board import EventLog
+from protocol.identity import KeyedHashSigner
+from tests.node.builders import CONFIG, head_of, peers_named, view_of
+
+A, B, C = peers_named(3)
+
+
+def machine_without_memory(*voters) -> RoundMachine:
+    head = head_of(voters)
+    machine = RoundMachine(CONFIG, KeyedHashSigner(A), head, now_s=0.0)
+    machine.resume(Restart(chain=(head,), is_lost=True), now_s=0.0)
+    return machine
+
+
+def teller() -> tuple[Narrator, list[str]]:
+    texts: list[str] = []
+    log = EventLog(None, 0.0)
+    log.also = (Listener(texts),)
+    return Narrator(log), texts
+
+
+class Listener:
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def emit(self, event: str, **fields) -> None:
+        self.texts.append(fields["text"])
+
+
+async def test_eldest_of_two_voters_without_memory_is_told_what_to_do_once(autojump_clock):
+    narrator, texts = teller()
+    machine = machine_without_memory(A, B)
+    narrator.silence(machine)
+    await trio.sleep(FORGOTTEN_S / 2)
+    narrator.silence(machine)
+    assert not texts
+    await trio.sleep(FORGOTTEN_S / 2)
+    for _ in range(3):
+        narrator.silence(machine)
+        await trio.sleep(FORGOTTEN_S)
+    assert len(texts) == 1
+    assert "barnraise run --new" in texts[0]
+
+
+async def test_whoever_can_still_be_told_is_not_warned(autojump_clock):
+    narrator, texts = teller()
+    machine = machine_without_memory(A, B, C)
+    for _ in range(3):
+        narrator.silence(machine)
+        await trio.sleep(2 * FORGOTTEN_S)
+    assert machine.has_forgotten
+    assert not texts
+
+
+async def test_founder_that_catches_up_in_time_is_not_warned(autojump_clock):
+    narrator, texts = teller()
+    alone = machine_without_memory(A)
+    narrator.silence(alone)
+    await trio.sleep(FORGOTTEN_S - 1.0)
+    narrator.silence(machine_without_memory(A, B, C))
+    await trio.sleep(FORGOTTEN_S - 1.0)
+    narrator.silence(alone)
+    assert not texts
+
+
+async def test_open_run_says_once_that_sealing_pauses_and_again_after_voters_were_back(
+    autojump_clock,
+):
+    narrator, texts = teller()
+    voters = peers_named(4)
+    view = view_of(voters[0], head_of(voters))
+    narrator.quorum(view)
+    assert not texts
+    for suspects, told in ((1, 0), (2, 1), (3, 1), (0, 1), (2, 2)):
+        view.trust = "open"
+        view.suspect(frozenset(voters[4 - suspects :]) if suspects else frozenset())
+        narrator.quorum(view)
+        narrator.quorum(view)
+        assert len(texts) == told
+    assert "2 of 4 voters" in texts[0]
+    view.trust = "friends"
+    narrator.quorum(view)
+    view.suspect(frozenset(voters[1:]))
+    narrator.quorum(view)
+    assert len(texts) == 2, "friends go on alone (R4)"
+
+
+class Fetching:
+    """A catch-up that is so far."""
+
+    def __init__(self) -> None:
+        self.now: Progress | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.now is not None
+
+    def progress(self, now_s: float) -> Progress | None:
+        return self.now
+
+
+async def test_long_fetch_is_told_of_now_and_then_and_a_short_one_not(autojump_clock):
+    narrator, texts = teller()
+    fetching = Fetching()
+    for done in range(8):
+        fetching.now = Progress("state", 42, done << 20, 8 << 20, 3, 1 << 20)
+        narrator.catching_up(fetching)  # type: ignore[arg-type]  # all that is asked of it
+        await trio.sleep(PROGRESS_S / 2)
+    assert texts == [
+        f"state of round 42: {share} % from 3 peers, 1.0 MiB/s" for share in (25, 50, 75)
+    ]
+    fetching.now = None
+    narrator.catching_up(fetching)  # type: ignore[arg-type]
+    fetching.now = Progress("rounds", 44, 1, 2, 1, 0.0)
+    narrator.catching_up(fetching)  # type: ignore[arg-type]
+    assert len(texts) == 3
+
+
+def test_progress_says_what_is_fetched_in_a_line():
+    assert Progress("chain", 900, 225, 900, 1, 0.0).text == "seals up to round 900: 25 % checked"
+    text = Progress("rounds", 44, 1, 2, 1, 3.5e6).text
+    assert text == "results up to round 44: 50 % from 1 peer, 3.3 MiB/s"

@@ -1,0 +1,104 @@
+"""Lines for the person in front of a node."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from node.reporting.people import Occasion, PeopleLog, what_joining_means
+from node.status.board import Field
+from protocol.manifest import RunManifest
+from tests.node.edge import toy_manifest
+
+RUN = replace(toy_manifest(), rounds=200, title="kitchen\x1b table")
+LINK = "barnraise://join/" + "A" * 300
+
+
+def told(*events: tuple[str, dict[str, Field]], manifest: RunManifest = RUN) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=80, highlight=False, markup=False, soft_wrap=True)
+    occasion = Occasion(state=Path("/s"), manifest=manifest, how="joined now", is_usual_state=False)
+    log = PeopleLog(console, occasion)
+    for name, fields in events:
+        log.emit(name, **fields)
+    return out.getvalue()
+
+
+def test_first_lines_say_what_this_is_how_to_look_and_how_to_stop() -> None:
+    said = told(("invite", {"link": LINK, "run": "", "title": ""}))
+    assert said.startswith("kitchen\\x1b table\n")
+    for words in (RUN.digest.hex()[:12], "joined now", "status --state /s", "Ctrl+C"):
+        assert words in said
+    # Nobody could paste a link that was broken into lines.
+    assert f" {LINK}\n" in said
+
+
+SEALED: dict[str, Field] = {
+    "round": 7,
+    "listed": ["a", "b"],
+    "members": 3,
+    "train_loss": 2.5,
+    "wall_s": 4.25,
+    "was_listed": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "round   7 of 200 sealed: 2 of 3 listed, loss 2.500, 4.2 s\n"),
+        ({"train_loss": None}, "round   7 of 200 sealed: 2 of 3 listed, 4.2 s\n"),
+        (
+            {"was_listed": False},
+            "round   7 of 200 sealed: 2 of 3 listed, loss 2.500, 4.2 s (without this node)\n",
+        ),
+    ],
+)
+def test_each_round_has_a_line(changes: dict[str, Field], line: str) -> None:
+    assert told(("sealed", SEALED | changes)) == line
+
+
+def test_a_seat_is_told_of_once_until_it_is_lost() -> None:
+    seated: tuple[str, dict[str, Field]] = ("seated", {"round": 3})
+    assert told(seated, seated).count("takes part") == 1
+    lost: tuple[str, dict[str, Field]] = ("resync", {"reason": "x"})
+    assert told(seated, lost, seated, seated).count("takes part") == 2
+
+
+def test_end_says_finished_and_where_the_weights_are() -> None:
+    said = told(("finished", {"round": 200, "checkpoint": "/s/runs/x"}))
+    assert said == "run finished: 200 rounds; the weights are in /s/runs/x\n"
+
+
+def test_what_a_peer_wrote_moves_no_cursor() -> None:
+    said = told(("linked", {"peer": "\x1b[2Jabcdefgh", "linked": ["x"]}))
+    assert said == "peer abcdefgh linked, 1 linked now\n"
+
+
+@pytest.mark.parametrize("event", ["phase", "parts", "resumed", "sealed", "listening", "nonsense"])
+def test_events_for_nobody_or_without_their_fields_say_nothing(event: str) -> None:
+    assert told((event, {"round": 0})) == ""
+
+
+class Gone(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_closed_terminal_does_not_stop_the_node() -> None:
+    console = Console(file=Gone(), soft_wrap=True)
+    log = PeopleLog(console, Occasion(state=Path("/s"), manifest=RUN, how="", is_usual_state=True))
+    log.emit("sealed", **SEALED)
+    log.emit("sealed", **SEALED)
+    assert console.quiet
+
+
+def test_joining_is_explained_before_it_begins() -> None:
+    said = what_joining_means(RUN)
+    assert "\x1b" not in said
+    for words in ("kitchen", "parameters", "IP address", "peer id", "Ctrl+C", "no code"):
+        assert words in said
+    assert "strangers" not in said
+    assert "strangers" in what_joining_means(replace(RUN, trust="open"))

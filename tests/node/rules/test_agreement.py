@@ -1,0 +1,341 @@
+"""R2: what a member says in the attempt it works in, and what it must never say."""
+
+import pytest
+
+from node.rules.agreement import (
+    Seen,
+    commit_body,
+    due_times,
+    is_given_up,
+    learn,
+    statements,
+    time_out_s,
+)
+from node.rules.ballots import Entry
+from node.rules.deadlines import LearnedDeadline
+from node.rules.rates import Rates
+from protocol.messages import Kind, List
+from sim.world import peer_named
+from tests.node.builders import (
+    CONFIG,
+    Voice,
+    contributed,
+    digest_of,
+    head_of,
+    peers_named,
+    view_of,
+)
+
+PEERS = peers_named(3)
+HEAD = head_of(PEERS)
+FIRST = view_of(PEERS[0], HEAD).closer(0)
+SECOND, THIRD = (view_of(PEERS[0], HEAD).closer(attempt) for attempt in (1, 2))
+one, two, three = (Voice(peer, HEAD.value) for peer in (FIRST, SECOND, THIRD))
+COMMITS = [voice.commit() for voice in (one, two, three)]
+X, Y = COMMITS[:2], COMMITS[1:]
+DIGEST_X, DIGEST_Y = digest_of(HEAD.value, X), digest_of(HEAD.value, Y)
+CELLS = set(range(CONFIG.num_cells))
+
+
+def deadline_1_s() -> LearnedDeadline:
+    return LearnedDeadline(floor_s=1.0, cap_s=10.0)
+
+
+def said(kind, heard, *, me=THIRD, now_s=0.0, **fields):
+    """What THIRD, the closer of attempt 2, says of one kind."""
+    view = view_of(me, HEAD, heard, **{"opened_s": 0.0, **fields})
+    return [s for s in statements(view, deadline_1_s(), now_s=now_s) if s.kind is kind]
+
+
+def voted(heard, **fields):
+    return [statement.body.list_digest for statement in said(Kind.VOTE, heard, **fields)]
+
+
+def test_nothing_is_said_before_a_quorum_has_committed():
+    assert not list(
+        statements(view_of(THIRD, HEAD, COMMITS, opened_s=None), deadline_1_s(), now_s=99.0)
+    )
+
+
+# HAVE -------------------------------------------------------------------------------------------
+
+
+def test_have_is_said_at_once_when_every_part_of_every_expected_member_is_here():
+    parts = {heard.message.digest: CELLS for heard in COMMITS}
+    assert len(said(Kind.HAVE, COMMITS, parts=parts)) == 1
+    del parts[COMMITS[0].message.digest]
+    assert not said(Kind.HAVE, COMMITS, parts=parts)
+    assert said(Kind.HAVE, COMMITS, parts=parts, suspects=frozenset({FIRST}))
+
+
+def test_have_waits_for_a_member_that_has_not_committed_until_the_deadline():
+    parts = {heard.message.digest: CELLS for heard in X}
+    assert not said(Kind.HAVE, X, parts=parts, now_s=0.99)
+    assert said(Kind.HAVE, X, parts=parts, now_s=1.0)
+
+
+def test_have_is_said_once_per_attempt():
+    spoken = [*COMMITS, three.have(b"\x07")]
+    assert not said(Kind.HAVE, spoken, now_s=99.0)
+    assert said(Kind.HAVE, spoken, now_s=99.0, attempt=1)
+
+
+def test_deadline_is_learned_from_rounds_that_were_complete_only():
+    deadline = deadline_1_s()
+    parts = {heard.message.digest: CELLS for heard in COMMITS}
+    late = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
+    list(statements(late, deadline, now_s=9.0))
+    assert deadline.seconds() == 1.0
+    whole = view_of(THIRD, HEAD, COMMITS, opened_s=0.0, parts=parts)
+    list(statements(whole, deadline, now_s=3.0))
+    assert deadline.seconds() == 6.0
+
+
+# VOTE -------------------------------------------------------------------------------------------
+
+
+def test_have_waits_longer_while_missing_parts_come_from_who_is_expected_up_to_the_cap():
+    digest, other = (heard.message.digest for heard in COMMITS[:2])
+    parts = {heard.message.digest: CELLS for heard in COMMITS[1:]}
+
+    def is_said(now_s, *, moved=(digest, FIRST), moved_s=None, **fields):
+        at_s = now_s - 0.4 if moved_s is None else moved_s
+        fields = {"parts": parts, "moved_s": {moved: at_s}, **fields}
+        return bool(said(Kind.HAVE, COMMITS, now_s=now_s, **fields))
+
+    assert not is_said(1.2)
+    assert not is_said(9.9)
+    assert is_said(10.0), "the cap"
+    assert is_said(1.2, moved_s=0.6), "nothing for half a deadline"
+    assert is_said(1.2, moved=(other, SECOND)), "of those all is here"
+    assert is_said(1.2, moved=(DIGEST_X, FIRST)), "no part, but a result"
+    assert not is_said(12.9, attempt=1, entered_s=3.0)
+    assert is_said(13.1, attempt=1, entered_s=3.0)
+
+
+def test_bytes_of_a_suspect_hold_up_no_have():
+    parts = {heard.message.digest: CELLS for heard in COMMITS[1:]}
+    moved_s = {(COMMITS[0].message.digest, FIRST): 0.9}
+    suspects = frozenset({FIRST})
+    assert said(Kind.HAVE, COMMITS[1:], parts=parts, moved_s=moved_s, now_s=1.0)
+    late = {"parts": {COMMITS[2].message.digest: CELLS}, "moved_s": moved_s, "now_s": 1.0}
+    assert not said(Kind.HAVE, COMMITS, **late)
+    assert said(Kind.HAVE, COMMITS, **late, suspects=suspects)
+
+
+def test_deadline_is_learned_from_parts_that_were_too_late_for_the_have():
+    digest = COMMITS[0].message.digest
+    deadline = deadline_1_s()
+    view = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
+    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    learn(view, deadline, 0.9)
+    assert deadline.seconds() == 1.0, "not all is here"
+    list(statements(view, deadline, now_s=1.0))
+    (own,) = [piece for piece in view.slices if piece.reducers[0] == THIRD]
+    view.attempt = 1
+    view.parts[digest] = CELLS - set(range(own.first, own.stop))
+    learn(view, deadline, 2.0)
+    assert deadline.seconds() == 1.0, "what it is a substitute for does not count"
+    view.parts[digest] = CELLS
+    learn(view, deadline, 3.0)
+    assert deadline.seconds() == 6.0
+    learn(view, deadline, 4.0)
+    assert deadline.seconds() == 6.0, "once a round"
+
+
+def test_what_a_late_committer_takes_is_not_learned():
+    deadline = deadline_1_s()
+    view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
+    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    view.parts[COMMITS[1].message.digest] = set()
+    list(statements(view, deadline, now_s=1.0))
+    late = COMMITS[0]
+    view.ballots.add(Entry(late.message, late.body))
+    view.parts[late.message.digest] = CELLS
+    view.parts[COMMITS[1].message.digest] = CELLS
+    learn(view, deadline, 2.0)
+    assert deadline.seconds() == 4.0, "of those who had committed"
+    view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
+    list(statements(view, deadline, now_s=1.0))
+    learn(view, deadline, 8.0)
+    assert not view.is_timed
+
+
+def test_vote_goes_to_the_list_of_the_attempt_one_works_in():
+    heard = [*COMMITS, one.propose(X), two.propose(Y, 1)]
+    assert voted(heard) == [DIGEST_X]
+    assert voted(heard, attempt=1) == [DIGEST_Y]
+    assert voted(heard, attempt=2) == []
+
+
+def test_vote_is_given_once_per_attempt():
+    assert voted([*COMMITS, one.propose(X), three.vote(Y)]) == []
+
+
+def test_list_with_an_unknown_commit_gets_no_vote_until_the_commit_comes():
+    assert voted([*X[:1], one.propose(X)]) == []
+    assert voted([*X, one.propose(X)]) == [DIGEST_X]
+
+
+@pytest.mark.parametrize("commits", [(1, 0), (0, 0), (0, 1, 0)])
+def test_list_that_is_not_ascending_or_names_one_twice_gets_no_vote(commits):
+    ordered = sorted(COMMITS, key=lambda heard: heard.message.sender)
+    digests = tuple(ordered[index].message.digest for index in commits)
+    body = List(commits=digests, drifts=(), certificate=())
+    assert voted([*COMMITS, one.say(Kind.LIST, body)]) == []
+
+
+def test_list_that_names_a_lost_branch_gets_no_vote_before_there_are_branches():
+    body = List(commits=(), drifts=(bytes(32),), certificate=())
+    assert voted([*COMMITS, one.say(Kind.LIST, body)]) == []
+
+
+def test_members_that_do_not_vote_say_have_and_nothing_else():
+    everybody = peers_named(4)
+    head = head_of(everybody[:3], everybody[3:])
+    voices = [Voice(peer, head.value) for peer in everybody]
+    commits = [voice.commit() for voice in voices]
+    closer = view_of(everybody[3], head).closer(1)
+    heard = [*commits, Voice(closer, head.value).propose(commits, 1)]
+    view = view_of(everybody[3], head, heard, opened_s=0.0, attempt=1)
+    assert [s.kind for s in statements(view, deadline_1_s(), now_s=99.0)] == [Kind.HAVE]
+
+
+def certified(commits, attempt, voices=(one, two)):
+    return [voice.vote(commits, attempt) for voice in voices]
+
+
+# (LIST of attempt 2, its lock, what is certified when) -> whether THIRD votes for Y in attempt 2.
+LOCKS = [
+    (None, [], True),
+    (None, [(X, 1)], True),
+    ((0, DIGEST_Y), [], True),
+    ((0, DIGEST_X), [], False),
+    # The violation of looser rules: a later certificate, but for X once more.
+    ((0, DIGEST_X), [(X, 1)], False),
+    ((0, DIGEST_X), [(Y, 1)], True),
+    # A certificate for Y from the lock's own attempt or before it is not later.
+    ((1, DIGEST_X), [(Y, 0)], False),
+    ((1, DIGEST_X), [(Y, 1)], False),
+    ((1, DIGEST_X), [(Y, 0), (X, 1)], False),
+]
+
+
+@pytest.mark.parametrize(("lock", "certificates", "may_vote"), LOCKS)
+def test_lock_gives_way_only_to_a_later_certificate_for_that_very_list(
+    lock, certificates, may_vote
+):
+    # SECOND is the one that votes; THIRD proposes in attempt 2.
+    heard = [*COMMITS, one.propose(X, 0), three.propose(Y, 2)]
+    for commits, attempt in certificates:
+        heard += certified(commits, attempt, (one, three))
+    found = voted(heard, me=SECOND, attempt=2, lock=lock)
+    assert found == ([DIGEST_Y] if may_vote else [])
+
+
+def test_vote_of_one_voter_is_no_certificate_that_frees_a_lock():
+    heard = [*COMMITS, one.propose(X), three.propose(Y, 2), one.vote(Y, 1)]
+    assert voted(heard, me=SECOND, attempt=2, lock=(0, DIGEST_X)) == []
+
+
+# LIST and NEWATTEMPT ----------------------------------------------------------------------------
+
+
+def test_list_is_proposed_by_the_closer_of_the_attempt_only_and_only_once():
+    heard = [*COMMITS, three.have(b"\x07", 2), one.report(2), two.report(2)]
+    assert len(said(Kind.LIST, heard, attempt=2)) == 1
+    assert not said(Kind.LIST, heard, me=SECOND, attempt=2)
+    assert not said(Kind.LIST, [*heard, three.propose(X, 2)], attempt=2)
+
+
+def test_report_is_made_once_in_every_attempt_but_the_first():
+    assert not said(Kind.NEWATTEMPT, COMMITS)
+    assert len(said(Kind.NEWATTEMPT, COMMITS, attempt=1)) == 1
+    assert not said(Kind.NEWATTEMPT, [*COMMITS, three.report(1)], attempt=1)
+
+
+# Time-outs --------------------------------------------------------------------------------------
+
+
+def given_up(heard=(), *, me=THIRD, now_s, **fields):
+    view = view_of(me, HEAD, heard, **{"opened_s": 0.0, **fields})
+    return is_given_up(view, deadline_1_s(), now_s=now_s)
+
+
+def test_attempt_is_given_up_after_its_time_out():
+    assert not given_up(now_s=2.9)
+    assert given_up(now_s=3.0)
+
+
+def test_time_out_stands_still_while_bytes_arrive():
+    assert not given_up(now_s=3.0, progress_s=2.5)
+    assert given_up(now_s=3.5, progress_s=2.5)
+
+
+def test_time_out_of_a_later_attempt_counts_from_its_start():
+    assert not given_up(now_s=12.9, attempt=1, entered_s=10.0)
+    assert given_up(now_s=13.0, attempt=1, entered_s=10.0)
+
+
+def test_time_out_is_longer_after_a_time_out_however_many_attempts_were_skipped():
+    fields = {"attempt": 9, "entered_s": 10.0, "time_outs": 1}
+    assert not given_up(now_s=10.0 + 3.0 * 1.5 - 0.1, **fields)
+    assert given_up(now_s=10.0 + 3.0 * 1.5, **fields)
+
+
+def test_attempt_whose_closer_is_suspected_is_given_up_at_once_unless_it_spoke():
+    suspects = frozenset({FIRST})
+    assert given_up(now_s=0.0, suspects=suspects)
+    assert not given_up([*COMMITS, one.propose(X)], now_s=0.0, suspects=suspects)
+    assert not given_up(now_s=0.0, suspects=frozenset({SECOND}))
+
+
+def test_attempt_in_which_nobody_is_complete_is_given_up_by_its_closer_without_a_time_out():
+    heard = [*COMMITS, *(voice.have(b"\x00") for voice in (one, two, three))]
+    assert given_up(heard, me=FIRST, now_s=0.0)
+    assert not given_up(heard, me=SECOND, now_s=0.0)
+
+
+def test_attempt_whose_list_needs_a_part_that_is_lost_is_given_up_by_who_would_sum_it():
+    for gone in (FIRST, SECOND):
+        (piece,) = [p for p in view_of(THIRD, HEAD).slices if p.reducers[0] == gone]
+        heir = piece.reducers[1]
+        chosen = [heard for heard in COMMITS if heard.message.sender != THIRD]
+        heard = [*COMMITS, one.propose(chosen), one.vote(chosen), two.vote(chosen)]
+        view = view_of(heir, HEAD, heard, opened_s=0.0, suspects=frozenset({gone}))
+        assert is_given_up(view, deadline_1_s(), now_s=0.1)
+        view.parts.update({heard.message.digest: CELLS for heard in COMMITS})
+        assert not is_given_up(view, deadline_1_s(), now_s=0.1)
+
+
+def test_round_that_has_not_opened_has_no_time_out():
+    assert not given_up(now_s=1e9, opened_s=None)
+    view = view_of(THIRD, HEAD, opened_s=None)
+    assert not list(due_times(view, deadline_1_s()))
+
+
+def test_every_deadline_is_among_the_times_at_which_the_machine_wakes():
+    view = view_of(THIRD, HEAD, opened_s=5.0, progress_s=9.0)
+    due = set(due_times(view, deadline_1_s()))
+    assert {5.5, 6.0, 6.5, time_out_s(view, deadline_1_s())} <= due
+
+
+# COMMIT -----------------------------------------------------------------------------------------
+
+
+def test_commit_reports_members_only_and_never_suspects_its_sender():
+    stranger, joiner = peer_named("stranger"), peer_named("joiner")
+    view = view_of(THIRD, HEAD, opened_s=0.0)
+    view.proven_seats = {joiner, FIRST}
+    body = commit_body(
+        view,
+        contributed(5),
+        Seen(
+            suspects=frozenset({FIRST, THIRD, stranger}),
+            left={SECOND, stranger},
+            is_past_end=False,
+            rates=Rates(),
+        ),
+    )
+    assert (body.joins, body.suspects, body.gone) == ((joiner,), (FIRST,), (SECOND,))
+    assert body.base == HEAD.value.digest

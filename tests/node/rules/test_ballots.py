@@ -1,0 +1,111 @@
+"""R2: what a round's messages certify and seal."""
+
+from dataclasses import replace
+
+from node.rules.ballots import Ballots, Entry
+from protocol import limits
+from protocol.messages import Kind
+from tests.node.builders import (
+    ROOT,
+    Voice,
+    digest_of,
+    head_of,
+    list_body,
+    peers_named,
+    roster_of,
+    view_of,
+)
+
+A, B, C, D = peers_named(4)
+HEAD = head_of((A, B, C), (D,))
+a, b, c, d = (Voice(peer, HEAD.value) for peer in (A, B, C, D))
+COMMITS = [voice.commit() for voice in (a, b, c)]
+X, Y = COMMITS[:2], COMMITS[1:]
+VALUE = replace(HEAD.value, round=5, before=HEAD.value.digest)
+
+
+def ballots_of(*heard) -> Ballots:
+    return view_of(D, HEAD, heard).ballots
+
+
+def test_message_filed_again_is_known_and_a_second_one_in_its_slot_is_a_conflict():
+    ballots = ballots_of(a.commit("one"))
+    one, other = a.commit("one"), a.commit("other")
+    assert ballots.add(Entry(one.message, one.body)) == "known"
+    assert ballots.add(Entry(other.message, other.body)) == "conflict"
+    assert ballots.commits[A][0] == one.message.digest
+    assert ballots.commit_of(other.message.digest) is None
+
+
+def test_second_vote_of_one_sender_in_one_slot_does_not_count():
+    ballots = ballots_of(a.vote(X), b.vote(Y))
+    second = a.vote(Y)
+    ballots.add(Entry(second.message, second.body))
+    assert ballots.certified() == ()
+
+
+def test_votes_certify_once_a_quorum_agrees_in_one_attempt():
+    x, y = digest_of(HEAD.value, X), digest_of(HEAD.value, Y)
+    ballots = ballots_of(a.vote(X), b.vote(Y, 1))
+    assert ballots.certified() == ()
+    for voice, listed, attempt in ((b, X, 1), (c, Y, 1), (c, X, 2), (a, X, 2)):
+        heard = voice.vote(listed, attempt)
+        ballots.add(Entry(heard.message, heard.body))
+    assert ballots.certified() == ((2, x), (1, y))
+    assert [m.sender for m in ballots.certificate(2, x)] == [A, C]
+    assert ballots.certificate(1, x) == ()
+
+
+def test_votes_of_members_that_do_not_vote_certify_nothing():
+    assert ballots_of(a.vote(X), d.vote(X)).certified() == ()
+
+
+def test_seals_of_two_attempts_never_add_up():
+    ballots = ballots_of(a.seal(VALUE, 0), b.seal(VALUE, 2))
+    assert ballots.sealed(HEAD.value.digest) is None
+    third = c.seal(VALUE, 2)
+    ballots.add(Entry(third.message, third.body))
+    found = ballots.sealed(HEAD.value.digest)
+    assert found is not None
+    assert found[0].value == VALUE.digest
+    assert [(m.sender, m.slot.attempt) for m in found[1]] == [(B, 2), (C, 2)]
+
+
+def test_seals_that_differ_in_any_field_do_not_add_up():
+    for other in (replace(VALUE, root=bytes(32)), replace(VALUE, commits=(ROOT,))):
+        assert ballots_of(a.seal(VALUE), b.seal(other)).sealed(HEAD.value.digest) is None
+
+
+def test_seals_with_another_seal_before_do_not_count():
+    assert ballots_of(a.seal(VALUE), b.seal(VALUE)).sealed(ROOT) is None
+
+
+def test_commits_are_ascending_by_sender_however_they_came():
+    ballots = ballots_of(c.commit(), a.commit(), b.commit())
+    assert list(ballots.commits) == [A, B, C]
+
+
+def test_list_is_found_from_whichever_attempt_it_was_proposed_in():
+    ballots = ballots_of(a.propose(X), b.propose(Y, 1))
+    assert ballots.list_of(digest_of(HEAD.value, X)) == list_body(X)
+    assert ballots.list_of(digest_of(HEAD.value, Y)) == list_body(Y)
+    assert ballots.list_of(digest_of(HEAD.value, COMMITS)) is None
+
+
+def test_full_ballots_refuse_others_and_keep_room_for_the_own_messages():
+    ballots = ballots_of()
+    for index in range(limits.MESSAGES_PER_ROUND_MAX):
+        heard = a.vote(X, attempt=index)
+        assert ballots.add(Entry(heard.message, heard.body)) == "new"
+    late, own = b.commit(), d.commit()
+    assert ballots.add(Entry(late.message, late.body)) == "full"
+    assert ballots.add(Entry(own.message, own.body), is_own=True) == "new"
+    # What was refused may come again later: it left no trace.
+    assert ballots.of(Kind.COMMIT).keys() == {D}
+
+
+def test_list_digest_depends_on_the_round_it_belongs_to():
+    ballots = Ballots(HEAD.value.digest, 0, 5, roster_of((A, B)), "friends")
+    later = Ballots(HEAD.value.digest, 0, 6, roster_of((A, B)), "friends")
+    assert ballots.list_digest(list_body(X)) == digest_of(HEAD.value, X)
+    assert ballots.list_digest(list_body(X)) != later.list_digest(list_body(X))

@@ -1,0 +1,168 @@
+"""R4: branches meet: who is asked, what is believed, and where all should stand."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.rules import meeting
+from node.rules.meeting import Meeting
+from node.rules.standing import Standing
+from protocol.errors import ProofError
+from protocol.frames import Branch, WantBranch
+from protocol.identity import KeyedHashSigner
+from protocol.messages import Kind, Seal, SealCertificate, SealValue
+from tests.node.builders import Voice, head_of, peers_named, view_of
+
+A, B, C, D = peers_named(4)
+HEAD = head_of((A, B, C))
+FINAL = HEAD.value
+
+
+def link(before: SealValue, tokens: int, *by) -> SealCertificate:
+    """A provisional seal on `before` with so many more tokens."""
+    clock = replace(before.clock, tokens=before.clock.tokens + tokens)
+    value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+    body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+    said = [
+        Voice(peer, before).say(Kind.PSEAL, body, subject=before.digest).message.encoded
+        for peer in by or (B,)
+    ]
+    return SealCertificate(value=value, seals=tuple(said))
+
+
+def standing_on(*links: SealCertificate) -> Standing:
+    standing = Standing(HEAD, [view_of(A, HEAD)])
+    for one in links:
+        standing.advance(one, lambda it: view_of(A, it, final=FINAL))
+    return standing
+
+
+def met(standing: Standing, **branches: tuple[SealCertificate, ...]) -> Meeting:
+    """Everybody has told where it stands, was asked, and has answered."""
+    found = Meeting(KeyedHashSigner(A))
+    for name, branch in branches.items():
+        peer = {"B": B, "C": C}[name]
+        head = branch[-1].value.digest if branch else FINAL.digest
+        found.heard(peer, FINAL.round, head, now_s=0.0)
+    for send in found.ask(standing, now_s=9.0):
+        assert send.frame == WantBranch(final=FINAL.digest)
+        name = {B: "B", C: "C"}[send.peer]
+        for one in branches[name]:
+            found.arrived(send.peer, Branch(final=FINAL.digest, seals=(one,), lock=b""), standing)
+        found.arrived(send.peer, Branch(final=FINAL.digest, seals=(), lock=b""), standing)
+    return found
+
+
+def test_nobody_is_asked_while_nobody_is_on_a_branch():
+    found = Meeting(KeyedHashSigner(A))
+    for peer in (B, C):
+        found.heard(peer, FINAL.round, FINAL.digest, now_s=0.0)
+    assert list(found.ask(standing_on(), now_s=9.0)) == []
+    assert found.choose(standing_on()) is None
+    assert not found.is_behind(FINAL)
+
+
+def test_later_final_round_of_a_peer_puts_everything_else_off():
+    found = Meeting(KeyedHashSigner(A))
+    found.heard(B, FINAL.round + 1, bytes(32), now_s=0.0)
+    assert found.is_behind(FINAL)
+    assert list(found.ask(standing_on(), now_s=9.0)) == []
+    found.left(B)
+    assert not found.is_behind(FINAL)
+
+
+def test_branch_with_more_tokens_is_the_one_to_stand_on_whoever_met_first():
+    small, large = link(FINAL, 5), link(FINAL, 9)
+    for branches in ({"B": (small,), "C": (large,)}, {"C": (large,), "B": (small,)}):
+        assert met(standing_on(), **branches).choose(standing_on()) == (large,)
+    own = standing_on(large)
+    assert met(own, B=(small,)).choose(own) is None
+    own = standing_on(small)
+    assert met(own, B=(large,)).choose(own) == (large,)
+
+
+def test_seal_that_lists_nobody_is_no_reason_to_go_back_to_the_one_before():
+    first = link(FINAL, 5)
+    second = link(first.value, 0)
+    own = standing_on(first, second)
+    assert met(own, B=(first,)).choose(own) is None
+    own = standing_on(first)
+    assert met(own, B=(first, second)).choose(own) == (first, second)
+
+
+def test_highest_lock_comes_before_tokens():
+    locked, larger = link(FINAL, 5), link(FINAL, 9)
+    body = Seal(
+        value=locked.value.digest, list_digest=locked.value.list_digest, root=locked.value.root
+    )
+    lock = Voice(C, FINAL).say(Kind.SEAL, body, subject=FINAL.digest).message.encoded
+    own = standing_on(larger)
+    # Lists of the two are equal in these made-up seals, so another one is locked.
+    other = replace(body, list_digest=bytes(32))
+    lock = Voice(C, FINAL).say(Kind.SEAL, other, subject=FINAL.digest).message.encoded
+    found = met(own, B=(locked,))
+    found.heard(C, FINAL.round, FINAL.digest, now_s=0.0)
+    assert [send.peer for send in found.ask(own, now_s=9.0)] == [C]
+    found.arrived(C, Branch(final=FINAL.digest, seals=(), lock=lock), own)
+    assert found.choose(own) == ()
+
+
+def test_what_is_no_provisional_seal_is_the_senders_fault():
+    good = link(FINAL, 5)
+    standing = standing_on()
+    stranger = link(FINAL, 5, D)
+    sealed = Voice(B, FINAL).seal(good.value).message.encoded
+    bad = [
+        replace(good, seals=()),
+        replace(good, seals=(b"\x93",)),
+        replace(good, seals=(sealed,)),
+        replace(good, seals=stranger.seals),
+        replace(good, value=replace(good.value, round=9)),
+    ]
+    for one in bad:
+        found = Meeting(KeyedHashSigner(A))
+        found.heard(B, FINAL.round, one.value.digest, now_s=0.0)
+        assert list(found.ask(standing, now_s=9.0))
+        with pytest.raises(ProofError):
+            found.arrived(B, Branch(final=FINAL.digest, seals=(one,), lock=b""), standing)
+
+
+def test_answers_that_overtake_each_other_are_nobodys_fault():
+    first = link(FINAL, 5)
+    second = link(first.value, 5)
+    standing = standing_on()
+    found = Meeting(KeyedHashSigner(A))
+    found.heard(B, FINAL.round, second.value.digest, now_s=0.0)
+    assert list(found.ask(standing, now_s=9.0))
+    for seals in ((second,), (), (first,), (second,), ()):
+        found.arrived(B, Branch(final=FINAL.digest, seals=seals, lock=b""), standing)
+    assert found.choose(standing) == (first, second)
+
+
+def test_answer_is_the_branch_and_the_highest_lock():
+    branch = link(FINAL, 5)
+    standing = standing_on(branch)
+    answer = [send.frame for send in Meeting.answer(standing, B, FINAL.digest)]
+    assert answer == [
+        Branch(final=FINAL.digest, seals=(branch,), lock=b""),
+        Branch(final=FINAL.digest, seals=(), lock=b""),
+    ]
+    assert list(Meeting.answer(standing, B, bytes(32))) == []
+
+
+def test_closer_waits_for_a_branch_that_was_heard_of_just_now_and_no_longer():
+    found = Meeting(KeyedHashSigner(A))
+    found.heard(B, FINAL.round, bytes(32), now_s=1.0)
+    assert found.is_open(standing_on(), now_s=1.0 + meeting.WAIT_S / 2)
+    assert not found.is_open(standing_on(), now_s=1.0 + meeting.WAIT_S)
+
+
+def test_paths_go_on_from_the_seal_that_became_final():
+    first = link(FINAL, 5)
+    second = link(first.value, 5)
+    standing = standing_on(first)
+    found = met(standing, B=(first, second))
+    standing.confirm(first)
+    found.heard(B, first.value.round, second.value.digest, now_s=10.0)
+    list(found.ask(standing, now_s=10.0))
+    assert found.choose(standing) == (second,)

@@ -1,0 +1,204 @@
+"""R2: who is complete, and what the closer of an attempt may propose."""
+
+import random
+
+import pytest
+
+from node.rules import proposal
+from node.rules.proposal import (
+    complete_senders,
+    held_runs,
+    is_hopeless,
+    pack_senders,
+    propose,
+    unpack_senders,
+)
+from protocol.messages import Have, Held, Kind, List
+from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
+
+PEERS = peers_named(3)
+A, B, C = PEERS
+HEAD = head_of(PEERS)
+a, b, c = (Voice(peer, HEAD.value) for peer in PEERS)
+COMMITS = [voice.commit() for voice in (a, b, c)]
+ALL, NOT_C, NOBODY = b"\x07", b"\x03", b"\x00"
+EMPTY = List(commits=(), drifts=(), certificate=())
+
+
+def proposed(heard, *, attempt=0, now_s=0.0, **fields):
+    view = view_of(A, HEAD, heard, attempt=attempt, opened_s=0.0, **fields)
+    return propose(view, now_s=now_s, deadline_s=1.0)
+
+
+def test_bit_map_of_senders_comes_back_and_ignores_bits_beyond_the_roster(seed):
+    rng = random.Random(seed)
+    members = peers_named(19)
+    for _ in range(30):
+        senders = {peer for peer in members if rng.random() < 0.5}
+        assert unpack_senders(pack_senders(senders, members), members) == senders
+    assert pack_senders({members[0]}, members) == b"\x01\x00\x00"
+    assert pack_senders({members[9]}, members) == b"\x00\x02\x00"
+    assert unpack_senders(b"\xff" * 8, members) == set(members)
+    assert unpack_senders(b"", members) == set()
+
+
+def test_sender_is_complete_if_every_cell_is_held_by_some_reducer():
+    def have(voice, *runs):
+        held = tuple(Held(first=f, stop=s, senders=bits) for f, s, bits in runs)
+        return voice.say(Kind.HAVE, Have(held=held))
+
+    view = view_of(A, HEAD, [*COMMITS, have(a, (0, 1, ALL)), have(b, (1, 3, NOT_C))])
+    assert complete_senders(view) == {A, B}
+    view = view_of(A, HEAD, [*COMMITS, have(a, (0, 2, ALL)), have(b, (1, 3, ALL))])
+    assert complete_senders(view) == {A, B, C}
+    view = view_of(A, HEAD, [*COMMITS, have(a, (0, 2, ALL))])
+    assert complete_senders(view) == set()
+
+
+def test_sender_without_a_commit_is_never_complete_whatever_reducers_say():
+    assert complete_senders(view_of(A, HEAD, [*COMMITS[:2], a.have(ALL)])) == {A, B}
+
+
+def test_have_of_an_earlier_attempt_proves_nothing_in_this_one():
+    assert complete_senders(view_of(A, HEAD, [*COMMITS, a.have(ALL, 0)], attempt=1)) == set()
+
+
+def test_closer_lists_everybody_at_once_when_nobody_is_missing():
+    assert proposed([*COMMITS, a.have(ALL)]) == list_body(COMMITS)
+
+
+def test_closer_waits_for_the_missing_until_its_deadline_then_lists_the_complete():
+    heard = [*COMMITS, a.have(NOT_C)]
+    assert proposed(heard, now_s=1.49) is None
+    assert proposed(heard, now_s=1.5) == list_body(COMMITS[:2])
+
+
+def test_closer_does_not_wait_once_every_reducer_that_is_expected_has_spoken():
+    heard = [*COMMITS, a.have(NOT_C), b.have(NOT_C), c.have(NOT_C)]
+    assert proposed(heard) == list_body(COMMITS[:2])
+
+
+def test_closer_does_not_wait_for_a_suspect():
+    assert proposed([*COMMITS[:2], a.have(NOT_C)], suspects=frozenset({C})) == list_body(
+        COMMITS[:2]
+    )
+
+
+def test_closer_lists_a_suspect_whose_parts_are_all_here():
+    assert proposed([*COMMITS, a.have(ALL)], suspects=frozenset({C})) == list_body(COMMITS)
+
+
+def test_closer_proposes_nothing_before_the_fourth_attempt_where_nobody_is_complete():
+    heard = [*COMMITS, *(v.report(attempt) for v in (a, b) for attempt in (1, 2, 3))]
+    assert proposed(heard, now_s=99.0) is None
+    assert proposed(heard, attempt=2, now_s=99.0) is None
+    assert proposed(heard, attempt=3, now_s=1.0) is None
+    assert proposed(heard, attempt=3, now_s=99.0) == EMPTY
+
+
+def test_later_closer_needs_the_reports_of_a_quorum():
+    heard = [*COMMITS, a.have(ALL, 1), a.report(1)]
+    assert proposed(heard, attempt=1) is None
+    assert proposed([*heard, c.report(1)], attempt=1) == list_body(COMMITS)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_later_closer_takes_up_the_highest_proven_lock_with_its_certificate(is_reversed):
+    x, y = COMMITS[:2], COMMITS[1:]
+    votes_x = [v.vote(x, 0) for v in (a, b)]
+    votes_y = [v.vote(y, 1) for v in (b, c)]
+    locks = [(1, y), (0, x)] if is_reversed else [(0, x), (1, y)]
+    reports = [voice.report(2, lock) for voice, lock in zip((a, c), locks, strict=True)]
+    heard = [*COMMITS, *votes_x, *votes_y, a.have(ALL, 2), *reports]
+    found = proposed(heard, attempt=2)
+    assert found is not None
+    assert found.commits == list_body(y).commits
+
+
+def test_reported_lock_without_its_certificate_binds_nobody():
+    x = COMMITS[:2]
+    heard = [*COMMITS, a.vote(x, 0), a.have(ALL, 1), a.report(1), c.report(1, (0, x))]
+    assert proposed(heard, attempt=1) == list_body(COMMITS)
+
+
+def test_certificate_that_nobody_is_locked_on_binds_nobody():
+    # The violation of looser rules: {A} is certified, A is gone with the only copy of its part.
+    x = COMMITS[:1]
+    heard = [*COMMITS, *(v.vote(x, 0) for v in (b, c)), a.propose(x), b.report(1), c.report(1)]
+    heard.append(b.have(b"\x06", 1))
+    found = proposed(heard, attempt=1, suspects=frozenset({C}), now_s=99.0)
+    assert found == list_body(COMMITS[1:])
+
+
+def test_certified_list_of_which_the_closer_holds_the_whole_result_is_proposed_again():
+    x = COMMITS[:2]
+    heard = [*COMMITS, a.propose(x), a.vote(x), b.vote(x), a.report(1), b.report(1), a.have(ALL, 1)]
+    summed = {digest_of(HEAD.value, x): set(range(CONFIG.num_cells))}
+    found = proposed(heard, attempt=1, results=summed)
+    assert found is not None
+    assert found.commits == list_body(x).commits
+    assert len(found.certificate) == 2
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_report_carries_the_lock_with_its_proof_or_else_the_missing_cells(is_locked):
+    x = COMMITS[:2]
+    digest = digest_of(HEAD.value, x)
+    view = view_of(
+        A,
+        HEAD,
+        [*COMMITS, a.propose(x), a.vote(x), b.vote(x)],
+        results={digest: {1}},
+        lock=(0, digest) if is_locked else None,
+    )
+    report = proposal.lock_report(view)
+    if is_locked:
+        assert (report.lock_attempt, report.commits) == (0, list_body(x).commits)
+        assert len(report.certificate) == 2
+        assert report.missing == ()
+    else:
+        assert (report.lock_attempt, report.commits, report.certificate) == (-1, (), ())
+        assert report.missing == (0, 2)
+
+
+def test_have_tells_runs_of_equal_cells_and_leaves_out_what_nobody_sent():
+    head = head_of(PEERS[:2])
+    view = view_of(A, head, [Voice(peer, head.value).commit() for peer in PEERS[:2]])
+    view.suspect(frozenset({B}))  # So that A sums every slice.
+    ids = [digest for _, digest, _ in view.commits()]
+    view.parts.update({ids[0]: {1, 2}, ids[1]: {2}})
+    found = {cell: run.senders for run in held_runs(view) for cell in range(run.first, run.stop)}
+    assert found == {1: b"\x01", 2: b"\x03"}
+    view.parts.clear()
+    assert list(held_runs(view)) == []
+
+
+def test_have_tells_only_of_cells_that_its_signer_sums():
+    view = view_of(A, HEAD, COMMITS)
+    view.parts.update({heard.message.digest: {0, 1, 2} for heard in COMMITS})
+    (own,) = [piece for piece in view.slices if piece.reducers[0] == A]
+    assert list(held_runs(view)) == [Held(first=own.first, stop=own.stop, senders=ALL)]
+    view.attempt = 2
+    assert sum(run.stop - run.first for run in held_runs(view)) == CONFIG.num_cells
+
+
+@pytest.mark.parametrize(
+    ("haves", "suspects", "hopeless"),
+    [
+        ((), frozenset(), False),
+        ((a,), frozenset(), False),  # Others may still speak.
+        ((a, b), frozenset({C}), True),
+        ((a, b, c), frozenset(), True),
+    ],
+)
+def test_closer_gives_an_attempt_up_once_all_have_spoken_and_nobody_is_complete(
+    haves, suspects, hopeless
+):
+    attempt = next(n for n in range(3) if view_of(A, HEAD).closer(n) == A)
+    heard = [*COMMITS, *(voice.have(NOBODY, attempt) for voice in haves)]
+    view = view_of(A, HEAD, heard, attempt=attempt, suspects=suspects)
+    assert is_hopeless(view) is hopeless
+    other = view_of(B, HEAD, heard, attempt=attempt, suspects=suspects)
+    assert not is_hopeless(other)
+    whole = [*COMMITS, *(voice.have(ALL, attempt) for voice in (a, b, c))]
+    assert not is_hopeless(view_of(A, HEAD, whole, attempt=attempt))

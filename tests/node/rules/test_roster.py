@@ -1,0 +1,367 @@
+"""R1, R8, R9: what follows from a seal follows from nothing else."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from node.rules import roster as rosters
+from node.rules.roster import (
+    Listed,
+    closer,
+    eldest_voter,
+    has_quorum,
+    next_clock,
+    next_roster,
+    voters,
+)
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Roster, SealClock, SealValue
+from tests.node.builders import CLOCK_RULES as RULES
+from tests.node.builders import commit_body, head_of, peers_named, roster_of, seat
+from training.leases import lease_size
+
+A, B, C, D, E = peers_named(5)
+HEAD = head_of((A, B, C)).value
+
+
+def listed(peer: PeerId, *, proved: bool = False, **changes) -> Listed:
+    return Listed(peer, commit_body(HEAD, **changes), proved)
+
+
+def after(roster: Roster, *entries: Listed, index: int = 5, trust: str = "friends") -> Roster:
+    return next_roster(roster, index, entries, trust=trust)
+
+
+def test_joiner_named_by_one_listed_commit_is_seated_without_a_vote():
+    grown = after(roster_of((A, B)), listed(A, joins=(D,)), listed(B))
+    assert grown.members == tuple(sorted((A, B, D)))
+    record = next(record for record in grown.seats if record.peer == D)
+    assert (record.seated, record.voter_since, record.proved) == (5, -1, -1)
+
+
+def test_joiner_in_an_open_run_needs_more_namings_than_there_are_liars():
+    roster = roster_of((A, B, C, D))
+    once = after(roster, listed(A, joins=(E,)), listed(B), listed(C), trust="open")
+    twice = after(roster, listed(A, joins=(E,)), listed(B, joins=(E,)), listed(C), trust="open")
+    assert E not in once.members
+    assert E in twice.members
+
+
+@pytest.mark.parametrize(("accusers", "stays"), [((A,), True), ((A, B), True), ((A, B, C), False)])
+def test_member_goes_only_if_more_than_half_of_the_listed_suspect_it(accusers, stays):
+    entries = [listed(p, suspects=(E,) if p in accusers else ()) for p in (A, B, C, D)]
+    assert (E in after(roster_of((A, B, C, D, E)), *entries).members) is stays
+
+
+def test_one_commit_that_names_a_suspect_twice_counts_once():
+    entries = [listed(A, suspects=(D, D, D)), listed(B), listed(C)]
+    assert D in after(roster_of((A, B, C, D)), *entries).members
+
+
+def test_member_absent_once_stays_and_absent_twice_in_a_row_goes():
+    roster = roster_of((A, B, C))
+    once = after(roster, listed(A), listed(B))
+    assert C in once.members
+    assert C not in after(once, listed(A), listed(B), index=6).members
+    back = after(once, listed(A), listed(B), listed(C), index=6)
+    assert C in after(back, listed(A), listed(B), index=7).members
+
+
+def test_leaver_named_by_one_goes_with_this_seal_and_is_not_seated_by_it():
+    assert C not in after(roster_of((A, B, C)), listed(A, gone=(C,)), listed(B)).members
+    assert D not in after(roster_of((A, B)), listed(A, joins=(D,), gone=(D,))).members
+
+
+def test_empty_list_changes_nothing_at_all():
+    roster = roster_of((A, B), (C,))
+    assert after(roster) == roster
+    assert after(after(roster), index=6) == roster
+
+
+def test_voter_without_a_proof_in_four_non_empty_rounds_loses_its_vote_and_keeps_its_seat():
+    roster = roster_of((A, B))  # Both proved in round 4.
+    for index in range(5, 9):
+        assert voters(roster) == (A, B)
+        roster = after(roster, listed(A, proved=True), listed(B), index=index)
+        roster = after(roster, index=index + 100)  # Empty rounds in between do not count.
+    assert voters(roster) == (A,)
+    assert roster.members == (A, B)
+
+
+def test_founder_ages_like_everybody_and_genesis_counts_as_a_list():
+    roster = rosters.genesis_roster(A)
+    roster = after(roster, listed(A, joins=(B,)), index=1)
+    for index in range(2, 4):
+        roster = after(roster, listed(A), listed(B, proved=True), index=index)
+        assert A in voters(roster)
+    roster = after(roster, listed(A), listed(B, proved=True), index=4)
+    assert voters(roster) == (B,)
+
+
+def test_roster_that_would_have_no_voter_keeps_the_old_ones_even_the_absent():
+    roster = replace(roster_of((A,), (B, C)), window=(1, 2, 3, 4))
+    for index in range(5, 12):
+        roster = after(roster, listed(B), listed(C), index=index)
+        assert voters(roster) == (A,)
+    roster = after(roster, listed(B, proved=True), listed(C), index=12)
+    assert voters(roster) == (B,)
+    assert A not in roster.members
+
+
+def test_window_filled_by_lists_of_one_peer_ends_with_a_voter_that_lives():
+    # The violation of looser rules: four rounds that list only A leave a voter that may be dead.
+    roster = roster_of((A, B, C))
+    for index in range(5, 9):
+        roster = after(roster, listed(A, proved=True), index=index)
+    assert voters(roster) == (A,)
+    for index in range(9, 20):
+        roster = after(roster, index=index)
+    assert voters(roster) == (A,)
+
+
+def test_voters_at_most_double_and_lowest_peer_ids_enter_first():
+    everybody = peers_named(9)
+    roster = roster_of(everybody[7:8], everybody[:7] + everybody[8:])
+    others = [peer for peer in everybody if peer != everybody[7]]
+    entries = [listed(peer, proved=True) for peer in everybody]
+    sizes = []
+    for index in range(5, 9):
+        roster = after(roster, *entries, index=index)
+        sizes.append(len(voters(roster)))
+        assert set(voters(roster)) - {everybody[7]} == set(others[: sizes[-1] - 1])
+    assert sizes == [2, 4, 8, 9]
+
+
+def test_voters_of_an_open_run_grow_only_every_sixteen_rounds():
+    roster = replace(roster_of((A, B, C, D), (E,)), window=(13, 14))
+    entries = [listed(peer, proved=True) for peer in (A, B, C, D, E)]
+    assert E not in voters(after(roster, *entries, index=15, trust="open"))
+    assert E in voters(after(roster, *entries, index=16, trust="open"))
+
+
+def test_roster_is_equal_for_every_order_in_which_the_listed_are_given(seed):
+    rng = random.Random(seed)
+    everybody = peers_named(8)
+    for _ in range(50):
+        entries = [random_entry(rng, peer, everybody) for peer in rng.sample(everybody, 5)]
+        roster = roster_of(everybody[:3], everybody[3:5])
+        expected = after(roster, *entries)
+        assert after(roster, *rng.sample(entries, len(entries))) == expected
+
+
+def random_entry(rng: random.Random, peer: PeerId, everybody: tuple[PeerId, ...]) -> Listed:
+    some = [
+        tuple(sorted(p for p in everybody if rng.random() < chance)) for chance in (0.3, 0.3, 0.1)
+    ]
+    return listed(
+        peer,
+        proved=rng.random() < 0.5,
+        joins=some[0],
+        suspects=some[1],
+        gone=some[2],
+        tokens=rng.randrange(1, 50),
+        samples=rng.randrange(0, 12),
+    )
+
+
+def test_roster_never_loses_its_last_voter_nor_outgrows_its_seats(seed):
+    rng = random.Random(seed)
+    everybody = peers_named(limits.SEATS_MAX + 6)
+    for _ in range(8):
+        roster = rosters.genesis_roster(rng.choice(everybody))
+        for index in range(1, 30):
+            before = voters(roster)
+            present = [peer for peer in roster.members if rng.random() < 0.6]
+            roster = after(
+                roster, *(random_entry(rng, peer, everybody) for peer in present), index=index
+            )
+            now = voters(roster)
+            assert now
+            assert len(now) <= 2 * len(before)
+            assert len(roster.seats) <= limits.SEATS_MAX
+            assert len(roster.window) <= limits.SEAL_WINDOW
+
+
+def test_full_roster_whose_only_voter_lost_its_seat_still_fits():
+    everybody = peers_named(limits.SEATS_MAX + 1)
+    joiner, founder, members = everybody[0], everybody[1], everybody[2:]
+    roster = roster_of((founder,), members)
+    absent = tuple(replace(s, absent=1) if s.peer == founder else s for s in roster.seats)
+    entries = [listed(peer, joins=(joiner,)) for peer in members]
+    grown = after(replace(roster, seats=absent), *entries)
+    assert voters(grown) == (founder,)
+    assert grown.members == (founder, *members), "a member lost its seat to a joiner"
+
+
+# Quorums ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agreeing", "is_quorum"),
+    [((A, B), True), ((A, C), True), ((B, C), True), ((A,), False), ((), False)],
+)
+def test_quorum_of_three_is_any_two(agreeing, is_quorum):
+    assert has_quorum(roster_of((A, B, C)), agreeing, trust="friends") is is_quorum
+
+
+def test_half_of_an_even_number_is_a_quorum_only_with_the_eldest():
+    roster = Roster(
+        seats=(seat(A, since=3), seat(B, since=1), seat(C, since=3), seat(D, since=1)), window=(4,)
+    )
+    assert eldest_voter(roster) == B  # Equally old as D, with the lower id; not the lowest id.
+    assert has_quorum(roster, {B, C}, trust="friends")
+    assert not has_quorum(roster, {A, D}, trust="friends")
+    assert not has_quorum(roster, {B}, trust="friends")
+    assert not has_quorum(roster, {B, E}, trust="friends")
+
+
+@pytest.mark.parametrize(("count", "needed"), [(4, 3), (5, 4), (6, 4), (7, 5), (9, 6), (10, 7)])
+def test_quorum_of_an_open_run_is_two_thirds_rounded_up(count, needed):
+    everybody = peers_named(count)
+    roster = roster_of(everybody)
+    assert has_quorum(roster, everybody[:needed], trust="open")
+    assert not has_quorum(roster, everybody[: needed - 1], trust="open")
+
+
+def test_any_two_quorums_of_friends_share_a_voter_and_the_whole_is_one(seed):
+    rng = random.Random(seed)
+    for count in range(1, 10):
+        everybody = peers_named(count)
+        ages = [seat(peer, since=rng.randrange(4)) for peer in everybody]
+        roster = Roster(seats=tuple(ages), window=(4,))
+        assert has_quorum(roster, everybody, trust="friends")
+        quorums = [
+            chosen
+            for mask in range(2**count)
+            if has_quorum(
+                roster,
+                chosen := {p for i, p in enumerate(everybody) if mask >> i & 1},
+                trust="friends",
+            )
+        ]
+        assert all(one & other for one in quorums for other in quorums)
+        # No rule with this property can let through more than one half of all subsets.
+        assert len(quorums) == 2 ** (count - 1)
+
+
+def test_members_that_do_not_vote_make_no_quorum():
+    assert not has_quorum(roster_of((A, B, C), (D, E)), {A, D, E}, trust="friends")
+
+
+# Roles ------------------------------------------------------------------------------------------
+
+
+def test_closer_rotates_over_all_voters_and_starts_where_the_seal_says():
+    roster = roster_of((A, B, C), (D,))
+    for basis in (b"1" * 32, b"2" * 32):
+        turn = [closer(roster, basis, 0, attempt) for attempt in range(6)]
+        assert set(turn[:3]) == {A, B, C}
+        assert turn[:3] == turn[3:]
+    starts = {closer(roster, bytes([b]) * 32, 0, 0) for b in range(30)}
+    shards = {closer(roster, b"1" * 32, shard, 0) for shard in range(30)}
+    assert starts == shards == {A, B, C}
+
+
+# Leases and clock -------------------------------------------------------------------------------
+
+
+def test_leases_are_disjoint_and_none_is_lost_over_many_rounds(seed):
+    rng = random.Random(seed)
+    everybody = peers_named(7)
+    value = HEAD
+    spent: set[int] = set()
+    for index in range(5, 40):
+        leased, _ = rosters.leases(value, 10)
+        numbers = [n for lease in leased.values() for a, b in lease for n in range(a, b)]
+        assert len(numbers) == len(set(numbers)) == 10 * len(value.roster.members)
+        assert not spent & set(numbers)
+        present = [peer for peer in value.roster.members if rng.random() < 0.7]
+        entries = [random_entry(rng, peer, everybody) for peer in present]
+        for entry in entries:
+            mine = [n for a, b in leased[entry.sender] for n in range(a, b)]
+            spent |= set(mine[: entry.commit.samples])
+        clock = next_clock(value, entries, RULES)
+        unused = {n for gap in clock.unused for n in range(gap.first, gap.stop)}
+        assert spent | unused == set(range(clock.cursor))
+        assert not spent & unused
+        value = replace(value, round=index, clock=clock, roster=after(value.roster, *entries))
+
+
+def test_returned_samples_are_leased_again_before_new_ones():
+    clock = next_clock(HEAD, [listed(A)], RULES)
+    second, _ = rosters.leases(replace(HEAD, clock=clock), 10)
+    assert (clock.cursor, lease_size(second[A])) == (30, 10)
+    assert second == {A: ((10, 20),), B: ((20, 30),), C: ((30, 40),)}
+
+
+def test_member_that_claims_more_samples_than_it_leased_spends_its_lease_only():
+    clock = next_clock(HEAD, [listed(A, samples=10**6), listed(B), listed(C)], RULES)
+    assert (clock.cursor, clock.unused) == (30, ())
+
+
+@pytest.mark.parametrize(
+    ("steps_and_tokens", "median"),
+    [
+        ([(10, 1)], 10),
+        ([(10, 1), (20, 1), (30, 1)], 20),
+        ([(10, 9), (20, 1), (30, 1)], 10),
+        ([(30, 5), (10, 1), (20, 1)], 30),
+        ([(10, 1), (20, 1)], 10),
+        ([], 0),
+    ],
+)
+def test_clock_advances_by_the_token_weighted_median_of_the_steps(steps_and_tokens, median):
+    entries = [
+        listed(peer, steps=steps, tokens=tokens)
+        for peer, (steps, tokens) in zip((A, B, C), steps_and_tokens, strict=False)
+    ]
+    value = replace(HEAD, clock=SealClock(step=100, tokens=7, cursor=0, unused=(), ends_run=False))
+    clock = next_clock(value, entries, RULES)
+    assert clock.step == 100 + median
+    assert clock.tokens == 7 + sum(tokens for _, tokens in steps_and_tokens)
+
+
+def test_empty_list_gives_every_lease_back_and_stops_the_clock():
+    clock = next_clock(HEAD, [], RULES)
+    assert (clock.step, clock.tokens) == (0, 0)
+    again, _ = rosters.leases(replace(HEAD, clock=clock), 10)
+    assert again == rosters.leases(HEAD, 10)[0]
+
+
+def test_digest_of_a_seal_covers_its_roster_and_clock():
+    other: list[SealValue] = [
+        replace(HEAD, roster=roster_of((A, B))),
+        replace(HEAD, clock=replace(HEAD.clock, cursor=1)),
+        replace(HEAD, round=9),
+        replace(HEAD, before=bytes(32)),
+    ]
+    assert len({value.digest for value in (HEAD, *other)}) == 5
+
+
+# The end of the run -----------------------------------------------------------------------------
+
+
+def ends_run(*entries: Listed, **rules: int) -> bool:
+    return next_clock(HEAD, entries, replace(RULES, **rules)).ends_run
+
+
+@pytest.mark.parametrize(("rounds", "is_last"), [(4, True), (5, True), (6, False)])
+def test_seal_of_the_last_round_ends_the_run_even_if_it_carries(rounds, is_last):
+    assert ends_run(listed(A), rounds=rounds) == is_last
+    assert ends_run(rounds=rounds) == is_last
+
+
+@pytest.mark.parametrize(("tokens", "is_last"), [(0, False), (19, True), (20, True), (21, False)])
+def test_seal_that_reaches_the_tokens_of_the_run_ends_it(tokens, is_last):
+    assert ends_run(listed(A), listed(B), tokens=tokens) == is_last
+
+
+@pytest.mark.parametrize(
+    ("past_end", "is_last"),
+    [((), False), ((True,), True), ((True, False), False), ((True, True, False), True)],
+)
+def test_run_ends_once_most_listed_commits_are_signed_past_its_date(past_end, is_last):
+    entries = [listed(p, is_past_end=e) for p, e in zip((A, B, C), past_end, strict=False)]
+    assert ends_run(*entries) == is_last

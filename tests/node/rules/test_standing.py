@@ -1,0 +1,199 @@
+"""R4: on which seal a node stands, and what it keeps of branches that it left."""
+
+from dataclasses import replace
+
+from node.rules.ballots import Entry
+from node.rules.reach import Reach
+from node.rules.restart import Restart, refill
+from node.rules.round_view import RoundView
+from node.rules.standing import Standing
+from protocol.identity import PeerId
+from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
+from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
+
+A, B, C, D = peers_named(4)
+HEAD = head_of((A, B, C))
+
+
+def entry_of(said) -> Entry:
+    return Entry(said.message, said.body)
+
+
+def link(before: SealValue, name: int) -> SealCertificate:
+    clock = replace(before.clock, step=before.clock.step + name)
+    value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+    return SealCertificate(value=value, seals=())
+
+
+def new_view(certificate: SealCertificate) -> RoundView:
+    return view_of(A, certificate, final=HEAD.value)
+
+
+def standing_on(*names: int) -> tuple[Standing, list[SealCertificate]]:
+    standing = Standing(HEAD, [view_of(A, HEAD)])
+    links: list[SealCertificate] = []
+    for name in names:
+        links.append(link(standing.head.value, name))
+        standing.advance(links[-1], new_view)
+    return standing, links
+
+
+def test_there_is_a_view_of_every_round_of_the_branch():
+    standing, links = standing_on(1, 2)
+    assert standing.base.head == HEAD.value
+    assert standing.top.head == links[-1].value
+    assert [view.index for view in standing.views] == [5, 6, 7]
+    assert standing.position.final == HEAD.value
+    assert standing.position.head == links[-1].value
+    assert standing.bound == links[0].value.list_digest
+
+
+def test_confirmed_round_leaves_the_rest_of_the_branch_as_it_is():
+    standing, links = standing_on(1, 2)
+    top = standing.top
+    final = replace(links[0], seals=(b"a quorum",))
+    standing.confirm(final)
+    assert (standing.final, standing.branch) == (final, links[1:])
+    assert standing.top is top
+    assert {view.final for view in standing.views} == {final.value}
+
+
+def test_view_of_a_branch_that_was_left_is_there_again_with_what_was_signed():
+    standing, links = standing_on(1, 2)
+    second = standing.views[1]
+    standing.fall_back()
+    assert standing.views == [standing.base]
+    assert standing.bound == b""
+    standing.advance(link(HEAD.value, 9), new_view)
+    assert standing.top is not second
+    standing.fall_back()
+    standing.advance(links[0], new_view)
+    assert standing.top is second
+
+
+def test_views_are_forgotten_once_their_branch_cannot_become_final():
+    standing, links = standing_on(1, 2)
+    standing.fall_back()
+    assert set(standing.given_up) == {one.value.digest for one in links}
+    standing.adopt(link(HEAD.value, 9), new_view)
+    assert standing.given_up == {}
+
+
+def test_view_of_the_branch_stays_when_the_seal_before_it_becomes_final():
+    standing, links = standing_on(1, 2)
+    third = standing.top
+    standing.fall_back()
+    standing.adopt(links[0], new_view)
+    assert set(standing.given_up) == {links[1].value.digest}
+    standing.advance(links[1], new_view)
+    assert standing.top is third
+
+
+def test_seals_that_are_followed_are_ahead_until_they_are_reached():
+    standing, _ = standing_on()
+    first = link(HEAD.value, 1)
+    second = link(first.value, 2)
+    standing.ahead = (first, second)
+    assert standing.bound == first.value.list_digest
+    standing.advance(first, new_view)
+    assert list(standing.ahead) == [second]
+    standing.advance(link(first.value, 3), new_view)
+    assert not standing.ahead
+
+
+# Reach ------------------------------------------------------------------------------------------
+
+FRIENDS = replace(CONFIG, survive="any", grace_s=3.0)
+
+
+def sealers_of(reach: Reach, suspects: set[PeerId], now_s: float):
+    standing, _ = standing_on(1)
+    opening, sealers = reach.sealers(standing.position, suspects, now_s=now_s)
+    assert opening.is_provisional == bool(sealers)
+    return sealers
+
+
+def test_branch_begins_only_after_the_quorum_was_gone_for_a_while():
+    reach = Reach(FRIENDS, A)
+    assert sealers_of(reach, {B}, 1.0) == frozenset()
+    assert sealers_of(reach, {B, C}, 2.0) == frozenset()
+    assert reach.due_s == 5.0
+    assert sealers_of(reach, {B, C}, 4.9) == frozenset()
+    assert sealers_of(reach, {B, C}, 5.0) == {A}
+    assert sealers_of(reach, {C}, 5.1) == frozenset()
+    assert sealers_of(reach, {B, C}, 5.2) == frozenset()
+
+
+def test_without_leave_to_survive_nobody_branches():
+    for config in (replace(FRIENDS, survive="quorum"), replace(FRIENDS, trust="open")):
+        reach = Reach(config, A)
+        assert sealers_of(reach, {B, C}, 0.0) == frozenset()
+        assert sealers_of(reach, {B, C}, 99.0) == frozenset()
+
+
+# Ballots of a provisional round -------------------------------------------------------------------
+
+
+def test_provisional_certificate_needs_all_sealers_and_binds_nobody():
+    voices = {peer: Voice(peer, HEAD.value) for peer in (A, B, C)}
+    proposed = voices[A].propose([])
+    view = view_of(A, HEAD, [proposed])
+    assert isinstance(proposed.body, List)
+    digest = view.ballots.list_digest(proposed.body)
+    vote = Vote(list_digest=digest)
+    for peer in (A, B, C):
+        assert view.ballots.add(entry_of(voices[peer].say(Kind.PVOTE, vote))) == "new"
+    assert view.ballots.certified() == ()
+    view.elect(frozenset({A, B}))
+    assert view.ballots.certified() == ((0, digest),)
+    assert view.ballots.certificate(0, digest) == ()
+    view.elect(frozenset({A, B, D}))
+    assert view.ballots.certified() == ()
+    view.elect(frozenset())
+    assert view.ballots.certified() == ()
+
+
+def test_pseals_make_nothing_final():
+    view = view_of(A, HEAD)
+    value = link(HEAD.value, 1).value
+    for peer in (A, B, C):
+        voice = Voice(peer, HEAD.value)
+        body = voice.seal(value).body
+        said = voice.say(Kind.PSEAL, body, subject=HEAD.value.digest)
+        assert view.ballots.add(entry_of(said)) == "new"
+    assert view.ballots.sealed(HEAD.value.digest) is None
+    assert view.ballots.psealed() is None
+    view.elect(frozenset({A, B}))
+    sealed = view.ballots.psealed()
+    assert sealed is not None
+    assert sealed[0].value == value.digest
+    assert len(sealed[1]) == 3
+    assert view.ballots.sealed(HEAD.value.digest) is None
+
+
+def test_pseals_of_two_attempts_never_add_up():
+    view = view_of(A, HEAD)
+    value = link(HEAD.value, 1).value
+    for attempt, peer in enumerate((A, B)):
+        voice = Voice(peer, HEAD.value)
+        body = voice.seal(value).body
+        said = voice.say(Kind.PSEAL, body, attempt, subject=HEAD.value.digest)
+        view.ballots.add(entry_of(said))
+    view.elect(frozenset({A, B}))
+    assert view.ballots.psealed() is None
+
+
+# Restart ------------------------------------------------------------------------------------------
+
+
+def test_restarted_node_never_votes_in_an_attempt_in_which_it_voted_provisionally():
+    """It begins as an ordinary round, whatever it was before; of two kinds is no attempt."""
+    said = Voice(A, HEAD.value).say(Kind.PVOTE, Vote(list_digest=bytes(32)), 3)
+    view = view_of(A, HEAD)
+    refill(view, Restart(chain=(HEAD,), messages=(said.message,)), now_s=7.0)
+    assert (view.attempt, view.entered_s) == (4, 7.0)
+    again = Voice(A, HEAD.value).say(Kind.VOTE, Vote(list_digest=bytes(32)), 4)
+    restart = Restart(chain=(HEAD,), messages=(said.message, again.message))
+    view = view_of(A, HEAD)
+    refill(view, restart, now_s=7.0)
+    assert view.attempt == 4

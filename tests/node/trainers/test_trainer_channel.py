@@ -1,0 +1,319 @@
+"""The network process and its trainer: real processes, and small ones that break the rules."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from node.processes.children import child_environment, trainer_threads
+from node.trainers.trainer import ContributionReady
+from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from protocol.errors import ManifestError, TrainerError
+from tests.training.disk_run import MANIFEST_FILE, write_run
+from tests.training.replicas import INNER
+from training.exchange import Outcome, RunClock
+from training.frames import Progress, Ready, Start, Validation
+from training.genesis import genesis_weights
+
+SAMPLES = INNER.inner_steps * INNER.batch
+LONG_BATCH = 16_384
+"""So large that a step takes a good part of a second."""
+
+CLOCK = RunClock(round=0, step=0, tokens=0)
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"
+)
+
+PRELUDE = """
+import os, signal, sys, threading
+from training.frames import *
+READY = Ready(threads=1, parameters=1, device="cpu", precision="float32", micro_batch=1)
+def say(frame):
+    os.write(1, pack_frame(frame))
+def contribute(sequence=0, fragment=0, lengths=(0, 0)):
+    say(Contributed(sequence=sequence, fragment=fragment, lengths=lengths, tokens=1, samples=1,
+                    steps=1, residual_before=b"", residual_after=b"", loss=1.0))
+def wait():
+    threading.Event().wait()
+"""
+
+
+def config(folder, **inner):
+    manifest = write_run(folder, inner=dataclasses.replace(INNER, **inner))
+    path = folder / MANIFEST_FILE
+    return TrainerConfig(folder=folder, manifest=manifest, manifest_path=path, device="cpu")
+
+
+def trainer_that(does):
+    return (sys.executable, "-c", PRELUDE + does)
+
+
+def fake(folder, does):
+    return open_trainer(config(folder), command=trainer_that(does))
+
+
+async def next_of(trainer, kind):
+    async for event in trainer:
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"the trainer ended without a {kind.__name__}")
+
+
+async def start(trainer, config, *, validate=False):
+    inner = config.manifest.inner
+    lease = ((0, inner.inner_steps * inner.batch),)
+    await trainer.start(
+        Start(clock=CLOCK, lease=lease, validate=validate),
+        anchors=genesis_weights(config.manifest),
+    )
+
+
+def outcome_of_round(number, anchor_N, *, last=False):
+    first = number * SAMPLES
+    return Outcome(
+        listed=True,
+        anchor_N=anchor_N,
+        clock=RunClock(round=number, step=number * INNER.inner_steps, tokens=1),
+        lease=() if last else ((first, first + SAMPLES),),
+    )
+
+
+async def end_of(pid):
+    descriptor = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
+    from training.data import open_corpus
+    from training.models import build_model
+    from training.trainer_loop import VALIDATION_WINDOWS, anchor_loss
+
+    run = config(tmp_path)
+    anchor = genesis_weights(run.manifest)[0] * np.float32(0.5)
+    async with open_trainer(run) as trainer:
+        await start(trainer, run, validate=True)
+        ready = await next_of(trainer, Ready)
+        assert ready == Ready(
+            threads=1, parameters=len(anchor), device="cpu", precision="float32", micro_batch=4
+        )
+        genesis = await next_of(trainer, Validation)
+        if os.name != "nt":
+            os.kill(trainer.pid, signal.SIGINT)  # Ctrl+C is for the network process to act on.
+        first = (await next_of(trainer, ContributionReady)).contribution
+        await trainer.deliver(outcome_of_round(1, anchor), validate=True)
+        halved = await next_of(trainer, Validation)
+        second = (await next_of(trainer, ContributionReady)).contribution
+        await trainer.deliver(outcome_of_round(2, anchor, last=True))
+        rest = [event async for event in trainer]
+
+    held_out = open_corpus(run.manifest.corpus).held_out_windows(VALIDATION_WINDOWS, 8)
+    model = build_model(run.manifest)
+    shard = run.manifest.shards[0]
+    assert all(isinstance(event, Progress) for event in rest)
+    assert (genesis.round, halved.round) == (0, 1)
+    assert halved.loss == pytest.approx(anchor_loss(model, shard, [anchor], held_out), rel=1e-5)
+    assert halved.loss != genesis.loss
+    assert (first.samples, first.tokens, first.steps) == (SAMPLES, 8 * SAMPLES, 10)
+    assert len(first.payloads) == run.manifest.layout(0).num_cells(0)
+    # Drift from the anchor that was delivered: ten steps of 0.003 move no weight further.
+    drift = np.concatenate([np.frombuffer(payload, np.float32) for payload in second.payloads])
+    assert 0 < np.abs(drift).max() < 0.05
+    assert np.abs(genesis_weights(run.manifest)[0] - anchor).max() > 0.05
+
+
+@LINUX
+async def test_a_killed_trainer_is_seen_within_a_second(tmp_path):
+    run = config(tmp_path)
+    async with open_trainer(run) as trainer:
+        await start(trainer, run)
+        await next_of(trainer, Progress)
+        os.kill(trainer.pid, signal.SIGKILL)
+        with trio.fail_after(1), pytest.raises(TrainerError, match="status -9"):
+            await next_of(trainer, Validation)
+        with pytest.raises(TrainerError, match="status -9"):
+            await trainer.deliver(outcome_of_round(1, genesis_weights(run.manifest)[0]))
+
+
+@pytest.mark.slow
+async def test_leaving_ends_a_trainer_in_the_middle_of_a_long_step(tmp_path):
+    run = config(tmp_path, batch=LONG_BATCH)
+    async with open_trainer(run) as trainer:
+        await start(trainer, run, validate=True)
+        await next_of(trainer, Validation)  # It is in its first step from here on.
+        began = trio.current_time()
+    assert trio.current_time() - began < 1
+    assert not is_running(trainer.pid)
+
+
+@LINUX
+@pytest.mark.slow
+async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
+    script = """
+import sys, trio
+from pathlib import Path
+from tests.node.trainers.test_trainer_channel import *
+async def main():
+    run = config(Path(sys.argv[1]), batch=LONG_BATCH)
+    async with open_trainer(run) as trainer:
+        await start(trainer, run, validate=True)
+        await next_of(trainer, Validation)
+        print(trainer.pid, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+    parent = await trio.lowlevel.open_process(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.receive_some(100))
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope(shield=True), trio.fail_after(10):
+            nursery.start_soon(end_of, pid)
+            await trio.testing.wait_all_tasks_blocked()
+            parent.kill()
+            began = trio.current_time()
+            await parent.wait()
+    assert trio.current_time() - began < 1
+    await parent.stdout.aclose()
+    # What the killed one left behind goes with the next start.
+    left = list(tmp_path.glob("*.channel"))
+    assert len(left) == 1
+    async with fake(tmp_path, "wait()"):
+        assert not left[0].exists()
+    assert not list(tmp_path.glob("*.channel"))
+
+
+async def test_a_trainer_that_cannot_start_says_why(tmp_path):
+    run = config(tmp_path)
+    (tmp_path / MANIFEST_FILE).write_bytes(b"\x90")
+    async with open_trainer(run) as trainer:
+        with pytest.raises(TrainerError, match=r"(?s)status 1.*DecodeError: SignedManifest"):
+            await trainer.next_event()
+
+
+async def test_a_manifest_of_another_run_is_refused_by_the_trainer(tmp_path):
+    run = config(tmp_path)
+    write_run(tmp_path, inner=dataclasses.replace(INNER, batch=5))
+    async with open_trainer(run) as trainer:
+        with pytest.raises(ManifestError, match=r"not [0-9a-f]{12}"):
+            await trainer.next_event()
+
+
+async def test_the_last_words_of_a_dead_trainer_are_in_the_error(tmp_path):
+    async with fake(tmp_path, "sys.exit('no such device\\x1b[31m')") as trainer:
+        with pytest.raises(TrainerError, match=r"(?s)status 1.*no such device\?\[31m"):
+            await trainer.next_event()
+
+
+async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
+    async with fake(tmp_path, "say(READY)") as trainer:
+        await trainer.next_event()
+        with pytest.raises(TrainerError, match="status 0"):
+            await trainer.next_event()
+
+
+@pytest.mark.parametrize(
+    ("does", "complaint"),
+    [
+        ("os.write(1, b'hello world'); wait()", "claims"),
+        ("say(Deliver(sequence=0, listed=False, clock=RunClock(round=0, step=0, tokens=0), "
+         "lease=(), validate=False)); wait()", "unknown kind"),
+        ("contribute(fragment=1); wait()", "fragment 1"),
+        ("contribute(lengths=(1,)); wait()", "1 cells"),
+        ("contribute(lengths=(1 << 40, 1)); wait()", "of its slot"),
+        ("contribute(sequence=1); wait()", "out of turn"),
+        ("contribute(); contribute(sequence=1); wait()", "before an outcome"),
+    ],
+)  # fmt: skip
+async def test_a_trainer_that_breaks_the_rules_is_killed(tmp_path, does, complaint):
+    async with fake(tmp_path, does) as trainer:
+        with trio.fail_after(60), pytest.raises(TrainerError, match=complaint):
+            await next_of(trainer, Validation)
+        assert not is_running(trainer.pid)
+
+
+async def test_progress_is_dropped_for_a_slow_reader_and_nothing_else_is(tmp_path):
+    does = """
+for step in range(1000):
+    say(Progress(step=step, loss=1.0))
+say(Validation(round=3, loss=2.0))
+wait()
+"""
+    async with fake(tmp_path, does) as trainer:
+        await trainer.next_event()
+        steps = []
+        while isinstance(event := await trainer.next_event(), Progress):
+            steps.append(event.step)
+
+        assert event == Validation(round=3, loss=2.0)
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGTERM cannot be ignored on Windows")
+async def test_a_trainer_that_will_not_end_is_killed_within_a_second(tmp_path):
+    stubborn = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say(READY)
+wait()
+"""
+    async with fake(tmp_path, stubborn) as trainer:
+        await trainer.next_event()
+        began = trio.current_time()
+    assert trio.current_time() - began < 1
+    assert not is_running(trainer.pid)
+
+
+async def test_cancelling_ends_the_trainer_too(tmp_path):
+    with trio.CancelScope() as scope:
+        async with fake(tmp_path, "say(READY); wait()") as trainer:
+            await trainer.next_event()
+            scope.cancel()
+            await trainer.next_event()
+    assert scope.cancelled_caught
+    assert not is_running(trainer.pid)
+
+
+async def test_what_the_body_raises_comes_out_as_it_is(tmp_path):
+    with pytest.raises(KeyError, match="mine"):
+        async with fake(tmp_path, "wait()"):
+            raise KeyError("mine")
+    assert not list(tmp_path.glob("*.channel"))
+
+
+async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        async with open_trainer(config(tmp_path), command=(str(tmp_path / "absent"),)):
+            pass
+    assert not list(tmp_path.glob("*.channel"))
+
+
+def test_the_network_process_side_loads_no_torch():
+    code = "import node.trainers.trainer_channel, sys; sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, env=child_environment(), check=False).returncode == 0
+
+
+def test_thread_budget_is_a_fair_share_and_never_nothing():
+    cores = os.cpu_count() or 1
+
+    assert trainer_threads(1) == cores
+    assert trainer_threads(10 * cores) == 1
