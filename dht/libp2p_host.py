@@ -13,10 +13,10 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from libp2p.abc import IMuxedConn, IRawConnection, ISecureTransport
+from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
@@ -29,16 +29,19 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS_PROTOCOL
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from multiaddr.utils import get_network_addrs
 
-from dht.libp2p_link import Link
+from dht.libp2p_link import OpenLink
+from dht.libp2p_psk import PSK_BYTES, PSK_PROTOCOL, PskNoise
 from dht.libp2p_security import TunedNoise, link_of
 from dht.libp2p_tls import TunedTls, tls_is_safe
 from dht.libp2p_yamux import Muxers, Yamux
@@ -55,6 +58,9 @@ hole."""
 
 SECURITIES = ("tls", "noise")
 """What `TransportConfig.security` may say."""
+
+_NOT_PRIVATE = "it is not in our private swarm: it takes no PSK"
+_PRIVATE = "it takes neither TLS nor Noise: a private swarm has a PSK, which its members give you"
 
 _DIALABLE = (
     {"ip4", "tcp"},
@@ -95,7 +101,12 @@ class TransportConfig:
     """Their streams travel on a second connection to the peer, as soon as there is one: what is
     written on the first, such as a vote, never waits behind them."""
 
+    psk: bytes | None = field(default=None, repr=False)
+    """Of a private swarm: connections are only with those who know it, by Noise and never TLS."""
+
     def __post_init__(self) -> None:
+        if self.psk is not None and len(self.psk) != PSK_BYTES:
+            raise ConfigError(f"psk: {len(self.psk)} bytes instead of {PSK_BYTES}")
         try:
             ipaddress.ip_address(self.listen_host)
         except ValueError as error:
@@ -160,13 +171,33 @@ class _Swarm(Swarm):
         return muxed
 
 
+class _Upgrader(TransportUpgrader):
+    """The library's, which says why two ends have no security in common: mostly the PSK."""
+
+    def __init__(
+        self, secured: dict[TProtocol, ISecureTransport], *, negotiate_timeout: int
+    ) -> None:
+        super().__init__(secured, {}, negotiate_timeout=negotiate_timeout)
+        self._is_private = PSK_PROTOCOL in secured
+
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        """As the library does. Raises SecurityUpgradeFailure."""
+        try:
+            return await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        except SecurityUpgradeFailure as error:
+            if isinstance(error.__cause__, MultiselectError | MultiselectClientError):
+                why = _NOT_PRIVATE if self._is_private else _PRIVATE
+                raise SecurityUpgradeFailure(why) from None
+            raise
+
+
 def _from_listener(raw: IRawConnection) -> bool:
     return isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)
 
 
-def build_host(
-    config: TransportConfig, signer_seed: bytes, open_link: Callable[[IRawConnection], Link]
-) -> BasicHost:
+def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink) -> BasicHost:
     """A host that does not run yet. `open_link` wraps each connection before its handshake."""
     # The library reports every failed dial and every disconnect as an error, some with a traceback.
     # The same facts reach our callers as exceptions.
@@ -177,9 +208,8 @@ def build_host(
     peer_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(peer_id, key_pair)
-    upgrader = TransportUpgrader(
+    upgrader = _Upgrader(
         _secure_transports(config, key_pair, open_link),
-        {},
         negotiate_timeout=int(UPGRADE_TIMEOUT_S),
     )
     upgrader.muxer_multistream = Muxers(
@@ -194,12 +224,16 @@ def build_host(
 
 def securities(config: TransportConfig) -> tuple[str, ...]:
     """What a node offers and takes, the preferred first."""
+    if config.psk is not None:
+        return ("noise-psk",)
     return SECURITIES if config.security == "tls" and tls_is_safe() else ("noise",)
 
 
 def _secure_transports(
-    config: TransportConfig, key_pair: KeyPair, open_link: Callable[[IRawConnection], Link]
+    config: TransportConfig, key_pair: KeyPair, open_link: OpenLink
 ) -> dict[TProtocol, ISecureTransport]:
+    if config.psk is not None:
+        return {PSK_PROTOCOL: PskNoise(key_pair, open_link, config.psk)}
     found: dict[TProtocol, ISecureTransport] = {}
     if "tls" in securities(config):
         found[TLS_PROTOCOL] = TunedTls(key_pair, open_link)

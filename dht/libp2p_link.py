@@ -173,6 +173,10 @@ class Link(IRawConnection):
         return self._raw.get_connection_type()
 
 
+OpenLink = Callable[[IRawConnection], Link]
+"""Wraps a connection before its handshake."""
+
+
 def _socket_of(raw: IRawConnection) -> trio.socket.SocketType | None:
     """The TCP socket below `raw`; None if it runs through a relay."""
     if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):

@@ -11,7 +11,7 @@ from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 
-from dht.libp2p_link import Link
+from dht.libp2p_link import Link, OpenLink
 from dht.libp2p_session import NoiseSession, Session
 from protocol.errors import DecodeError
 from protocol.identity import parse_peer_id
@@ -20,7 +20,7 @@ from protocol.identity import parse_peer_id
 class TunedNoise(NoiseTransport):
     """For peers with an Ed25519 key and no others."""
 
-    def __init__(self, key_pair: KeyPair, open_link: Callable[[IRawConnection], Link]) -> None:
+    def __init__(self, key_pair: KeyPair, open_link: OpenLink) -> None:
         super().__init__(key_pair, noise_privkey=create_noise_key_pair().private_key)
         self._open_link = open_link
 

@@ -33,7 +33,7 @@ _SPARE_BUFFERS_MAX = 8
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")
 _NONCE = struct.Struct("<4xQ")
-_NOISE_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
+_NOISE_NAMES = (b"Noise_XX_25519_ChaChaPoly_SHA256", b"Noise_XXpsk0_25519_ChaChaPoly_SHA256")
 
 
 class Session(BaseSession):
@@ -113,7 +113,7 @@ class NoiseSession(Session):
         if not isinstance(lines, NoiseTransportReadWriter):
             raise HandshakeFailure("no Noise")
         noise = lines.noise_state.noise_protocol
-        if noise.name != _NOISE_NAME:
+        if noise.name not in _NOISE_NAMES:
             raise HandshakeFailure(f"Noise of another kind: {noise.name!r}")
         sending, receiving = noise.cipher_state_encrypt, noise.cipher_state_decrypt
         self._encrypt = ChaCha20Poly1305(sending.k).encrypt_into

@@ -11,7 +11,7 @@ import datetime
 import ssl
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -27,7 +27,7 @@ from libp2p.security.tls.io import TLSReadWriter
 from libp2p.security.tls.openssl_verify import install_skip_pkix_peer_verification
 from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
-from dht.libp2p_link import Link
+from dht.libp2p_link import Link, OpenLink
 from dht.libp2p_security import bind
 from dht.libp2p_session import Bytes, Session
 from protocol import limits
@@ -75,7 +75,7 @@ def _libssls() -> set[str]:
 class TunedTls(TLSTransport):
     """The library's handshake over a `Link`, our records after it; for Ed25519 keys."""
 
-    def __init__(self, key_pair: KeyPair, open_link: Callable[[IRawConnection], Link]) -> None:
+    def __init__(self, key_pair: KeyPair, open_link: OpenLink) -> None:
         super().__init__(key_pair, identity_config=IdentityConfig(cert_template=_template()))
         self._open_link = open_link
 

@@ -23,12 +23,13 @@ from node.exit_codes import user_error
 from node.peers.departure import Departure
 from node.peers.listening import full_addresses, listening
 from node.peers.public_runs import PublicRun, find_public_runs
-from node.settings.node_file import read_node_file
+from node.settings.node_file import NodeFile, psk_file, read_node_file
 from node.state.dht_table import keep_table, read_table
 from node.state.folder import KNOWN_PEERS_FILE
 from node.state.keystore import load_or_create_identity
 from node.state.known_peers import read_known_peers
 from node.state.lock import locked_state
+from node.state.psk import read_psk
 from node.status.board import EventLog
 from protocol.errors import BarnraiseError, ConfigError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
@@ -94,13 +95,20 @@ def _contacts(addresses: Iterable[PeerAddress]) -> tuple[Contact, ...]:
     return tuple(Contact(one.peer, (one.address,)) for one in addresses)
 
 
-def look_for_runs(state: Path, named: Sequence[str]) -> tuple[PublicRun, ...]:
+def look_for_runs(
+    state: Path, named: Sequence[str], psk: Path | None = None
+) -> tuple[PublicRun, ...]:
     """The public runs that can be seen from here: one short visit under a key of its own.
+
+    `psk` is the key file of a private swarm to look into, else node.toml's.
 
     Raises ConfigError if nobody is known to be asked, UnreachableError if nobody answers.
     """
     _hush()
-    given = (*named, *(read_node_file(state).bootstrap if state.exists() else ()))
+    file = read_node_file(state) if state.exists() else NodeFile()
+    key_file = psk_file(file, {"psk": psk}, state)
+    key = read_psk(key_file) if key_file is not None else None
+    given = (*named, *file.bootstrap)
     known = read_known_peers(state / KNOWN_PEERS_FILE)
     met = [Contact(one.peer, one.addresses) for peers in known.runs.values() for one in peers]
     contacts = (*_origins(state, given), *met)
@@ -109,11 +117,11 @@ def look_for_runs(state: Path, named: Sequence[str]) -> tuple[PublicRun, ...]:
             "nobody is known who could be asked: name a peer with --bootstrap, like "
             f"/ip4/203.0.113.1/tcp/{PORT}/p2p/12D3Koo..., or join a run by its link first"
         )
-    return trio.run(_look, contacts)
+    return trio.run(_look, contacts, key)
 
 
-async def _look(contacts: tuple[Contact, ...]) -> tuple[PublicRun, ...]:
-    async with _visit() as directory:
+async def _look(contacts: tuple[Contact, ...], psk: bytes | None) -> tuple[PublicRun, ...]:
+    async with _visit(psk) as directory:
         with trio.move_on_after(LOOK_S):
             if not await directory.join(contacts):
                 raise UnreachableError(f"none of {len(contacts)} known peers answers")
@@ -122,11 +130,11 @@ async def _look(contacts: tuple[Contact, ...]) -> tuple[PublicRun, ...]:
 
 
 @asynccontextmanager
-async def _visit() -> AsyncIterator[KademliaDirectory]:
+async def _visit(psk: bytes | None) -> AsyncIterator[KademliaDirectory]:
     """A directory that asks and is told to nobody: it is gone in a moment."""
     signer = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
     async with open_transport(
-        TransportConfig(listen_host="127.0.0.1"), signer_seed=signer.seed
+        TransportConfig(listen_host="127.0.0.1", psk=psk), signer_seed=signer.seed
     ) as transport:
         directory = KademliaDirectory(transport, signer, time.time, is_visitor=True)
         async with trio.open_nursery() as nursery:

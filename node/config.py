@@ -99,6 +99,9 @@ class NodeConfig:
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers that are asked first, besides the known peers. A founder has none."""
 
+    psk: Path | None = None
+    """Key file of the private swarm that the node is in; it meets nobody else."""
+
     threads: int = 1
     """Torch threads of the trainer; more than cores divided by nodes slows all of them down."""
 

@@ -22,10 +22,11 @@ from node.reporting.logs import Logs, start_logging
 from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
-from node.settings.node_file import node_config, read_node_file
+from node.settings.node_file import node_config, psk_file, read_node_file
 from node.state.folder import MANIFEST_FILE, default_state, make_folder, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
+from node.state.psk import check_private, read_psk
 from node.state.run_store import found_or_resume
 from node.status.board import EventLog, StatusBoard
 from protocol.errors import BarnraiseError
@@ -52,13 +53,14 @@ class Obtained:
     is_to_explain: bool = False
 
 
-Obtain = Callable[[Ed25519Signer], Awaitable[Obtained]]
+Obtain = Callable[[Ed25519Signer, bytes | None], Awaitable[Obtained]]
+"""The run of this start; the second argument is the PSK of a private swarm."""
 
 
 def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
     """Found or resume the run of a run.toml, and run it to its end; the exit status."""
 
-    async def obtain(signer: Ed25519Signer) -> Obtained:
+    async def obtain(signer: Ed25519Signer, _psk: bytes | None) -> Obtained:
         signed, is_founded = found_or_resume(path, start.state, signer, time.time, is_new=is_new)
         return Obtained(signed, "founded now" if is_founded else "resumed")
 
@@ -68,8 +70,8 @@ def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
 def join_in_foreground(start: Start, target: Target) -> int:
     """Join the run of a link or address, or resume it, and run it to its end; the exit status."""
 
-    async def obtain(signer: Ed25519Signer) -> Obtained:
-        joined = await join_run(target, start.state, signer)
+    async def obtain(signer: Ed25519Signer, psk: bytes | None) -> Obtained:
+        joined = await join_run(target, start.state, signer, psk=psk)
         how = "joined now" if joined.is_first else "resumed"
         return Obtained(joined.signed, how, joined.bootstrap, is_to_explain=True)
 
@@ -98,9 +100,13 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         assert isinstance(named, tuple)
         for text in (*named, *node_file.bootstrap):
             parse_dialable(text)
-        obtained = await obtain(signer)
+        key_file = psk_file(node_file, start.options, start.state)
+        psk = read_psk(key_file) if key_file is not None else None
+        obtained = await obtain(signer, psk)
         manifest = obtained.signed.manifest
         folder = run_folder(start.state, manifest.digest)
+        make_folder(folder)
+        check_private(folder, psk)
         options = {**start.options, "bootstrap": (*named, *obtained.bootstrap)}
         config = node_config(node_file, options, state=start.state, manifest=folder / MANIFEST_FILE)
         if obtained.is_to_explain:
@@ -138,7 +144,6 @@ def _logging(config: NodeConfig, folder: Path) -> Logs:
 
     As JSON the whole log also goes to standard error, for whoever collects it there.
     """
-    make_folder(folder)
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
     return start_logging(
         folder, log_json=config.is_log_json, console=config.is_log_json, level=level

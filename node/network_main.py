@@ -30,6 +30,7 @@ from node.running import Around, run_node
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
+from node.state.psk import check_private, read_psk
 from node.state.stored_manifest import read_signed_manifest
 from node.status.board import EventLog, StatusBoard
 from node.trainers.attached_trainer import Attachment, attachment
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--join", help="an invite link, or a peer's address")
     parser.add_argument("--listen", default=LISTEN_DEFAULT, help="e.g. /ip4/0.0.0.0/tcp/4001")
     parser.add_argument("--bootstrap", action="append", default=[], help="a peer's address")
+    parser.add_argument("--psk", type=Path, help="key file of a private swarm")
     parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
@@ -73,6 +75,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         listen=arguments.listen,
         announce=tuple(arguments.announce),
         bootstrap=tuple(arguments.bootstrap),
+        psk=arguments.psk,
         model_file=arguments.model_file,
         threads=arguments.threads,
         device=arguments.device,
@@ -108,9 +111,11 @@ async def _run(
         with locked_state(config.state):
             is_new_peer = not has_identity(config.state)
             signer = load_or_create_identity(config.state)
-            config, signed = await _obtain(config, arguments.join, signer)
+            psk = read_psk(config.psk) if config.psk is not None else None
+            config, signed = await _obtain(config, arguments.join, signer, psk)
             folder = run_folder(config.state, signed.manifest.digest)
             make_folder(folder)
+            check_private(folder, psk)
             with (
                 start_logging(folder, log_json=False, console=attached is None) as logs,
                 tracing(config.trace, signer.peer_id) as trace,
@@ -159,12 +164,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 async def _obtain(
-    config: NodeConfig, target: str | None, signer: Ed25519Signer
+    config: NodeConfig, target: str | None, signer: Ed25519Signer, psk: bytes | None
 ) -> tuple[NodeConfig, SignedManifest]:
     """The manifest that was given as a file, or the one of the run to join."""
     if target is None:
         return config, read_signed_manifest(config.manifest, signer)
-    joined = await join_run(parse_target(target), config.state, signer)
+    joined = await join_run(parse_target(target), config.state, signer, psk=psk)
     path = run_folder(config.state, joined.signed.manifest.digest) / MANIFEST_FILE
     bootstrap = tuple(dict.fromkeys((*config.bootstrap, *joined.bootstrap)))
     return replace(config, manifest=path, bootstrap=bootstrap), joined.signed

@@ -88,18 +88,22 @@ class Swarm:
         *,
         state: Path | str | None = None,
         listen: str = LISTEN_DEFAULT,
+        psk: Path | str | None = None,
     ) -> Self:
         """Join the run of an invite link, or of the peer with the multiaddr `address`.
 
         Blocks until the run's manifest is here. `state` is the folder of key, checkpoints and logs,
         one for each program that runs at a time, by default the system's place for user data;
         joining again with the same folder resumes. What the network process has to say is in the
-        folder's runs/<digest>/node.log. `listen` is where peers reach this node.
+        folder's runs/<digest>/node.log. `listen` is where peers reach this node, `psk` the key
+        file of a private swarm.
         """
         folder = default_state() if state is None else Path(state)
         folder = folder.expanduser().absolute()
         options = ["--state", str(folder), "--listen", listen, "--status-port", "0"]
         options += ["--join", address]
+        if psk is not None:
+            options += ["--psk", str(Path(psk).expanduser().absolute())]
         return cls.over([*NETWORK_COMMAND, *options], folder)
 
     @classmethod

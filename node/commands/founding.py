@@ -45,6 +45,10 @@ StatusPortOption = Annotated[
         show_default="any free port",
     ),
 ]
+PskOption = Annotated[
+    Path | None,
+    typer.Option("--psk", help="Key file of a private swarm: its nodes meet nobody else."),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Events as JSON lines on standard output.")
 ]
@@ -89,6 +93,7 @@ def run(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     bootstrap: BootstrapOption = None,
+    psk: PskOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     status_port: StatusPortOption = None,
@@ -104,6 +109,7 @@ def run(
         "listen": listen,
         "announce": _tuple(announce),
         "bootstrap": _tuple(bootstrap),
+        "psk": psk,
         "threads": threads,
         "device": device,
         "status_port": status_port,
@@ -127,6 +133,7 @@ def join(
     listen: ListenOption = None,
     announce: AnnounceOption = None,
     bootstrap: BootstrapOption = None,
+    psk: PskOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     status_port: StatusPortOption = None,
@@ -141,6 +148,7 @@ def join(
         "listen": listen,
         "announce": _tuple(announce),
         "bootstrap": _tuple(bootstrap),
+        "psk": psk,
         "threads": threads,
         "device": device,
         "status_port": status_port,
@@ -156,6 +164,17 @@ def join(
 
         start = Start(state=_state(state), options=_named(given), is_json=json)
         end_now(join_in_foreground(start, parse_target(target)))
+
+
+@app.command()
+def psk(
+    file: Annotated[Path, typer.Argument(help="The key file to write.")] = Path("swarm.key"),
+) -> None:
+    """Write the key of a new private swarm, to hand to its members over a channel you trust."""
+    from node.state.psk import write_new_psk
+
+    write_new_psk(file)
+    typer.echo(f"{file} is written. Every node of the swarm is started with --psk {file}")
 
 
 def _state(given: Path | None) -> Path:

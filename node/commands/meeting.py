@@ -24,6 +24,11 @@ AnnounceOption = Annotated[
     typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
 ]
 
+PskOption = Annotated[
+    Path | None,
+    typer.Option("--psk", help="Key file of a private swarm: it meets nobody else."),
+]
+
 _TITLE_CHARACTERS_MAX = 48
 
 
@@ -36,6 +41,7 @@ def bootstrap(
     ] = None,
     announce: AnnounceOption = None,
     peer: BootstrapOption = None,
+    psk: PskOption = None,
     json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
 ) -> None:
     """Serve the DHT to strangers, in the foreground: no run, no training, until Ctrl+C."""
@@ -52,6 +58,7 @@ def bootstrap(
             listen=LISTEN if listen is None else listen,
             announce=tuple(announce or ()),
             bootstrap=tuple(peer or ()),
+            psk=psk,
         )
         end_now(bootstrap_in_foreground(folder, config, is_json=json, say=_say))
 
@@ -60,13 +67,16 @@ def bootstrap(
 def runs(
     state: StateOption = None,
     peer: BootstrapOption = None,
+    psk: PskOption = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on one line.")] = False,
 ) -> None:
     """List the public runs that can be seen from here, and how to join them."""
     from node.bootstrap import look_for_runs
     from node.state.folder import default_state
 
-    found = look_for_runs((state or default_state()).expanduser().absolute(), tuple(peer or ()))
+    found = look_for_runs(
+        (state or default_state()).expanduser().absolute(), tuple(peer or ()), psk
+    )
     if json:
         print_json({"runs": [one.as_json() for one in found]})
     else:

@@ -54,11 +54,13 @@ def parse_target(text: str) -> Target:
     )
 
 
-async def join_run(target: Target, state: Path, signer: Ed25519Signer) -> Joined:
+async def join_run(
+    target: Target, state: Path, signer: Ed25519Signer, *, psk: bytes | None = None
+) -> Joined:
     """The run of a target: as this folder knows it, else fetched from the peers and stored.
 
-    The caller holds the folder's lock. Raises UnreachableError and RefusedError as
-    `fetch_manifest` does; never where the folder knows the run.
+    The caller holds the folder's lock; `psk` is that of a private swarm. Raises UnreachableError
+    and RefusedError as `fetch_manifest` does; never where the folder knows the run.
     """
     bootstrap = tuple(f"{one.address}/p2p/{peer_id_text(one.peer)}" for one in target.addresses)
     if target.run is not None:
@@ -66,7 +68,7 @@ async def join_run(target: Target, state: Path, signer: Ed25519Signer) -> Joined
         if stored is not None:
             return Joined(stored, bootstrap, is_first=False)
     try:
-        fetched = await _fetch(target, signer)
+        fetched = await _fetch(target, signer, psk)
     except (UnreachableError, RefusedError) as error:
         resumed = _run_of_known_peer(target, state, signer)
         if target.run is not None or resumed is None:
@@ -79,11 +81,11 @@ async def join_run(target: Target, state: Path, signer: Ed25519Signer) -> Joined
     return Joined(fetched.signed, bootstrap, is_first=is_first)
 
 
-async def _fetch(target: Target, signer: Ed25519Signer) -> Fetched:
+async def _fetch(target: Target, signer: Ed25519Signer, psk: bytes | None) -> Fetched:
     # Under a key of its own and on another port: nobody is to mix this short visit up with the
     # node that comes a moment later.
     visitor = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
-    config = TransportConfig(listen_host=_LOOPBACK)
+    config = TransportConfig(listen_host=_LOOPBACK, psk=psk)
     if not logging.getLogger().hasHandlers():
         # The library's calls of `logging.debug` itself would hang a handler of their own in there.
         logging.getLogger().addHandler(logging.NullHandler())

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from node.config import LISTEN_DEFAULT, NodeConfig
 from node.state.folder import keep_port, read_port
+from node.state.psk import read_psk
 from protocol.errors import ConfigError
 from protocol.identity import PeerId, peer_id_text
 
@@ -59,6 +60,7 @@ async def _open(
         listen_port=port,
         announce=config.announce,
         bulk_protocols=bulk_protocols,
+        psk=read_psk(config.psk) if config.psk is not None else None,
     )
     async with AsyncExitStack() as stack:
         try:

@@ -18,6 +18,7 @@ _TEMPLATE = """\
 # listen = "/ip4/0.0.0.0/tcp/0"  # where peers reach us; port 0 takes a free one and keeps it
 # announce = []          # addresses to tell others, e.g. ["/ip4/203.0.113.1/tcp/4001"] of a router
 # bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
+# psk = ""               # key file of a private swarm; its nodes meet each other and nobody else
 # threads = 1            # torch threads; left out, all cores but one
 # compute_threads = 1    # threads for hashing and sums; each takes a core while it works
 # device = "auto"        # where to train: "auto", "cuda", "mps" or "cpu"
@@ -39,6 +40,7 @@ class NodeFile(Section):
     listen: str = LISTEN_DEFAULT
     announce: list[str] = Field(default_factory=list)
     bootstrap: list[str] = Field(default_factory=list)
+    psk: str = ""
     threads: int | None = None
     compute_threads: int = 1
     device: str = DEVICE_DEFAULT
@@ -64,6 +66,14 @@ def read_node_file(state: Path) -> NodeFile:
     return parse_sections(NodeFile, read_toml(path), path)
 
 
+def psk_file(file: NodeFile, options: Mapping[str, object], state: Path) -> Path | None:
+    """The PSK's key file, by option or node.toml, where a path is seen from the state folder."""
+    given = options.get("psk")
+    if isinstance(given, Path):
+        return given.expanduser().absolute()
+    return state / Path(file.psk).expanduser() if file.psk else None
+
+
 def node_config(
     file: NodeFile, options: Mapping[str, object], *, state: Path, manifest: Path
 ) -> NodeConfig:
@@ -74,6 +84,7 @@ def node_config(
     values = file.model_dump(exclude={"has_status"})
     for key in ("announce", "bootstrap"):
         values[key] = tuple(values[key])
+    values["psk"] = psk_file(file, options, state)
     if values["threads"] is None:
         # One core is for the network process: trainers with a thread too many are far slower.
         values["threads"] = max(1, (os.cpu_count() or 1) - 1)
@@ -87,7 +98,7 @@ def node_config(
         return NodeConfig(
             state=state,
             manifest=manifest,
-            **{**values, **options, "bootstrap": bootstrap},
+            **{**values, **options, "bootstrap": bootstrap, "psk": values["psk"]},
         )
     except ConfigError as error:
         given = f"the command's options or {state / NODE_FILE}"
