@@ -35,10 +35,16 @@ Positive = Annotated[int, Range(1, 2**53)]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a model, by name."""
+    """One setting of a model or a codec, by name."""
 
     name: Name
     value: Scalar
+
+
+def _check_sorted(settings: tuple[Setting, ...], owner: str) -> None:
+    names = [setting.name for setting in settings]
+    if names != sorted(set(names)):
+        raise ValueError(f"{owner} settings must be sorted by name, each once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +56,7 @@ class ModelSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        names = [setting.name for setting in self.settings]
-        if names != sorted(set(names)):
-            raise ValueError("model settings must be sorted by name, each once")
+        _check_sorted(self.settings, "model")
 
     def setting(self, name: str) -> Scalar:
         """The value of one setting. Raises ManifestError naming a missing one."""
@@ -102,17 +106,22 @@ class InnerSpec:
 class OuterSpec:
     """The method: which preset, codec, aggregator and outer optimizer, and their numbers.
 
-    `feedback` is the error-feedback factor beta (0 switches it off). `overlap` is L of R1.
+    `codec_settings` are sorted by name; the founder writes all that the codec has. `feedback` is
+    the error-feedback factor beta (0 switches it off). `overlap` is L of R1.
     """
 
     preset: Name
     codec: Name
+    codec_settings: Annotated[tuple[Setting, ...], Size(0, 16)] = ()
     feedback: Annotated[float, Range(0.0, 1.0)]
     aggregator: Name
     optimizer: Name
     learning_rate: Annotated[float, Range(0.0, 10.0)]
     momentum: Annotated[float, Range(0.0, 1.0)]
     overlap: Annotated[int, Range(1, 2)]
+
+    def __post_init__(self) -> None:
+        _check_sorted(self.codec_settings, "codec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

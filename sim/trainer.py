@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from node.rules.fates import Fates
 from protocol.manifest import RunManifest
-from training.compression import CODECS, Encoded, ErrorFeedback
+from training.compression import Encoded, ErrorFeedback, make_codec
 from training.exchange import Lease
 
 Vector = NDArray[np.float32]
@@ -51,7 +51,7 @@ class SimTrainer:
     def __init__(self, manifest: RunManifest, learner: Learner) -> None:
         self._learner = learner
         self.feedback = ErrorFeedback(
-            CODECS[manifest.outer.codec](),
+            make_codec(manifest.outer),
             manifest.outer.feedback,
             cell_elements=manifest.layout(0).cell_elements,
         )

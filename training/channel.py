@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from protocol import limits
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
-from training.compression import CODECS
+from training.compression import make_codec
 from training.control_pipe import ControlPipe
 from training.exchange import Contribution, Outcome
 from training.frames import Contributed, Deliver, Frame, Start
@@ -80,7 +80,7 @@ class ChannelSpec:
 def channel_spec(manifest: RunManifest, shard: int) -> ChannelSpec:
     """The channel for shard number `shard`: a payload slot for each round in flight (R5)."""
     layout = manifest.layout(shard)
-    codec = CODECS[manifest.outer.codec]()
+    codec = make_codec(manifest.outer)
     slot_bytes = max(
         sum(
             codec.payload_bytes(layout.cell_numel(fragment, cell))

@@ -19,14 +19,12 @@ from torch import nn
 from protocol.errors import CheckpointError, StateError
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
-from training.compression import CODECS, ErrorFeedback
+from training.compression import ErrorFeedback, make_codec
 from training.exchange import Contribution, Exchange, Lease, Outcome, RunClock, Ticket
 from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
 from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
-from training.merge import MERGES, Merge
 from training.models import check_parameters, read_fragment, write_fragment
-from training.registry import Registry
-from training.schedule import SCHEDULES, Schedule
+from training.presets import make_method
 
 logger = logging.getLogger(__name__)
 
@@ -61,25 +59,6 @@ class Session(Exchange, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A preset of the manifest: when fragments travel, and how anchors come home."""
-
-    schedule: Schedule
-    merge: Merge
-
-
-PRESETS: Registry[Method] = Registry("preset")
-"""Factories `(inner_steps, num_fragments)`."""
-
-
-def _diloco(inner_steps: int, num_fragments: int) -> Method:
-    return Method(SCHEDULES["every_h"](inner_steps, num_fragments), MERGES["replace"]())
-
-
-PRESETS.register("diloco", _diloco)
-
-
 class DiLoCo:
     """The loop object: call `step()` after each backward pass, with a fresh batch of the lease.
 
@@ -110,9 +89,9 @@ class DiLoCo:
         self._manifest = manifest
         self._shard = manifest.shards[shard]
         fragments = range(len(self._shard.fragments))
-        self._method = PRESETS[spec.preset](manifest.inner.inner_steps, len(fragments))
+        self._method = make_method(spec.preset, manifest.inner.inner_steps, len(fragments))
         self._feedback = [
-            ErrorFeedback(CODECS[spec.codec](), spec.feedback, cell_elements=manifest.cell_elements)
+            ErrorFeedback(make_codec(spec), spec.feedback, cell_elements=manifest.cell_elements)
             for _ in fragments
         ]
         self._anchors = list(start.anchors)

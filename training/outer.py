@@ -117,3 +117,30 @@ class Sgd:
 
 
 OUTER_OPTIMIZERS.register("sgd", Sgd)
+
+
+class HeavyBall:
+    """Momentum as in torch.optim.SGD without Nesterov: FedAvgM (Hsu et al. 2019) with lr = 1.
+
+    v <- mu v + g;   theta <- theta - lr v
+    """
+
+    slots: tuple[str, ...] = ("momentum",)
+
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        self._learning_rate = np.float32(learning_rate)
+        self._momentum = np.float32(momentum)
+
+    def step(
+        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+    ) -> OuterStep:
+        """See OuterOptimizer."""
+        before_N = info.slots.get("momentum")
+        if before_N is None:
+            before_N = np.zeros_like(anchor_N)
+        momentum_N = self._momentum * before_N
+        momentum_N += aggregate_N
+        return OuterStep(anchor_N - self._learning_rate * momentum_N, {"momentum": momentum_N})
+
+
+OUTER_OPTIMIZERS.register("heavy_ball", HeavyBall)

@@ -25,7 +25,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
 from training.arithmetic import cell_norms
-from training.compression import CODECS, result_codec
+from training.compression import make_codec, result_codec
 from training.outer import make_outer
 
 Vector = NDArray[np.float32]
@@ -93,7 +93,7 @@ class CellStore:
     def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector) -> None:
         self.layout = manifest.layout(shard)
         self.num_cells = self.layout.num_cells(0)
-        self._codec = CODECS[manifest.outer.codec]()
+        self._codec = make_codec(manifest.outer)
         self._result_codec = result_codec(manifest.outer)
         self._aggregator = AGGREGATORS[manifest.outer.aggregator](
             cell_elements=manifest.cell_elements

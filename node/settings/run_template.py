@@ -43,7 +43,7 @@ name = "stdlib"        # the sources of the Python library: every peer needs the
 permutation_seed = 0   # the order in which samples are given out
 
 [inner]                # AdamW on each peer, between two rounds
-inner_steps = 50       # steps per round. More: less traffic, and peers drift further apart
+# inner_steps = 50     # steps per round. More: less traffic, and peers drift further apart
 batch = 16             # sequences per step and peer; time grows with it
 learning_rate = 0.008  # after the warm-up; larger models want less
 learning_rate_floor = 0.1  # where the cosine ends, as a share of learning_rate
@@ -55,16 +55,20 @@ clip_norm = 1.0        # gradients longer than this are shortened; lower is safe
 drift_max = 2          # rounds' worth of steps against one anchor while a round waits
 
 [outer]                # the step that all take together
-preset = "diloco"
-codec = "fp16"         # what travels: "fp16", two bytes per parameter, round and peer; "none", four
-                       # "int8" takes one; coarser ones lose something: `barnraise bench codecs`
-feedback = 1.0         # share of what the codec loses that is made good in the next round
+preset = "diloco"      # the method; what is left out below is the preset's, and `barnraise check`
+                       # says what that is. "sparseloco" sends least; "fedavg", "diloco_int4", ...
+# codec = "fp16"       # what travels: "fp16", two bytes per parameter, round and peer; "none",
+                       # four; "int8", one; coarser ones lose something: `barnraise bench codecs`
+# feedback = 1.0       # share of what the codec loses that is made good in the next round
 # aggregator = "mean"  # left out: "mean", weighted by tokens, which one liar ruins; in open runs
                        # "default", which clips and filters, and costs some ten times the sums
-optimizer = "nesterov" # or "sgd": with learning_rate 1.0 plain averaging
-learning_rate = 0.7    # of the outer step; higher is faster until it diverges
+# optimizer = "nesterov" # or "heavy_ball"; "sgd" with learning_rate 1.0 is plain averaging
+# learning_rate = 0.7  # of the outer step; higher is faster until it diverges
 # momentum = 0.9       # left out: 0.9, in runs of under 100 rounds 0.5, because a short run ends
                        # before so long a memory pays
+
+# [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share
+                       # of numbers that travels; higher loses less and costs more
 
 [timing]               # seconds
 deadline_floor_s = 5.0 # the least that a round waits for its slowest; higher is kinder and slower

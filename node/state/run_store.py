@@ -8,11 +8,11 @@ from pathlib import Path
 
 from node.settings.run_file import (
     Founder,
-    RunFile,
     build_manifest,
     first_changed_key,
     read_run_file,
 )
+from node.settings.run_sections import RunFile
 from node.settings.toml_file import TOML_BYTES_MAX
 from node.state.folder import (
     FOUNDED_FILE,

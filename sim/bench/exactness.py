@@ -18,7 +18,7 @@ from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealValue, decode_body
 from sim.bench.made_up import Numbers
 from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
-from training.compression import CODECS
+from training.compression import make_codec
 from training.genesis import genesis_weights
 
 SHARD = 0
@@ -118,7 +118,7 @@ class Exactness:
     def _on_the_wire(self, drift_N: Vector) -> tuple[bytes, Vector]:
         """The root of a contribution, and what its bytes stand for."""
         name = self._manifest.outer.codec
-        codec, roots, decoded_N = CODECS[name](), [], np.empty_like(drift_N)
+        codec, roots, decoded_N = make_codec(self._manifest.outer), [], np.empty_like(drift_N)
         for cell in range(self._layout.num_cells(0)):
             start, stop = self._layout.cell_range(0, cell)
             cell_N = drift_N[start:stop]

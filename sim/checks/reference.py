@@ -11,11 +11,12 @@ import numpy as np
 from node.cells.shard_store import ShardStore, State
 from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
 from protocol.identity import PeerId
+from protocol.manifest import OuterSpec
 from protocol.messages import Commit, Kind, SealValue
 from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
 from sim.checks.history import History
 from sim.world import World
-from training.compression import CODECS
+from training.compression import make_codec
 
 ROUNDS_KEPT = 4
 """Wire bytes and states of so many rounds stay, for nodes that lag behind."""
@@ -85,14 +86,14 @@ class Reference:
 
     def _find_wire(self, root: bytes, stores: Sequence[ShardStore]) -> Vector | None:
         """A contribution from the parts of it that the nodes hold: what was on the wire."""
-        layout, codec = self._world.manifest.layout(0), self._world.manifest.outer.codec
+        layout, outer = self._world.manifest.layout(0), self._world.manifest.outer
         pieces: list[Vector] = []
         for cell in range(layout.num_cells(0)):
             items = (item for store in stores for item in store.parts(root, [cell]))
             item = next(items, None)
             if item is None:
                 return None
-            pieces.append(_decoded(item.payload, codec, layout.cell_numel(0, cell)))
+            pieces.append(_decoded(item.payload, outer, layout.cell_numel(0, cell)))
         return np.concatenate(pieces)
 
     def _wire(self, root: bytes) -> Vector | None:
@@ -151,10 +152,10 @@ class Reference:
         return outer_step(manifest.outer, before, sum_N, value.round)
 
 
-def _decoded(payload: bytes, codec: str, numel: int) -> Vector:
-    if codec in DTYPES:
-        return np.frombuffer(payload, dtype=DTYPES[codec]).astype(np.float32)
-    return CODECS[codec]().decode(payload, numel)
+def _decoded(payload: bytes, outer: OuterSpec, numel: int) -> Vector:
+    if outer.codec in DTYPES:
+        return np.frombuffer(payload, dtype=DTYPES[outer.codec]).astype(np.float32)
+    return make_codec(outer).decode(payload, numel)
 
 
 def _difference(expected: Expected, state: State) -> str:

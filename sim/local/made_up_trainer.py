@@ -26,7 +26,7 @@ from protocol.errors import BarnraiseError
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange, ChannelFile, channel_spec
 from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
-from training.compression import CODECS, ErrorFeedback
+from training.compression import ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
 from training.exchange import Contribution, Outcome, RunClock
@@ -109,7 +109,7 @@ class MadeUpTrainer:
         self._round_s, self._hold = pace.round_s, pace.hold
         self._before_handing = pace.before_handing
         self._feedback = ErrorFeedback(
-            CODECS[manifest.outer.codec](),
+            make_codec(manifest.outer),
             manifest.outer.feedback,
             cell_elements=manifest.cell_elements,
         )

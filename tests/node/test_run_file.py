@@ -7,20 +7,22 @@ import pytest
 
 from node.settings.run_file import (
     Founder,
-    RunFile,
     build_manifest,
     cell_elements_for,
     first_changed_key,
     read_run_file,
 )
+from node.settings.run_sections import RunFile
 from node.settings.run_template import run_file_text, write_run_file
 from node.settings.toml_file import TOML_BYTES_MAX, Section
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer
-from protocol.manifest import sign_manifest
+from protocol.manifest import OuterSpec, Setting, sign_manifest
 from protocol.wire import encode
+from training.compression import codec_defaults
+from training.presets import PRESETS
 
 SIGNER = Ed25519Signer(b"r" * 32)
 FOUNDER = Founder(SIGNER.peer_id, 1_800_000_000)
@@ -43,13 +45,16 @@ def test_file_of_init_has_every_key_at_its_default(tmp_path: Path) -> None:
     text = run_file_text("run.toml", "t")
     assert read(tmp_path, text) == read(tmp_path, LEAST)
     # What is commented out is a key as well: without its mark the file must still be good.
-    shown = read(tmp_path, text.replace("\n# date", "\ndate").replace("\n# momentum", "\nmomentum"))
+    marks = ("date", "momentum", "codec", "optimizer", "inner_steps")
+    for mark in marks:
+        text = text.replace(f"\n# {mark} =", f"\n{mark} =")
+    shown = read(tmp_path, text)
     assert (shown.outer.momentum, shown.stop.date) == (0.9, 1_801_418_400)
     for name, field in RunFile.model_fields.items():
         assert f"\n[{name}]" in text
         assert isinstance(field.annotation, type)
         assert issubclass(field.annotation, Section)
-        for key in field.annotation.model_fields.keys() - {"settings"}:
+        for key in field.annotation.model_fields.keys() - {"settings", "codec_settings"}:
             assert f"\n{key} = " in text or f"\n# {key} = " in text, key
 
 
@@ -108,7 +113,47 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
             "[outer] feedback is 0, so what the 4.03 bits of 'int4' leave out is lost "
             "for good; set it to 1.0, or codec to 'int8'",
         ),
-        (LEAST + "[outer]\npreset = 'x'", "[outer] preset 'x' is unknown; known are diloco"),
+        (
+            LEAST + "[outer]\npreset = 'sparselco'",
+            "[outer] preset 'sparselco' is unknown; did you mean sparseloco?",
+        ),
+        (LEAST + "[outer]\npreset = 'x'", "[outer] preset 'x' is unknown; known are diloco, "),
+        (
+            LEAST + "[outer]\npreset = 'streaming_diloco'",
+            "[outer] preset 'streaming_diloco' is not there yet: it needs two rounds in flight",
+        ),
+        (
+            LEAST + "[outer]\npreset = 'sparseloco'\n[outer.codec_settings]\ndensity = 0.0",
+            "[outer.codec_settings] density 0.0 sends nothing; take 0.000244140625",
+        ),
+        (
+            LEAST + "[outer]\ncodec = 'topk'\n[outer.codec_settings]\nchunk = 1000",
+            "[outer.codec_settings] chunk 1000 is no power of two from 64 to 4096; take 1024",
+        ),
+        (
+            LEAST + "[outer]\ncodec = 'lowrank'\n[outer.codec_settings]\nrank = 2.5",
+            "[outer.codec_settings] rank must be a whole number, not 2.5; take 16",
+        ),
+        (
+            LEAST + "[outer]\ncodec = 'lowrank'\n[outer.codec_settings]\nrang = 2",
+            "[outer.codec_settings] 'rang' is no setting of the codec lowrank; did you mean rank?",
+        ),
+        (
+            LEAST + "[outer.codec_settings]\nbits = 4",
+            "[outer.codec_settings] 'bits' is no setting of the codec fp16; it has none",
+        ),
+        (
+            LEAST + "[outer]\ncodec = 'random_mask'\n[outer.codec_settings]\nseed = 4",
+            "'seed' is no setting of the codec random_mask; known are density",
+        ),
+        (
+            LEAST + "[outer]\npreset = 'sparseloco'\nfeedback = 0.0",
+            "[outer] feedback is 0, so what the",
+        ),
+        (
+            LEAST + "[outer]\npreset = 'diloco_fp32'\ncodec = 'ternary'",
+            "[outer] feedback is 0, so what the 2.03 bits of 'ternary'",
+        ),
         (LEAST + "[model.settings]\nwidthh = 8", "widthh is no setting of the model gpt; did you"),
         (LEAST + "[model.settings]\nwidth = [8]", "[model.settings] width must be a number"),
         (LEAST + "[stop]\ndate = 'soon'", "[stop] date must be a date like 2027-01-31"),
@@ -188,6 +233,7 @@ def test_manifest_holds_what_the_file_says(tmp_path: Path) -> None:
     assert (manifest.inner.batch, manifest.inner.clip_norm) == (4, 2.0)
     assert type(manifest.inner.clip_norm) is float
     assert (manifest.outer.codec, manifest.outer.momentum) == ("none", 0.25)
+    assert manifest.outer.codec_settings == ()
     assert manifest.timing.heartbeat_s == 0.5
     # Only what can be encoded can be signed.
     assert encode(sign_manifest(manifest, SIGNER))
@@ -222,6 +268,9 @@ def test_what_no_peer_would_take_is_refused(tmp_path: Path, text: str, words: st
         ("rounds = 99", 0.5),
         ("rounds = 100", 0.9),
         ("[outer]\noptimizer = 'sgd'", 0.0),
+        ("[outer]\npreset = 'fedavg'", 0.0),
+        ("[outer]\npreset = 'fedavg'\noptimizer = 'nesterov'", 0.9),
+        ("rounds = 99\n[outer]\npreset = 'fedavgm'", 0.5),
         ("rounds = 99\n[outer]\nmomentum = 0.8", 0.8),
     ],
 )
@@ -267,7 +316,7 @@ def test_first_changed_key_is_named(tmp_path: Path, change: str, words: str) -> 
 
 
 def test_example_in_the_template_is_toml() -> None:
-    assert tomllib.loads(run_file_text("run.toml", "t"))["inner"]["inner_steps"] == 50
+    assert tomllib.loads(run_file_text("run.toml", "t"))["inner"]["batch"] == 16
 
 
 @pytest.mark.parametrize(
@@ -284,3 +333,45 @@ def test_aggregator_left_out_follows_whom_the_run_trusts(
 ) -> None:
     text = LEAST + f"{run}\n[outer]\n{outer}\n"
     assert read(tmp_path, text).outer.aggregator == rule
+
+
+def outer_of(folder: Path, text: str) -> OuterSpec:
+    path = folder / "run.toml"
+    return build_manifest(read(folder, text), FOUNDER, path).outer
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_written_out_into_a_manifest_that_can_be_signed(
+    tmp_path: Path, name: str
+) -> None:
+    text = LEAST + f"rounds = 900\n[outer]\npreset = '{name}'"
+    manifest = build_manifest(read(tmp_path, text), FOUNDER, tmp_path / "run.toml")
+    preset, outer = PRESETS[name](900), manifest.outer
+    assert (outer.preset, outer.codec, outer.feedback) == (name, preset.codec, preset.feedback)
+    assert (outer.optimizer, outer.learning_rate) == (preset.optimizer, preset.learning_rate)
+    assert (outer.momentum, outer.aggregator) == (preset.momentum, "mean")
+    assert manifest.inner.inner_steps == preset.inner_steps
+    # A default that changes with a release must not change a run.
+    assert [one.name for one in outer.codec_settings] == list(codec_defaults(outer.codec))
+    assert encode(sign_manifest(manifest, SIGNER))
+
+
+def test_key_that_is_given_outranks_the_preset_and_takes_its_settings_along(
+    tmp_path: Path,
+) -> None:
+    text = LEAST + "[outer]\npreset = 'sparseloco'\n"
+    outer = outer_of(tmp_path, text + "feedback = 0.5\n[outer.codec_settings]\ndensity = 1")
+    assert (outer.codec, outer.feedback) == ("sparse2bit_gaps", 0.5)
+    # One number has one form, so that one run has one manifest.
+    assert outer.codec_settings == (Setting("chunk", 4096), Setting("density", 1.0))
+    assert type(outer.codec_settings[1].value) is float
+    outer = outer_of(tmp_path, text + "codec = 'topk'")
+    assert outer.codec_settings == (Setting("chunk", 4096), Setting("density", 1 / 64))
+
+
+def test_sparse_preset_sends_more_where_the_run_is_short(tmp_path: Path) -> None:
+    text = LEAST + "rounds = {}\n[outer]\npreset = 'sparseloco'"
+    long, short = (outer_of(tmp_path, text.format(rounds)) for rounds in (600, 599))
+    assert long.codec_settings[1].value == 1 / 64
+    assert short.codec_settings[1].value == 1 / 16
+    assert short.learning_rate == 2 * long.learning_rate

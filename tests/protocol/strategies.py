@@ -29,7 +29,7 @@ from protocol.frames import (
 )
 from protocol.gossip import GOSSIP_FRAMES, BucketIds, Digests
 from protocol.grid import ShardSpec, TensorSpec
-from protocol.manifest import ModelSpec, RunManifest, SignedManifest, TimingSpec
+from protocol.manifest import ModelSpec, OuterSpec, RunManifest, SignedManifest, TimingSpec
 from protocol.messages import (
     Agg,
     Commit,
@@ -199,12 +199,19 @@ def _rosters(draw: st.DrawFn) -> Roster:
 
 @st.composite
 def _models(draw: st.DrawFn) -> ModelSpec:
-    hints = fields_of(ModelSpec)
-    settings = {setting.name: setting for setting in draw(values(hints["settings"]))}
-    ordered = tuple(settings[name] for name in sorted(settings))
-    return ModelSpec(
-        name=draw(values(hints["name"])), settings=ordered, seed=draw(values(hints["seed"]))
-    )
+    return ModelSpec(**_with_sorted(draw, ModelSpec, "settings"))
+
+
+@st.composite
+def _outers(draw: st.DrawFn) -> OuterSpec:
+    return OuterSpec(**_with_sorted(draw, OuterSpec, "codec_settings"))
+
+
+def _with_sorted(draw: st.DrawFn, kind: Any, key: str) -> dict[str, Any]:
+    """Fields of a kind whose settings, under `key`, are sorted by name and each there once."""
+    found = {name: draw(values(hint)) for name, hint in fields_of(kind).items()}
+    settings = {setting.name: setting for setting in found[key]}
+    return found | {key: tuple(settings[name] for name in sorted(settings))}
 
 
 @st.composite
@@ -246,6 +253,7 @@ SPECIAL: dict[Any, Any] = {
     SealClock: _clocks,
     Roster: _rosters,
     ModelSpec: _models,
+    OuterSpec: _outers,
     ShardSpec: _shards,
     TimingSpec: _timings,
     RunManifest: _manifests,

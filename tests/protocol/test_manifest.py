@@ -53,6 +53,7 @@ def another(path: str, value: Any) -> Any:
         "outer.overlap": 2,
         "timing.heartbeat_s": 0.25,
         "model.settings": (),
+        "outer.codec_settings": (),
         "shards": (replace(MANIFEST.shards[0], name="other"),),
     }
     if path in special:
@@ -77,7 +78,7 @@ FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmet
 def test_digest_names_the_run_and_is_stable():
     assert MANIFEST.digest == replace(MANIFEST).digest
     assert MANIFEST.digest.hex() == (
-        "597daac06de2b6b288c4d02571b101c941a7f3287b0e4057bb12a03d38cb18df"
+        "fca30cb1470d217c9a0e06bc17b633b053056f07cde1d2506b121e6f181be6bb"
     )
 
 
@@ -188,6 +189,7 @@ WRONG = {
     "inner.learning_rate": (-0.1, float("nan"), float("inf"), 1),
     "inner.beta1": (1.1,),
     "inner.drift_max": (0, 17),
+    "outer.codec_settings": (tuple(Setting(f"{n:02}", 1) for n in range(17)),),
     "outer.feedback": (-0.5, 1.5),
     "outer.momentum": (1.5,),
     "outer.overlap": (0, 3),
@@ -225,6 +227,8 @@ def test_settings_are_sorted_and_each_once():
     for names in (("b", "a"), ("a", "a")):
         with pytest.raises(ValueError, match="sorted"):
             ModelSpec(name="gpt", settings=tuple(Setting(n, 1) for n in names), seed=0)
+        with pytest.raises(ValueError, match="codec settings must be sorted"):
+            replace(MANIFEST.outer, codec_settings=tuple(Setting(n, 1) for n in names))
 
 
 def test_missing_setting_is_named():

@@ -163,8 +163,9 @@ MANIFEST = RunManifest(
     ),
     outer=OuterSpec(
         preset="diloco",
-        codec="fp16",
-        feedback=0.0,
+        codec="topk",
+        codec_settings=(Setting("chunk", 1024), Setting("density", 0.0625)),
+        feedback=0.5,
         aggregator="mean",
         optimizer="nesterov",
         learning_rate=0.7,

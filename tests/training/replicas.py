@@ -22,7 +22,7 @@ from protocol.manifest import (
     TimingSpec,
 )
 from training.aggregation import AGGREGATORS
-from training.compression import CODECS
+from training.compression import make_codec
 from training.diloco import RunStart
 from training.exchange import Contribution, Outcome, RunClock
 from training.genesis import genesis_weights, shard_spec
@@ -130,7 +130,7 @@ class Swarm:
 
     def _seal(self) -> None:
         index = self.clock.round
-        codec = CODECS[self.manifest.outer.codec]()
+        codec = make_codec(self.manifest.outer)
         layout = self.manifest.layout(0)
         rows, tokens = {}, []
         for replica in range(self.replicas):

@@ -9,7 +9,7 @@ import torch
 
 from protocol.manifest import RunManifest
 from tests.training.replicas import Weights, random_windows
-from training.compression import CODECS
+from training.compression import make_codec
 from training.diloco import DiLoCo, RunStart
 from training.exchange import Contribution, Lease, Outcome, RunClock
 from training.genesis import genesis_weights
@@ -110,7 +110,7 @@ class Solo:
         )
 
     def decoded(self, contribution: Contribution) -> Weights:
-        codec, layout = CODECS[self.manifest.outer.codec](), self.manifest.layout(0)
+        codec, layout = make_codec(self.manifest.outer), self.manifest.layout(0)
         cells = enumerate(contribution.payloads)
         return np.concatenate([codec.decode(p, layout.cell_numel(0, c)) for c, p in cells])
 

@@ -42,6 +42,13 @@ def test_nesterov_equals_torch(seed: int, rate: float, momentum: float) -> None:
     assert np.allclose(ours_N, theirs_N, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.5), (1.0, 0.9), (1.0, 0.0)])
+def test_heavy_ball_equals_torch(seed: int, rate: float, momentum: float) -> None:
+    ours_N = run(OUTER_OPTIMIZERS["heavy_ball"](rate, momentum), seed)
+    theirs_N = run_torch(seed, lr=rate, momentum=momentum)
+    assert np.allclose(ours_N, theirs_N, rtol=1e-5, atol=1e-4)
+
+
 def test_nesterov_is_not_plain_momentum(seed: int) -> None:
     """The oracle can fail: the two differ by far more than its tolerance."""
     ours_N = run(OUTER_OPTIMIZERS["nesterov"](0.7, 0.5), seed)

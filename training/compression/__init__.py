@@ -8,6 +8,7 @@ from training.compression import blocks, dense, lowrank, seeded, sparse
 from training.compression.feedback import Encoded, ErrorFeedback, residual_root
 from training.compression.results import result_codec
 from training.compression.seam import CODECS, FEEDBACK_BITS, Codec, Vector, bits_per_element
+from training.compression.settings import codec_defaults, codec_named, make_codec
 
 __all__ = [
     "CODECS",
@@ -18,8 +19,11 @@ __all__ = [
     "Vector",
     "bits_per_element",
     "blocks",
+    "codec_defaults",
+    "codec_named",
     "dense",
     "lowrank",
+    "make_codec",
     "residual_root",
     "result_codec",
     "seeded",

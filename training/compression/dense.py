@@ -8,7 +8,7 @@ from training.arithmetic import all_finite
 from training.compression.seam import CODECS, Vector, as_float32
 
 
-class _Dense:
+class DenseCodec:
     """Every element in one little-endian float of a fixed width."""
 
     is_biased = True
@@ -40,7 +40,7 @@ class _Dense:
         return x_N
 
 
-class Float32Codec(_Dense):
+class Float32Codec(DenseCodec):
     """Float32 as it is: 4 bytes per element, no loss."""
 
     is_biased = False
@@ -52,7 +52,7 @@ class Float32Codec(_Dense):
 CODECS.register("none", Float32Codec)
 
 
-class Float16Codec(_Dense):
+class Float16Codec(DenseCodec):
     """IEEE half precision: 2 bytes per element, clamped to +-65504."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from sim.local.made_up_trainer import made_up_drift, pace_s
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
-from training.compression import CODECS
+from training.compression import make_codec
 from training.exchange import Outcome, RunClock
 from training.frames import Ready, Start
 
@@ -82,7 +82,7 @@ async def go_on(one: Trainer, round_index: int, anchor_N, *, listed: bool, resyn
 
 
 def decoded(one):
-    codec, layout = CODECS[MANIFEST.outer.codec](), MANIFEST.layout(0)
+    codec, layout = make_codec(MANIFEST.outer), MANIFEST.layout(0)
     cells = [codec.decode(p, layout.cell_numel(0, c)) for c, p in enumerate(one.payloads)]
     return np.concatenate(cells)
 

@@ -1,0 +1,123 @@
+"""What is wrong with a run.toml: a line for each key, with what to write instead."""
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Annotated, get_type_hints
+
+from node.reporting.shown import shown
+from node.settings.run_sections import GPT_SETTINGS, RunFile
+from node.settings.toml_file import did_you_mean, key_text
+from protocol import limits
+from protocol.errors import ConfigError
+from protocol.manifest import (
+    CorpusSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    StopSpec,
+    TimingSpec,
+)
+from protocol.wire import INT_MAX, OneOf, Range, Size
+from training.aggregation import AGGREGATORS
+from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_named
+from training.data import CORPORA
+from training.genesis import MODEL_FILE, SCHEMAS
+from training.outer import OUTER_OPTIMIZERS
+from training.presets import NOT_YET, PRESETS
+
+_KINDS = {
+    "run": RunManifest,
+    "stop": StopSpec,
+    "model": ModelSpec,
+    "corpus": CorpusSpec,
+    "inner": InnerSpec,
+    "outer": OuterSpec,
+    "timing": TimingSpec,
+}
+"""Which part of the manifest has the bounds of a section's keys."""
+
+_BOUNDS_OF_OUR_OWN = {
+    "cell_elements": Annotated[int, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)],
+    "date": Annotated[int, Range(0, 2**53)],
+}
+"""Keys that have another name or another place in the manifest."""
+
+
+def out_of_bounds(parsed: RunFile) -> Iterator[str]:
+    """A line for each value that no manifest admits."""
+    for section, kind in _KINDS.items():
+        bounds = get_type_hints(kind, include_extras=True) | _BOUNDS_OF_OUR_OWN
+        for key, value in getattr(parsed, section):
+            why = _outside(bounds.get(key), value)
+            if why is not None:
+                yield f"{key_text((section, key))} is {shown(repr(value), 60)}; it must be {why}"
+    for key, value in parsed.model.settings.items():
+        if type(value) not in (bool, int, float, str):
+            yield f"[model.settings] {key} must be a number, a text, true or false"
+
+
+def _outside(hint: object, value: object) -> str | None:
+    """What a value should have been; None for one within its bounds, or without any."""
+    bounds = list(getattr(hint, "__metadata__", ()))
+    if type(value) is int and not bounds:
+        bounds = [Range(0, INT_MAX)]
+    for bound in bounds:
+        if isinstance(bound, Range) and isinstance(value, int | float):
+            # A manifest has one zero: equal values have equal bytes.
+            is_negative_zero = value == 0 and math.copysign(1.0, value) < 0
+            if is_negative_zero or not bound.low <= value <= bound.high:
+                return f"{bound.low} to {bound.high}"
+        if isinstance(bound, Size) and isinstance(value, str):
+            size = len(value.encode())
+            if not bound.low <= size <= bound.high:
+                return f"{bound.low} to {bound.high} bytes long"
+        if isinstance(bound, OneOf) and value not in bound.values:
+            return " or ".join(repr(one) for one in bound.values)
+    return None
+
+
+def unknown_names(parsed: RunFile) -> Iterator[str]:
+    """A line for each name that no component of ours has."""
+    named: list[tuple[str, str, str | None, Collection[str]]] = [
+        ("model", "name", parsed.model.name, SCHEMAS),
+        ("corpus", "name", parsed.corpus.name, CORPORA),
+        ("outer", "preset", parsed.outer.preset, PRESETS),
+        ("outer", "codec", parsed.outer.codec, CODECS),
+        ("outer", "aggregator", parsed.outer.aggregator, AGGREGATORS),
+        ("outer", "optimizer", parsed.outer.optimizer, OUTER_OPTIMIZERS),
+    ]
+    if parsed.model.file is not None:
+        del named[0]
+        if parsed.model.name not in ("gpt", MODEL_FILE):
+            yield "[model] name and file are both given; leave one of them out"
+    for section, key, name, known in named:
+        if name is None or name in known:
+            continue
+        if key == "preset" and name in NOT_YET:
+            yield f"[outer] preset {name!r} is not there yet: it needs {NOT_YET[name]}"
+        else:
+            guess = did_you_mean(name, list(known))
+            yield f"{key_text((section, key))} {shown(repr(name), 60)} is unknown; {guess}"
+    if parsed.model.name == "gpt" and parsed.model.file is None:
+        for key in parsed.model.settings.keys() - GPT_SETTINGS.keys():
+            guess = did_you_mean(key, list(GPT_SETTINGS))
+            yield f"[model.settings] {key} is no setting of the model gpt; {guess}"
+
+
+def impossible(expanded: RunFile) -> Iterator[str]:
+    """A line for each combination that a manifest admits and no run should have; of a file whose
+    names are known, its preset written out."""
+    outer = expanded.outer
+    assert outer.codec is not None, "written out"
+    try:
+        codec = codec_named(outer.codec, outer.codec_settings)
+    except ConfigError as error:
+        yield f"[outer.codec_settings] {error}"
+        return
+    bits = bits_per_element(codec)
+    if outer.feedback == 0 and codec.is_biased and bits < FEEDBACK_BITS:
+        yield (
+            f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
+            "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
