@@ -75,7 +75,14 @@ class Mixed:
 
     def _is_over(self) -> bool:
         nodes = self.world.nodes.values()
-        return 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes)
+        if 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes):
+            return True
+        # Who is a quorum alone goes when it is through, also while others are cut off: what they
+        # sealed since then nobody can make final any more.
+        return any(node.is_over for node in nodes) and all(
+            node.is_over or node.core.machine.standing.head.value.round >= self.rounds
+            for node in nodes
+        )
 
     def _saw(self, record: Record) -> None:
         """Whoever signs a deadly kind is killed now and then, and soon back.

@@ -27,8 +27,8 @@ from sim.bench.stages import (
         ("C:\\x\\node\\cell_store.py reduce", "sum"),
         ("/x/dht/libp2p_session.py send", "send, encrypt"),
         ("/x/dht/libp2p_session.py receive", "receive, decrypt"),
-        ("/x/node/journal.py keep_result", "journal"),
-        ("/x/node/cell_store.py put_part", ""),
+        ("/x/node/durable/journal.py keep_result", "journal"),
+        ("/x/node/cells/cell_store.py put_part", ""),
         ("/lib/python3.11/queue.py get", ""),
     ],
 )
