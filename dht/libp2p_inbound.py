@@ -27,7 +27,7 @@ REASON_CHARACTERS_MAX = 200
 BAD_SHOWN_MAX, BAD_SHOWN_S = 20, 10.0
 """So many bad streams per so long are warnings: one peer can make hundreds a second."""
 
-_BAD_BYTES = (
+BAD_BYTES = (
     *(BaseLibp2pError, ProtobufError, ValueError, LookupError, EOFError, OSError),
     *(TypeError, AttributeError, AssertionError, trio.BrokenResourceError, trio.TooSlowError),
 )
@@ -119,7 +119,7 @@ class Inbound:
         net_stream.set_protocol(TProtocol(protocol))
         try:
             await handler(net_stream)
-        except _BAD_BYTES as error:
+        except BAD_BYTES as error:
             logger.debug("%s failed peer=%s %s", protocol, short_id(peer), _reason(error))
             await net_stream.reset()
 

@@ -57,6 +57,16 @@ class Links(INotifee):
         """The links in use to `peer`, the oldest first."""
         return tuple(self._up.get(peer, ()))
 
+    def dialled(self, peer: PeerId) -> str:
+        """The address at which we have dialled a connected peer, directly; or nothing."""
+        ours = (one.remote for one in self.of(peer) if one.is_initiator)
+        return next((_address(*remote) for remote in ours if remote is not None), "")
+
+    def seen(self, peer: PeerId) -> str:
+        """The address that a connected peer comes from, whoever dialled; or nothing."""
+        remotes = (one.remote for one in self.of(peer))
+        return next((_address(*remote) for remote in remotes if remote is not None), "")
+
     def everything(self) -> tuple[Link, ...]:
         """Every link, also those in the middle of a handshake."""
         return tuple(self._all)
@@ -147,3 +157,7 @@ class Links(INotifee):
 
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
         """Not of interest."""
+
+
+def _address(host: str, port: int) -> str:
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"

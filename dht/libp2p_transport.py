@@ -24,23 +24,25 @@ from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
 from dht import libp2p_negotiate
+from dht.circuits import CIRCUIT_PROTOCOL, is_public
 from dht.gone import is_gone
+from dht.libp2p_circuit import CircuitConnection
+from dht.libp2p_dialing import Dialer
 from dht.libp2p_host import (
     TransportConfig,
     build_host,
-    dialable,
     library_id,
     listen_address,
     plain_addresses,
     reserved_port,
 )
-from dht.libp2p_inbound import Inbound
+from dht.libp2p_inbound import BAD_BYTES, Inbound
 from dht.libp2p_link import Task
 from dht.libp2p_links import ConnectionEvent, Links
-from dht.libp2p_names import LOOKUPS_MAX, located
 from dht.libp2p_security import link_of
 from dht.libp2p_stream import Libp2pStream, Traffic, root_message
-from protocol.errors import ConfigError, StreamClosedError, UnreachableError
+from dht.relay_client import Places, accept_circuit
+from protocol.errors import ConfigError, RefusedError, StreamClosedError, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId, short_id
 from protocol.transport import Stream, StreamHandler
 
@@ -52,15 +54,14 @@ __all__ = ["ConnectionEvent", "Libp2pTransport", "TransportConfig", "open_transp
 
 logger = logging.getLogger(__name__)
 
-DIAL_STAGGER_S = 1.0
-"""How long an address has for itself before the next is tried beside it. An address of somebody
-else's home network swallows packets, and sixteen of those in a row would take over a minute."""
-
 DISCONNECT_GRACE_S = 0.2
 """For a goodbye over a connection that may be stuck; then its socket is closed."""
 
 CLOSE_S_MAX = 0.9
 """For an orderly end of the transport; what is left then is cancelled."""
+
+_NOWHERE = Multiaddr("/p2p-circuit")
+"""Where a circuit comes from, in the library's log."""
 
 
 class Libp2pTransport:
@@ -71,8 +72,6 @@ class Libp2pTransport:
         self._peer_id = Ed25519Signer(signer_seed).peer_id
         self._traffic = Traffic()
         self._nursery: trio.Nursery | None = None
-        self._dial_locks: dict[PeerId, trio.Lock] = {}
-        self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
         self._links = Links(self._spawn)
         self._host = build_host(config, signer_seed, self._links.open)
         assert self._host.get_id() == library_id(self._peer_id)
@@ -83,6 +82,10 @@ class Libp2pTransport:
             spawn=self._spawn,
             timeout_s=config.stream_timeout_s,
         )
+        self._dialer = Dialer(self, config, self._links, self._host.get_network())
+        self.places = Places(self, listens=self._listens, is_wanted=self._needs_relay)
+        """At relays; whoever has a nursery runs them."""
+        self.serve(CIRCUIT_PROTOCOL, self._accept_circuit)
         self._host.get_network().register_notifee(self._links)
         self._host.get_network().set_stream_handler(self._inbound.accept)
 
@@ -97,8 +100,24 @@ class Libp2pTransport:
         return self._host
 
     def addresses(self) -> tuple[str, ...]:
-        """Where others may dial us, never 0.0.0.0; empty until `run` listens."""
+        """Where others may dial us, never 0.0.0.0; empty until `run` listens. With relays last."""
+        return (*self._own_addresses(), *self.places.addresses())
+
+    def _own_addresses(self) -> tuple[str, ...]:
         return plain_addresses(self._host.get_addrs())
+
+    def _needs_relay(self) -> bool:
+        """Whether nobody elsewhere can dial us: no address is public, and the user names none."""
+        own = self._own_addresses()
+        return not self._config.announce and bool(own) and not any(map(is_public, own))
+
+    def _listens(self, peer: PeerId) -> str:
+        address = self._links.dialled(peer)
+        return address if is_public(address) else ""
+
+    def seen(self, peer: PeerId) -> str:
+        """The address that a connected peer comes from, whoever dialled; or nothing."""
+        return self._links.seen(peer)
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run `handler` for each inbound stream of `protocol`; at any time, for later streams.
@@ -109,7 +128,7 @@ class Libp2pTransport:
 
         async def serve_bulk(stream: Stream) -> None:
             # Whoever was dialled cannot dial: it may be behind a router.
-            self._spawn(partial(self._dial_second, stream.peer))
+            self._spawn(partial(self._dialer.second, stream.peer))
             await handler(stream)
 
         is_bulk = protocol in self._config.bulk_protocols
@@ -139,86 +158,27 @@ class Libp2pTransport:
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer`; the next address starts when one fails, or beside it after a second.
 
-        Raises UnreachableError naming each address and why it failed.
+        Addresses that lead through a relay come last. Raises UnreachableError naming each address
+        and why it failed.
         """
-        if self._links.is_up(peer):
-            return
-        if peer == self._peer_id:
-            raise UnreachableError("that is this node itself")
-        async with self._dialling(peer):
-            if not self._links.is_up(peer):
-                await self._dial_first(peer, addresses)
+        await self._dialer.connect(peer, addresses)
 
-    @asynccontextmanager
-    async def _dialling(self, peer: PeerId) -> AsyncIterator[None]:
-        """Two callers with the same peer in mind share one connection."""
-        lock = self._dial_locks.setdefault(peer, trio.Lock())
+    async def _accept_circuit(self, stream: Stream) -> None:
+        """A relay that we have a place at brings somebody, who proves who it is."""
+        if not self.places.holds(stream.peer):
+            raise RefusedError("a circuit from a peer that is no relay of ours")
+        source = await accept_circuit(stream)
+        raw = CircuitConnection(stream, is_initiator=False)
         try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._dial_locks.pop(peer, None)
-
-    async def _dial_second(self, peer: PeerId) -> None:
-        """One more connection to a peer that we have dialled, for bulk; without it, all share."""
-        async with self._dialling(peer):
-            links = self._links.of(peer)
-            if len(links) != 1 or links[0].has_no_second or not links[0].is_initiator:
-                return
-            link = links[0]
-            link.has_no_second = True
-            if link.remote is None or link.get_connection_type() is not ConnectionType.DIRECT:
-                return
-            host, port = link.remote
-            target = Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}")
-            with trio.move_on_after(self._config.dial_timeout_s):
-                link.has_no_second = await self._dial_target(peer, target) is not None
-
-    async def _dial_first(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        failures: dict[str, str] = {}
-        async with trio.open_nursery() as nursery:
-
-            async def attempt(address: str, finished: trio.Event) -> None:
-                why = await self._dial(peer, address)
-                if why is None:
-                    nursery.cancel_scope.cancel()
-                else:
-                    failures[address] = why
-                finished.set()
-
-            for address in dict.fromkeys(addresses):
-                finished = trio.Event()
-                nursery.start_soon(attempt, address, finished)
-                with trio.move_on_after(DIAL_STAGGER_S):
-                    await finished.wait()
-        if not self._links.is_up(peer):
-            tried = "; ".join(f"{address!r}: {why}" for address, why in failures.items())
-            raise UnreachableError(f"{short_id(peer)}: {tried or 'no address known'}")
-
-    async def _dial(self, peer: PeerId, address: str) -> str | None:
-        """Why it failed, or None."""
-        why: str | None = None
-        try:
-            with trio.fail_after(self._config.dial_timeout_s):
-                for target in await located(dialable(address), self._lookups):
-                    why = await self._dial_target(peer, target)
-                    if why is None:
-                        break
-        except ValueError as error:
-            return str(error)
-        except trio.TooSlowError:
-            return f"no answer within {self._config.dial_timeout_s} s"
-        return why
-
-    async def _dial_target(self, peer: PeerId, target: Multiaddr) -> str | None:
-        try:
-            # Not `host.connect`: that one tries a single address, waits a quarter of a second
-            # first, and after a failure refuses the peer for a minute.
-            await self._host.get_network().dial_addr(target, library_id(peer))
-        except BaseLibp2pError as error:
-            return root_message(error)
-        return None
+            muxed = await self._host.get_network().upgrade_inbound_raw_conn(raw, _NOWHERE)
+        except BAD_BYTES as error:
+            raise StreamClosedError(f"no handshake: {root_message(error)}") from error
+        link = link_of(muxed)
+        if link is None or link.peer != source:
+            await raw.close()
+            raise RefusedError("somebody else comes than the relay said")
+        # The end of this handler ends the stream.
+        await link.lost.wait()
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """A new stream to a connected peer, in one round trip.
@@ -231,7 +191,7 @@ class Libp2pTransport:
         try:
             with trio.fail_after(self._config.stream_timeout_s):
                 if protocol in self._config.bulk_protocols:
-                    await self._dial_second(peer)
+                    await self._dialer.second(peer)
                 connection = self._connection(peer, protocol)
                 stream = self._wrap(await self._new_stream(connection), peer)
                 await libp2p_negotiate.request(stream, protocol)
