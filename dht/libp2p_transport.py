@@ -60,6 +60,9 @@ DISCONNECT_GRACE_S = 0.2
 CLOSE_S_MAX = 0.9
 """For an orderly end of the transport; what is left then is cancelled."""
 
+OWN_ADDRESSES_MAX = 6
+"""That are told. Records have room for eight, and those that lead through relays come last."""
+
 _NOWHERE = Multiaddr("/p2p-circuit")
 """Where a circuit comes from, in the library's log."""
 
@@ -101,7 +104,7 @@ class Libp2pTransport:
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial us, never 0.0.0.0; empty until `run` listens. With relays last."""
-        return (*self._own_addresses(), *self.places.addresses())
+        return (*self._own_addresses()[:OWN_ADDRESSES_MAX], *self.places.addresses())
 
     def _own_addresses(self) -> tuple[str, ...]:
         return plain_addresses(self._host.get_addrs())

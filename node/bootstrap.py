@@ -1,7 +1,8 @@
-"""`barnraise bootstrap`: a node of the DHT and nothing else, at an address that stays.
+"""`barnraise bootstrap`: a node of the DHT and a relay, at an address that stays.
 
-It holds records and tells strangers of each other. It sees no run, holds no weights and decides
-nothing: when it is gone, those who have met go on, and newcomers enter through any other peer.
+It holds records, tells strangers of each other, and carries what peers behind routers say to each
+other, within limits and without a key to it. It sees no run, holds no weights and decides nothing:
+when it is gone, those who have met go on, and newcomers enter through any other peer.
 `barnraise runs` looks into the DHT in the same way, for a moment.
 """
 
@@ -16,6 +17,8 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.libp2p_transport import TransportConfig, open_transport
+from dht.relay_books import RelayLimits
+from dht.relay_server import RelayServer
 from dht.routing import Contact
 from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, PeerAddress, parse_dialable
@@ -45,14 +48,19 @@ LOOK_S = 20.0
 
 
 def bootstrap_in_foreground(
-    state: Path, config: NodeConfig, *, is_json: bool, say: Callable[[str], None]
+    state: Path,
+    config: NodeConfig,
+    relay: RelayLimits | None,
+    *,
+    is_json: bool,
+    say: Callable[[str], None],
 ) -> int:
-    """Serve the DHT until a signal; the exit status."""
+    """Serve the DHT until a signal, and as a relay if limits are given; the exit status."""
     keep_freed_memory()
     _hush()
     departure = Departure()
     with departure.handling_signals(), locked_state(state):
-        trio.run(_serve, state, config, departure, is_json, say)
+        trio.run(_serve, state, config, relay, departure, is_json, say)
         departure.done()
     return departure.status
 
@@ -60,6 +68,7 @@ def bootstrap_in_foreground(
 async def _serve(
     state: Path,
     config: NodeConfig,
+    relay: RelayLimits | None,
     departure: Departure,
     is_json: bool,
     say: Callable[[str], None],
@@ -69,12 +78,21 @@ async def _serve(
     signer = load_or_create_identity(state)
     try:
         async with listening(config, signer.seed) as transport, trio.open_nursery() as nursery:
+            if relay is not None:
+                RelayServer(transport, relay, seen=transport.seen)
             directory = KademliaDirectory(transport, signer, time.time)
             await nursery.start(directory.run)
             departure.begin()
             addresses = full_addresses(signer.peer_id, transport.addresses())
             log.emit("listening", peer=peer_id_text(signer.peer_id), addresses=addresses)
-            say("\n".join(["serving the DHT at", *(f"  {one}" for one in addresses)]))
+            say(
+                "\n".join(
+                    [
+                        f"serving the DHT{' and as a relay' if relay else ''} at",
+                        *(f"  {one}" for one in addresses),
+                    ]
+                )
+            )
             nursery.start_soon(keep_table, state, directory.contacts, time.time)
             nursery.start_soon(directory.join, _origins(state, config.bootstrap))
             await departure.asked()

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from dht.circuits import parse_circuit
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 
@@ -53,7 +54,11 @@ def parse_dialable(text: str) -> PeerAddress:
 
 
 def _why_undialable(address: str) -> str | None:
-    match = _TCP.fullmatch(address)
+    try:
+        circuit = parse_circuit(address)
+    except DecodeError as error:
+        return f"its relay is nobody: {error}"
+    match = _TCP.fullmatch(address if circuit is None else circuit.address)
     if match is None:
         return "it is not /ip4, /ip6 or /dns with /tcp and nothing else"
     if not 1 <= int(match["port"]) <= PORT_MAX:

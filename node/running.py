@@ -52,6 +52,9 @@ LEAVE_QUEUED_S = 0.4
 
 INPUT_LINE_BYTES_MAX = 256
 
+PLACE_S = 6.0
+"""For the first relay, before people are shown a link that leads through none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
@@ -92,7 +95,9 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(_leave, departure, made, nursery.cancel_scope)
                 _watch_parent(node, around, made.driver, nursery)
                 await _start_status(node, around, made, transport, nursery)
-                _tell_addresses(node, transport)
+                _tell_listening(node, transport)
+                nursery.start_soon(_keep_inviting, node, transport)
+                nursery.start_soon(transport.places.run)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
                 nursery.start_soon(made.entries.run, around.board)
@@ -174,19 +179,37 @@ async def _linger(driver: Driver, linger_s: float) -> None:
 # Telling --------------------------------------------------------------------------------------
 
 
-def _tell_addresses(node: Node, transport: Libp2pTransport) -> None:
-    """Say where we are: to whoever started us, and as an invite link to hand on."""
-    me, manifest = node.signer.peer_id, node.signed.manifest
-    addresses = transport.addresses()
+def _tell_listening(node: Node, transport: Libp2pTransport) -> None:
+    """Say where we are to whoever started us."""
+    me = node.signer.peer_id
     node.log.emit(
         "listening",
         peer=peer_id_text(me),
         pid=os.getpid(),
-        addresses=full_addresses(me, addresses),
+        addresses=full_addresses(me, transport.addresses()),
     )
-    if addresses:
-        link = invite_link(invite_to(manifest, me, addresses))
-        node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
+
+
+async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
+    """An invite link to hand on; another one when other relays lead to us.
+
+    A node behind a router waits for its first relay: a link without it is good at home only.
+    """
+    me, manifest = node.signer.peer_id, node.signed.manifest
+    places = transport.places
+    if places.is_wanted and node.config.bootstrap:
+        with trio.move_on_after(PLACE_S):
+            while not places.addresses():
+                await places.changed()
+    told: tuple[str, ...] = ()
+    while True:
+        addresses = transport.addresses()
+        # A relay that went may come back, and the link that names it with it.
+        if not set(addresses) <= set(told):
+            told = addresses
+            link = invite_link(invite_to(manifest, me, addresses))
+            node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
+        await places.changed()
 
 
 async def _start_status(

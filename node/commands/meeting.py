@@ -42,10 +42,20 @@ def bootstrap(
     announce: AnnounceOption = None,
     peer: BootstrapOption = None,
     psk: PskOption = None,
+    has_relay: Annotated[
+        bool, typer.Option("--relay/--no-relay", help="Carry bytes for peers behind routers.")
+    ] = True,
+    relay_mbit: Annotated[
+        float, typer.Option(help="Mbit/s for all whom it relays together; 0 sets no limit.")
+    ] = 0.0,
+    relay_gib: Annotated[
+        float, typer.Option(help="GiB that it relays in a day; each peer may send a quarter.")
+    ] = 1024.0,
     json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
 ) -> None:
-    """Serve the DHT to strangers, in the foreground: no run, no training, until Ctrl+C."""
+    """Serve the DHT to strangers, and as a relay, in the foreground, until Ctrl+C: no training."""
     with handling(end_at_once):
+        from dht.relay_books import RelayLimits
         from node.bootstrap import LISTEN, bootstrap_in_foreground
         from node.config import NodeConfig
         from node.state.folder import default_state
@@ -60,7 +70,11 @@ def bootstrap(
             bootstrap=tuple(peer or ()),
             psk=psk,
         )
-        end_now(bootstrap_in_foreground(folder, config, is_json=json, say=_say))
+        relay = None
+        if has_relay:
+            day_bytes = round(relay_gib * 2**30)
+            relay = RelayLimits(mbit=relay_mbit, day_bytes=day_bytes, peer_day_bytes=day_bytes // 4)
+        end_now(bootstrap_in_foreground(folder, config, relay, is_json=json, say=_say))
 
 
 @app.command()

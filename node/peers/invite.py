@@ -12,6 +12,7 @@ from typing import Annotated
 
 from blake3 import blake3
 
+from dht.circuits import is_circuit, is_public
 from node.config import PeerAddress
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
@@ -58,7 +59,7 @@ class Invite:
 
 def invite_to(manifest: RunManifest, peer: PeerId, addresses: Sequence[str]) -> Invite:
     """The invite of one peer to the run; of many addresses those that reach furthest."""
-    chosen = sorted(addresses, key=_is_near)[:ADDRESSES_MAX]
+    chosen = sorted(addresses, key=_nearness)[:ADDRESSES_MAX]
     return Invite(manifest.digest, manifest.title, (InvitePeer(peer, tuple(chosen)),))
 
 
@@ -108,6 +109,8 @@ def _checksum(body: bytes) -> bytes:
     return blake3(body).digest(length=_CHECKSUM_BYTES)
 
 
-def _is_near(address: str) -> bool:
-    """Whether an address means something on one machine only."""
-    return address.startswith(("/ip4/127.", "/ip6/::1/"))
+def _nearness(address: str) -> int:
+    """Addresses that mean something everywhere, in one home, on one machine."""
+    if address.startswith(("/ip4/127.", "/ip6/::1/")):
+        return 2
+    return 0 if is_circuit(address) or is_public(address) or address.startswith("/dns") else 1

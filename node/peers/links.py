@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import trio
 
 from dht.directory import Directory
 from node import events as ev
 from node.config import PeerAddress
+from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
 from node.peers.strikes import Strikes
 from protocol import limits
@@ -34,7 +34,7 @@ from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import SignedManifest
 from protocol.transport import Stream, Transport
-from protocol.wire import Size, decode, encode
+from protocol.wire import decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +73,6 @@ BRIEF_S = 1.0
 """
 
 Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """What a node says under its run's topic: where it listens."""
-
-    addresses: Annotated[
-        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...],
-        Size(0, limits.ADDRESSES_PER_PEER_MAX),
-    ]
 
 
 @dataclass(slots=True)
@@ -199,10 +189,15 @@ class Links:
 
     async def _announce_and_search(self, nursery: trio.Nursery) -> None:
         topic = b"run/" + self.signed.manifest.digest
-        value = encode(Announcement(self.transport.addresses()[: limits.ADDRESSES_PER_PEER_MAX]))
-        await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
+        announced: tuple[str, ...] | None = None
         searches = 0
         while True:
+            # A node behind a router gets its address when it has found a relay.
+            addresses = self.transport.addresses()[: limits.ADDRESSES_PER_PEER_MAX]
+            if addresses != announced:
+                announced = addresses
+                value = encode(Announcement(addresses))
+                await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
             if not self.finds_nobody:
                 for record in await self.directory.find(topic):
                     self._note_record(record.writer, record.value)

@@ -51,6 +51,7 @@ class PeopleLog:
         self._console = console
         self._occasion = occasion
         self._is_seated = False
+        self._is_opened = False
 
     def emit(self, event: str, **fields: Field) -> None:
         """See EventSink."""
@@ -69,6 +70,9 @@ class PeopleLog:
         rounds = self._occasion.manifest.rounds
         match event, fields:
             case "invite", {"link": str(link)}:
+                if self._is_opened:
+                    return f"invite, now  {link}"
+                self._is_opened = True
                 return self._opening(link)
             case "linked" | "unlinked", {"peer": str(peer), "linked": list(linked)}:
                 verb = "linked" if event == "linked" else "gone"

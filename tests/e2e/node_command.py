@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,14 +59,17 @@ def write_run_file(folder: Path, name: str = "run.toml", **changes: str) -> None
 class NodeCommand:
     """A node in the foreground of a terminal: its own process group, its output in a file."""
 
-    def __init__(self, folder: Path, state: str, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, state: str, *arguments: str, inside: Sequence[str] = ()
+    ) -> None:
+        """`inside` is a command that runs the command behind it, on another machine as it were."""
         self.state = folder / state
         self._log = folder / f"{state}.out"
         # What an earlier start of the same state said is not this one's.
         self._start = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*COMMAND, *arguments, "--state", str(self.state)],
+                [*inside, *COMMAND, *arguments, "--state", str(self.state)],
                 cwd=folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
@@ -115,9 +118,11 @@ class NodeCommand:
 
 
 @contextmanager
-def node(folder: Path, state: str, *arguments: str) -> Iterator[NodeCommand]:
+def node(
+    folder: Path, state: str, *arguments: str, inside: Sequence[str] = ()
+) -> Iterator[NodeCommand]:
     """A node that is not there any more when the block ends."""
-    one = NodeCommand(folder, state, *arguments)
+    one = NodeCommand(folder, state, *arguments, inside=inside)
     try:
         yield one
     finally:

@@ -17,8 +17,8 @@ from dht.libp2p_negotiate import accept, encode_line, request
 from dht.libp2p_session import Bytes, NoiseSession, Session
 from dht.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
 from dht.messages import Nodes, Pong, Stored, Values, decode_reply, decode_request, encode_message
+from node.peers.announcement import Announcement
 from node.peers.invite import Invite, InvitePeer
-from node.peers.links import Announcement
 from node.peers.public_runs import RunAdvert
 from node.rules.credit import Credit, Folded
 from node.using.ledger import FORMAT, ExportHead

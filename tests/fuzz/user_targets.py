@@ -6,6 +6,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from dht.circuits import decode_word, encode_word, parse_circuit
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
@@ -22,6 +23,7 @@ from protocol.wire import encode
 from sim.trials.scenario import settled
 from sim.trials.scenario_file import read_scenario, read_scenario_file
 from sim.trials.scenario_text import scenario_text
+from tests.dht.test_circuits import WORDS
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
@@ -138,6 +140,7 @@ def text(read: Callable[[str], object], name: str, *examples: str) -> Target:
 
 
 MULTIADDR = f"/ip4/203.0.113.1/tcp/4001/p2p/{peer_id_text(PEERS[0])}"
+CIRCUIT = f"{MULTIADDR}/p2p-circuit/p2p/{peer_id_text(PEERS[1])}"
 
 
 TARGETS = [
@@ -149,6 +152,22 @@ TARGETS = [
         "address to dial",
         MULTIADDR,
         MULTIADDR.replace("ip4/203.0.113.1", "dns/a.b"),
+        CIRCUIT,
+    ),
+    Target(
+        name="words of relays",
+        covers=("dht.circuits.decode_word",),
+        read=lambda data, _: decode_word(data),
+        errors=(DecodeError,),
+        examples=lambda: tuple(encode_word(word) for word in WORDS),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+    ),
+    Target(
+        name="address through a relay",
+        covers=("dht.circuits.parse_circuit",),
+        read=from_text(parse_circuit),
+        errors=(DecodeError,),
+        examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),
     ),
     text(parse_listen, "listen address", "/ip4/0.0.0.0/tcp/4001", "/ip6/::1/tcp/0"),
     Target(

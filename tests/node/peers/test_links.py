@@ -12,7 +12,8 @@ from dht.directory import KademliaDirectory
 from dht.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
-from node.peers.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, Announcement, Links
+from node.peers.announcement import Announcement
+from node.peers.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, Links
 from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId

@@ -2,7 +2,8 @@
 
 import pytest
 
-from node.state_transfer.throttle import YIELD_S_MAX, Throttle, TokenBucket
+from dht.token_bucket import TokenBucket
+from node.state_transfer.throttle import YIELD_S_MAX, Throttle
 
 MIB = 1 << 20
 
