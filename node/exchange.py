@@ -309,6 +309,7 @@ class Driver:
         value = action.certificate.value
         before_N = self.store.state.anchor_N
         await self.compute(partial(self.store.adopt, value.list_digest))
+        self.store.forget_parts(bulk.parts_over(self.core))
         state = self.store.state
         anchor_N = self._parts.hooks.adopted_anchor(state.anchor_N, before_N)
         root = state.root

@@ -86,6 +86,7 @@ class Storing(SimNode):
         world, certificate = self.world, action.certificate
         value = certificate.value
         self.store.adopt(value.list_digest)
+        self.store.forget_parts(bulk.parts_over(self.core))
         state = self.store.state
         world.emit(
             Adopted(

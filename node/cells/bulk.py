@@ -32,6 +32,19 @@ def _place(core: NodeCore, digest: bytes, cell: int) -> ResultPlace | None:
     return next((place for place in places if place is not None), None)
 
 
+def parts_over(core: NodeCore) -> set[bytes]:
+    """Roots of the contributions to the round before, which is final: whoever missed it takes its
+    result. In open runs they stay a little, for those who check sums.
+
+    To be asked for in the loop, and forgotten at once: the next part may have the same root.
+    """
+    previous = core.machine.previous
+    if previous is None or previous.copies > 1:
+        return set()
+    live = {commit.root for view in core.machine.standing.views for *_, commit in view.commits()}
+    return {commit.root for *_, commit in previous.commits()} - live
+
+
 def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
     """The parts or results to send; empty if they are not here (the asker asks elsewhere)."""
     # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.

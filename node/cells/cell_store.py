@@ -15,8 +15,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from node.cells.outer_step import OuterStepping
+from node.cells.outer_step import OuterStepping, StepRules
 from node.cells.result_cells import ResultCells
+from node.cells.spare_vectors import SpareVectors
 from node.events import ListEntry
 from protocol import limits
 from protocol.errors import ProofError, StateError
@@ -25,13 +26,14 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
 from training.arithmetic import cell_norms
-from training.compression import make_codec, result_codec
+from training.compression import decode_to_read, make_codec, result_codec
 from training.outer import make_outer
 
 Vector = NDArray[np.float32]
 
-ROUNDS_KEPT = 2
-"""Results and states of this many sealed rounds stay, for those who are a round behind."""
+ROUNDS_KEPT = 1
+"""So many sealed rounds' contributions, results and states before them stay, for those who are a
+round behind: nobody can ask for those of an older round (`RoundState.views`)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,9 @@ class CellStore:
             cell_elements=manifest.cell_elements
         )
         self._outer = make_outer(manifest.outer)
+        # One state: that which the step before replaced.
+        spare = SpareVectors(len(anchor_N), most=1 + len(self._outer.slots))
+        self._step_rules = StepRules(self.layout, self._outer, self._result_codec, spare)
         slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
         self.state = self.make_state(anchor_N, slots)
         self.final = self.state
@@ -153,7 +158,7 @@ class CellStore:
             return b""
         hasher = blake3(key=blake3(peer + basis).digest())
         for vector_N in (state.anchor_N, *state.slots.values()):
-            hasher.update(vector_N.astype("<f4", copy=False).tobytes())
+            hasher.update(_wire_view(vector_N))
         return hasher.digest()
 
     def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
@@ -205,7 +210,7 @@ class CellStore:
         """
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_cells)
-        self._codec.decode(item.payload, self.layout.cell_numel(0, item.index))
+        decode_to_read(self._codec, item.payload, self.layout.cell_numel(0, item.index))
         self._parts.setdefault(root, {})[item.index] = item
 
     def put_result(self, digest: bytes, root: bytes, item: Item, *, first: int, stop: int) -> None:
@@ -215,7 +220,7 @@ class CellStore:
         """
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
-        self._result_codec.decode(item.payload, self.layout.cell_numel(0, item.index))
+        decode_to_read(self._result_codec, item.payload, self.layout.cell_numel(0, item.index))
         self._results_of(digest).put(item.index, item.payload, node)
 
     def check_state_cell(self, root: bytes, item: Item) -> None:
@@ -224,6 +229,11 @@ class CellStore:
             raise ProofError(f"state cell {item.index} has {len(item.payload)} bytes")
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_state_cells)
+
+    def forget_parts(self, roots: Iterable[bytes]) -> None:
+        """Let go of contributions that nobody needs any more."""
+        for root in roots:
+            self._parts.pop(root, None)
 
     def parts(self, root: bytes, cells: Iterable[int]) -> list[Item]:
         """Those of the cells that are here, of the own contribution or another's."""
@@ -270,7 +280,7 @@ class CellStore:
         cells, position = [], 0
         for cell, size in enumerate(sizes):
             cells.append(data[position : position + size])
-            self._result_codec.decode(cells[cell], self.layout.cell_numel(0, cell))
+            decode_to_read(self._result_codec, cells[cell], self.layout.cell_numel(0, cell))
             position += size
         self._results[digest] = ResultCells(cells)
 
@@ -291,7 +301,7 @@ class CellStore:
             norm
             for cell, payload in enumerate(payloads)
             for norm in cell_norms(
-                self._codec.decode(payload, self.layout.cell_numel(0, cell)),
+                decode_to_read(self._codec, payload, self.layout.cell_numel(0, cell)),
                 self.layout.cell_elements,
             )
         )
@@ -309,7 +319,7 @@ class CellStore:
         """The vector that the payloads of a whole contribution stand for."""
         return np.concatenate(
             [
-                self._codec.decode(payload, self.layout.cell_numel(0, cell))
+                decode_to_read(self._codec, payload, self.layout.cell_numel(0, cell))
                 for cell, payload in enumerate(payloads)
             ]
         )
@@ -335,21 +345,14 @@ class CellStore:
             numel = self.layout.cell_numel(0, cell)
             slice_PN = rows_PN[:, :numel]
             for row_N, (_, root) in zip(slice_PN, entries, strict=True):
-                row_N[:] = self._codec.decode(self._parts[root][cell].payload, numel)
+                row_N[:] = decode_to_read(self._codec, self._parts[root][cell].payload, numel)
             payload = self._result_codec.encode(self._aggregated(slice_PN, weights_P))
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
 
     def stepping(self, state: State, *, round_index: int) -> OuterStepping:
         """The outer step of a round on a state, to be fed with the encoded result."""
-        return OuterStepping(
-            self.layout,
-            self._outer,
-            self._result_codec,
-            state.anchor_N,
-            state.slots,
-            round_index=round_index,
-        )
+        return OuterStepping(self._step_rules, state.anchor_N, state.slots, round_index=round_index)
 
     def _aggregated(self, slice_PN: Vector, weights_P: NDArray[np.float64]) -> Vector:
         """The rule on one cell, which it judges by itself: no GRAM is exchanged."""

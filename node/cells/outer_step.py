@@ -8,15 +8,29 @@ that does not become the sealed one costs its time, and nothing else.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from node.cells.spare_vectors import SpareVectors
 from protocol.grid import Layout, cell_root
-from training.compression import Codec
+from training.compression import Codec, decode_to_read
 from training.outer import OuterInfo, OuterOptimizer
 
 Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """What all outer steps of a shard have in common."""
+
+    layout: Layout
+    outer: OuterOptimizer
+    codec: Codec
+    """Of the results."""
+    spare: SpareVectors
+    """Where the vectors that a step makes come from."""
 
 
 class OuterStepping:
@@ -24,20 +38,18 @@ class OuterStepping:
 
     def __init__(
         self,
-        layout: Layout,
-        outer: OuterOptimizer,
-        codec: Codec,
+        rules: StepRules,
         anchor_N: Vector,
         slots: Mapping[str, Vector],
         *,
         round_index: int,
     ) -> None:
         """`anchor_N` and `slots` are the state before, which is only read."""
-        self._layout, self._outer, self._codec = layout, outer, codec
+        self._layout, self._outer, self._codec = rules.layout, rules.outer, rules.codec
         self._before_N, self._slots = anchor_N, slots
         self._round = round_index
-        self._num_cells = layout.num_cells(0)
-        self._vectors = [np.empty_like(anchor_N) for _ in range(1 + len(outer.slots))]
+        self._num_cells = rules.layout.num_cells(0)
+        self._vectors = [rules.spare.take() for _ in range(1 + len(rules.outer.slots))]
         self._roots: list[list[bytes]] = [[b""] * self._num_cells for _ in self._vectors]
         self._taken: dict[int, bytes] = {}
 
@@ -49,7 +61,7 @@ class OuterStepping:
         if self._taken.get(cell) is payload:
             return
         start, stop = self._layout.cell_range(0, cell)
-        aggregate_N = self._codec.decode(payload, stop - start)
+        aggregate_N = decode_to_read(self._codec, payload, stop - start)
         names = self._outer.slots
         slots = {name: self._slots[name][start:stop] for name in names}
         info = OuterInfo(round=self._round, slots=slots)

@@ -67,6 +67,25 @@ def test_another_seed_gives_another_trace():
     assert len(traces) == 2
 
 
+def test_contributions_are_kept_until_their_round_is_final_and_then_let_go_of(seed):
+    world, most = world_of(4, seed=seed, rounds=8), 0
+
+    def is_over() -> bool:
+        nonlocal most
+        for node in world.nodes.values():
+            views = node.core.machine.standing.views
+            commits = [(view, *found) for view in views for found in view.commits()]
+            assert {commit.root for *_, commit in commits} >= set(node.store._parts)
+            for view, _, digest, commit in commits:
+                kept = {item.index for item in node.store.parts(commit.root, range(99))}
+                assert kept >= set(view.parts.get(digest, ()))
+                most = max(most, len(node.store._parts))
+        return all(node.round >= 8 for node in world.nodes.values())
+
+    world.run(is_over, 400.0)
+    assert most == 4
+
+
 # R11: latecomers ---------------------------------------------------------------------------------
 
 

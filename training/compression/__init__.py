@@ -5,6 +5,7 @@ the difference and adds it to its next contribution (error feedback).
 """
 
 from training.compression import blocks, dense, lowrank, seeded, sparse
+from training.compression.dense import decode_to_read
 from training.compression.feedback import Encoded, ErrorFeedback, residual_root
 from training.compression.results import result_codec
 from training.compression.seam import CODECS, FEEDBACK_BITS, Codec, Vector, bits_per_element
@@ -21,6 +22,7 @@ __all__ = [
     "blocks",
     "codec_defaults",
     "codec_named",
+    "decode_to_read",
     "dense",
     "lowrank",
     "make_codec",

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
 from training.arithmetic import all_finite
-from training.compression.seam import CODECS, Vector, as_float32
+from training.compression.seam import CODECS, Codec, Vector, as_float32
 
 
 class DenseCodec:
@@ -31,10 +31,15 @@ class DenseCodec:
 
     def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
         """Exact: every value of the format is a float32."""
+        x_N = self.decode_to_read(payload, numel)
+        return x_N.copy() if x_N.base is not None else x_N
+
+    def decode_to_read(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
+        """As `decode`; may lie in the payload's memory."""
         size = memoryview(payload).nbytes
         if size != self.payload_bytes(numel):
             raise DecodeError(f"{size} bytes for {numel} elements of {self._dtype.itemsize}")
-        x_N = np.frombuffer(payload, dtype=self._dtype).astype(np.float32)
+        x_N = np.frombuffer(payload, dtype=self._dtype).astype(np.float32, copy=False)
         if not all_finite(x_N):
             raise DecodeError("a payload holds a non-finite element")
         return x_N
@@ -60,3 +65,10 @@ class Float16Codec(DenseCodec):
 
 
 CODECS.register("fp16", Float16Codec)
+
+
+def decode_to_read(codec: Codec, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
+    """As `codec.decode`, for those who do not write to it: float32 as it is needs no copy."""
+    if isinstance(codec, DenseCodec):
+        return codec.decode_to_read(payload, numel)
+    return codec.decode(payload, numel)

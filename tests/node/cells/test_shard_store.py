@@ -237,10 +237,12 @@ def test_parts_results_and_states_of_the_last_rounds_stay_for_stragglers_and_old
         store.reduce(digest, [(entry(0, 1), root)], first=0, stop=4)
         states.append(store.apply(digest, is_empty=False, round_index=index))
         store.adopt(digest)
-    assert [bool(store.parts(root, [0])) for root in roots] == [False] * 4 + [True] * ROUNDS_KEPT
+    gone = 6 - ROUNDS_KEPT
+    assert [bool(store.parts(root, [0])) for root in roots] == [False] * gone + [True] * ROUNDS_KEPT
     held = [bool(store.results(bytes([i + 1]) * 32, first=0, stop=4)) for i in range(6)]
-    assert held == [False] * 4 + [True] * ROUNDS_KEPT
-    assert [store.state_of(root) is not None for root in states] == [False] * 4 + [True] * 3
+    assert held == [False] * gone + [True] * ROUNDS_KEPT
+    held = [store.state_of(root) is not None for root in states]
+    assert held == [False] * gone + [True] * (ROUNDS_KEPT + 1)
 
 
 # Results ----------------------------------------------------------------------------------------
