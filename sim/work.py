@@ -25,6 +25,11 @@ class Wanted:
         """The round to train for."""
         return self.action.certificate.value.round + 1
 
+    @property
+    def basis(self) -> bytes:
+        """The seal that it follows."""
+        return self.action.certificate.value.digest
+
 
 class SimWork:
     """Keeps the trainer of one process busy with what the core wants."""
@@ -56,7 +61,7 @@ class SimWork:
 
     def _feed(self) -> None:
         wanted = self._wanted
-        if wanted is None or wanted is self._taken:
+        if wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
             return
         is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
         if self.round < 0:
@@ -106,8 +111,9 @@ class SimWork:
         if node.trainer.loss is not None:
             world.learned(node, self.round, node.trainer.loss)
         assert self._taken is not None
-        basis = self._taken.action.certificate.value.digest
+        basis = self._taken.basis
         if node.core.machine.standing.top.basis == basis:
+            self._fates.contributed(basis)
             root, norms = node.store.contribute(encoded.payloads)
             inner = world.manifest.inner
             samples = inner.inner_steps * inner.batch

@@ -18,6 +18,8 @@ class Fates:
         """The round that the trainer works for."""
         self._is_astray = False
         """Whether a resync led to that round or before it, so that it is of another branch (R4)."""
+        self._basis: bytes | None = None
+        """The round that took what the trainer made, by the seal that it follows."""
 
     def hear(self, action: ev.Train) -> None:
         """Take every Train action in, in order."""
@@ -45,7 +47,17 @@ class Fates:
         """Whether a resync left that round behind: what it gave belongs to weights long gone."""
         return self._is_astray or round_index < self.since
 
+    def contributed(self, basis: bytes) -> None:
+        """What the trainer made is for the round behind that seal, which is under way, if only
+        again: a branch that was left came back."""
+        self._is_astray, self._basis = False, basis
+
+    def is_pending(self, basis: bytes) -> bool:
+        """Whether the round behind that seal has the contribution: only its own seal is an answer,
+        not that the branch was left and came back."""
+        return self._basis == basis
+
     def taken_over(self, round_index: int) -> None:
         """The trainer knows what became of the rounds before that one."""
         self._listed = {index for index in self._listed if index >= round_index}
-        self._in_hand, self._is_astray = round_index, False
+        self._in_hand, self._is_astray, self._basis = round_index, False, None

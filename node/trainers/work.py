@@ -56,6 +56,11 @@ class _Wanted:
         """The round to train for."""
         return self.action.certificate.value.round + 1
 
+    @property
+    def basis(self) -> bytes:
+        """The seal that it follows."""
+        return self.action.certificate.value.digest
+
 
 class TrainerWork:
     """Keeps one trainer busy with what the core wants. `run` owns the process.
@@ -139,8 +144,9 @@ class TrainerWork:
             # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
             raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
         assert self._taken is not None
-        basis = self._taken.action.certificate.value.digest
+        basis = self._taken.basis
         if parts.core.machine.standing.top.basis == basis:
+            self._fates.contributed(basis)
             store = partial(parts.store.contribute, contribution.payloads)
             root, norms = await trio.to_thread.run_sync(store)
             parts.hooks.own_contribution(partial(parts.store.decode, contribution.payloads))
@@ -168,7 +174,7 @@ class TrainerWork:
             await self._changed.wait()
             self._changed = trio.Event()
             wanted = self._wanted
-            if wanted is None or wanted is self._taken:
+            if wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
                 continue
             is_over = self._parts.core.is_finished
             if self._round < 0:

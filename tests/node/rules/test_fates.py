@@ -7,6 +7,7 @@ from node.rules.fates import Fates
 from tests.node.builders import head_of, peers_named
 
 HEAD = head_of(peers_named(1))
+BASIS = b"a seal"
 
 
 def train(sealed: int, *, listed: bool = False, resync: bool = False) -> ev.Train:
@@ -68,3 +69,18 @@ def test_resync_to_the_same_round_leaves_the_one_in_hand_behind():
     fates.taken_over(4)
     fates.hear(train(3, resync=True))
     assert fates.is_behind(4)
+
+
+def test_contribution_that_is_taken_on_a_branch_that_came_back_is_told_its_fate():
+    fates = fates_of(train(3), train(7))
+    fates.taken_over(8)
+    fates.hear(train(6, resync=True))
+    fates.hear(train(7))
+    fates.contributed(BASIS)
+    assert fates.is_pending(BASIS)
+    assert not fates.is_pending(b"another seal")
+    fates.hear(train(8, listed=True))
+    assert not fates.is_behind(8)
+    assert fates.was_listed(8)
+    fates.taken_over(9)
+    assert not fates.is_pending(BASIS)
