@@ -20,6 +20,7 @@ def main() -> None:
             founding,
             looking,
             meeting,
+            methods,
             using,
         )
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status

@@ -58,7 +58,19 @@ def read_run_file(path: Path) -> RunFile:
 
     Raises ConfigError, a line for each key that is wrong: file, section, key, what is expected.
     """
-    parsed = parse_sections(RunFile, read_toml(path), path)
+    return write_out(parse_run_file(path), path)
+
+
+def parse_run_file(path: Path) -> RunFile:
+    """The run.toml at `path` as it is written; only keys and types are checked."""
+    return parse_sections(RunFile, read_toml(path), path)
+
+
+def write_out(parsed: RunFile, path: Path) -> RunFile:
+    """A run.toml with its preset and all defaults written into it. `path` is named in errors.
+
+    Raises ConfigError, a line for each key that is wrong.
+    """
     wrong = [*out_of_bounds(parsed), *unknown_names(parsed)]
     if not wrong:
         parsed = _expanded(parsed)

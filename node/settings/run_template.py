@@ -64,8 +64,8 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # "default", which clips and filters, and costs some ten times the sums
 # optimizer = "nesterov" # or "heavy_ball"; "sgd" with learning_rate 1.0 is plain averaging
 # learning_rate = 0.7  # of the outer step; higher is faster until it diverges
-# momentum = 0.9       # left out: 0.9, in runs of under 100 rounds 0.5, because a short run ends
-                       # before so long a memory pays
+# momentum = 0.5       # left out: 0.5, in runs of 500 rounds and more 0.9, because a short run
+                       # ends before so long a memory pays
 
 # [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share
                        # of numbers that travels; higher loses less and costs more

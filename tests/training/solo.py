@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from protocol.manifest import RunManifest
-from tests.training.replicas import Weights, random_windows
+from tests.training.replicas import random_windows
 from training.compression import make_codec
 from training.diloco import DiLoCo, RunStart
 from training.exchange import Contribution, Lease, Outcome, RunClock
@@ -16,6 +16,7 @@ from training.genesis import genesis_weights
 from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
 from training.inner_state import InnerFolder, InnerState
 from training.models import build_model, read_fragment
+from training.replicas import Weights
 
 MOMENTS_TO_DIE = ("training", "saving", "announced", "sealed", "forgotten")
 """In the midst of the steps; when the state is kept and nobody was told; with the contribution

@@ -11,21 +11,13 @@ from torch import nn
 from protocol.errors import ConfigError, StateError
 from protocol.grid import EMPTY_ROOT
 from protocol.manifest import RunManifest
-from tests.training.replicas import (
-    INNER,
-    OUTER,
-    MemorySession,
-    Swarm,
-    Weights,
-    random_windows,
-    run_replicas,
-    small_manifest,
-)
+from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from training.compression import residual_root
 from training.diloco import DiLoCo
 from training.exchange import Contribution, Outcome, RunClock
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.models import build_model, read_fragment
+from training.replicas import MemorySession, Swarm, Weights, run_replicas
 
 FEDAVG = replace(OUTER, learning_rate=1.0, momentum=0.0)
 FP16 = replace(OUTER, codec="fp16")

@@ -9,7 +9,7 @@ from torch import nn
 
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.devices import available
-from tests.training.replicas import OUTER, Swarm, random_windows, small_manifest
+from tests.training.replicas import OUTER, random_windows, small_manifest
 from training.device import Device, open_device
 from training.diloco import DiLoCo
 from training.genesis import shard_spec
@@ -17,6 +17,7 @@ from training.inner import accumulate_gradient, make_optimizer, optimizer_tensor
 from training.inner_state import InnerFolder
 from training.micro_batch import MicroBatch
 from training.models import build_model, read_fragment, write_fragment
+from training.replicas import Swarm
 
 pytestmark = [
     pytest.mark.gpu,

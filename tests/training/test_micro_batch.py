@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec, RunManifest
 from tests.training.devices import BFLOAT16_ON_CPU, SCARCE
-from tests.training.replicas import Swarm, random_windows, small_manifest
+from tests.training.replicas import random_windows, small_manifest
 from training.device import open_device
 from training.diloco import DiLoCo
 from training.genesis import genesis_weights
 from training.inner import accumulate_gradient, batch_loss, make_optimizer
 from training.micro_batch import MicroBatch, is_out_of_memory
 from training.models import Gpt, write_fragment
+from training.replicas import Swarm
 
 MANIFEST = small_manifest()
 BATCH = MANIFEST.inner.batch

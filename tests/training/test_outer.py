@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
-from tests.training.replicas import OUTER, Weights, small_manifest
+from tests.training.replicas import OUTER, small_manifest
 from training.outer import OUTER_OPTIMIZERS, OuterInfo, OuterOptimizer, Slots, make_outer
+from training.replicas import Weights
 
 NUMEL = 1000
 

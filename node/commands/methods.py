@@ -1,0 +1,74 @@
+"""`barnraise check` and `barnraise compare`: what a method costs, and what it gives."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="What `barnraise init` wrote.")] = Path("run.toml"),
+    peers: Annotated[int, typer.Option(help="How many there will be.", min=1, max=64)] = 8,
+    step_s: Annotated[
+        float | None,
+        typer.Option(
+            "--step-s", help="Seconds of one inner step, if known.", show_default=False, min=0.0
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Look through a run.toml: what its preset stands for, what a round costs each node."""
+    from rich.console import Console
+
+    from node.settings.check import check_json, check_run_file, print_check
+
+    found = check_run_file(file, peers)
+    print_check(Console(stderr=json, highlight=False), found, step_s)
+    if json:
+        print_json(check_json(found, step_s))
+
+
+@app.command()
+def compare(
+    presets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PRESET...", help="Names of presets.", show_default="six of them"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Inner steps of each peer.", min=1)] = 600,
+    peers: Annotated[int, typer.Option(help="Replicas, in one process.", min=1, max=64)] = 4,
+    inner_steps: Annotated[
+        int | None,
+        typer.Option("--inner-steps", help="Of a round.", show_default="each preset's own", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="First weights and order of samples.", min=0)] = 0,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Model, data, inner loop.", show_default="a toy GPT"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for plot and numbers.")] = Path(
+        "compare"
+    ),
+    json: JsonOption = False,
+) -> None:
+    """Train the same model on the same text with each preset; loss, bytes and time of each."""
+    from node.compare.main import run_compare
+    from node.compare.runs import PRESETS_DEFAULT, CompareOptions
+
+    options = CompareOptions(
+        presets=tuple(dict.fromkeys(presets or PRESETS_DEFAULT)),
+        steps=steps,
+        peers=peers,
+        inner_steps=inner_steps,
+        seed=seed,
+        file=file,
+        folder=out.absolute(),
+    )
+    found, status = run_compare(options, to_stderr=json)
+    if json:
+        print_json(found)
+    raise typer.Exit(status)

@@ -1,0 +1,1 @@
+"""`barnraise compare`: the same model and data with one preset after the other."""

@@ -1,0 +1,114 @@
+"""`barnraise compare` from its options to its exit status."""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from node.compare.runs import (
+    LINE,
+    SIGNER,
+    Compared,
+    CompareOptions,
+    Point,
+    compare_json,
+    runs_of,
+    step_s_of,
+)
+from node.exit_codes import EXIT_DONE, EXIT_FAILED
+from node.processes.json_child import Line, number, run_json_child
+from protocol.errors import ConfigError
+from protocol.manifest import sign_manifest
+from protocol.wire import encode
+
+COMMAND = (sys.executable, "-P", "-m", "training.compare_main")
+PLOT_FILE, RESULT_FILE = "compare.png", "compare.json"
+_WIDTH = 110
+
+
+def run_compare(options: CompareOptions, *, to_stderr: bool) -> tuple[dict[str, object], int]:
+    """Train each preset, tell, and write plot and numbers; the object, and the exit status.
+
+    Raises ConfigError for a preset or a folder that cannot be used.
+    """
+    runs = runs_of(options)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {options.folder}: {error.strerror}") from error
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)  # A file has no edge.
+    with console.status("") as status, TemporaryDirectory() as folder:
+        for run in runs:
+            status.update(f"{run.preset}: {run.manifest.total_inner_steps} steps")
+            _train(run, options.peers, Path(folder) / "manifest.msgpack")
+    found = dict(compare_json(runs, options))
+    console.print(_table(runs))
+    try:
+        (options.folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        # matplotlib takes half a second to load, and only this needs it.
+        from node.compare.plot import draw_plot
+
+        draw_plot(runs, options.folder / PLOT_FILE)
+    except OSError as error:
+        raise ConfigError(f"--out {options.folder}: {error.strerror}") from error
+    console.print(f"{PLOT_FILE} and {RESULT_FILE} are in {options.folder}", soft_wrap=True)
+    return found, EXIT_FAILED if any(run.error for run in runs) else EXIT_DONE
+
+
+def _train(run: Compared, peers: int, path: Path) -> None:
+    """One preset, in a process of its own: it loads torch."""
+    path.write_bytes(encode(sign_manifest(run.manifest, SIGNER)))
+    words = ["--manifest", str(path), "--run", run.manifest.digest.hex(), "--peers", str(peers)]
+
+    def hear(line: Line) -> None:
+        if line["kind"] == "point":
+            run.points.append(Point(int(number(line["step"])), number(line["loss"])))
+            return
+        run.loss = number(line["loss"])
+        run.payload_bytes = int(number(line["payload_bytes"]))
+        run.wall_s = number(line["wall_s"])
+
+    log = path.with_suffix(".log")
+    with log.open("wb") as stderr:
+        child = partial(run_json_child, [*COMMAND, *words, "--child"], hear, stderr=stderr)
+        status = trio.run(child)
+    if status != 0:
+        *_, last = ["no word", *log.read_text("utf-8", "replace").splitlines()]
+        run.error = last
+
+
+def _table(runs: Sequence[Compared]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("preset", "codec"):
+        table.add_column(title, no_wrap=True)
+    for title in ("rounds", "H", "loss", "payload", "wire", "fewer", "this machine", LINE.name):
+        table.add_column(title, justify="right")
+    step_s, most = step_s_of(runs), max(run.payload_bytes for run in runs)
+    for run in runs:
+        manifest = run.manifest
+        loss = f"{run.loss:.4f}" if run.loss is not None else run.error[:40]
+        table.add_row(
+            run.preset,
+            manifest.outer.codec,
+            str(manifest.rounds),
+            str(manifest.inner.inner_steps),
+            loss,
+            f"{run.payload_bytes / 1e6:.2f} MB",
+            f"{run.wire_bytes / 1e6:.2f} MB",
+            f"{most / run.payload_bytes:.1f}" if run.payload_bytes else "",
+            f"{run.wall_s:.0f} s",
+            f"{run.line_s_at(manifest.total_inner_steps, step_s):.0f} s",
+        )
+    table.caption = (
+        "loss: nats per byte of held-out text; payload: one peer's contributions; wire: all that"
+        " leaves it; fewer: payload, against the largest here"
+    )
+    return table

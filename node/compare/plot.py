@@ -1,0 +1,75 @@
+"""Loss of each preset against steps, bytes and time, as a PNG."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from node.compare.runs import LINE, Compared, step_s_of
+
+_INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
+_COLOURS = (
+    *("#1f5fbf", "#a8620c", "#1b7a3d", "#b3261e", "#6b3fa0", "#0f7f8c"),
+    *("#8c5a2b", "#d0459b", "#5b6b1f", "#44546a", "#c98a00", "#2f2f2f"),
+)
+_INCHES, _DOTS_PER_INCH = (14.4, 5.0), 130
+_FIRST_SHOWN = 0.12
+"""Of the curve; before it everything falls alike, and the differences behind would be invisible."""
+
+
+def draw_plot(runs: Sequence[Compared], path: Path) -> None:
+    """Write the PNG; nothing where nothing was measured."""
+    shown = [run for run in runs if len(run.points) > 1]
+    if not shown:
+        return
+    step_s = step_s_of(shown)
+    panels: list[tuple[str, Callable[[Compared, int], float]]] = [
+        ("inner steps of each peer", lambda run, step: float(step)),
+        ("MB that leave a peer", lambda run, step: run.wire_bytes_at(step) / 1e6),
+        (f"seconds, peers on {LINE.name}", lambda run, step: run.line_s_at(step, step_s)),
+    ]
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    panes = figure.subplots(1, len(panels), sharey=True)
+    for axes, (label, place) in zip(panes, panels, strict=True):
+        for number, run in enumerate(shown):
+            first = int(len(run.points) * _FIRST_SHOWN) + 1
+            steps = [point.step for point in run.points[first:]]
+            losses = [point.loss for point in run.points[first:]]
+            axes.plot(
+                [place(run, step) for step in steps],
+                losses,
+                color=_COLOURS[number % len(_COLOURS)],
+                linestyle="-" if number < len(_COLOURS) // 2 else "--",
+                linewidth=1.8,
+                label=run.preset,
+            )
+        _style(axes, label)
+    panes[1].set_xscale("log")
+    panes[0].set_ylabel("validation loss, nats per byte", color=_MUTED)
+    figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    rounds = sorted({run.manifest.rounds for run in shown})
+    few = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    figure.suptitle(
+        f"{shown[0].costs.peers} peers, {shown[0].costs.parameters:,} parameters, {few} rounds",
+        x=0.01,
+        ha="left",
+        color=_INK,
+        fontsize=12,
+        fontweight="bold",
+    )
+    figure.savefig(path, format="png")
+
+
+def _style(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label, color=_MUTED)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_LINE)

@@ -1,0 +1,143 @@
+"""What `barnraise check` finds in a run.toml: the method written out, and the costs of a round."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from node.settings.costs import HOME_LINES, Costs, costs_of
+from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
+from node.settings.run_sections import OuterSection
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from training.presets import PRESETS
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A run.toml that founds a run."""
+
+    manifest: RunManifest
+    costs: Costs
+    changed: tuple[str, ...]
+    """Keys of [outer] that the file has in place of the preset's."""
+
+
+def check_run_file(path: Path, peers: int) -> Checked:
+    """Read it as a founder does, and count for so many peers. Raises ConfigError naming each key
+    that is wrong, with what to write instead."""
+    given = parse_run_file(path)
+    manifest = build_manifest(write_out(given, path), Founder(PeerId(bytes(32)), 1), path)
+    plain = OuterSection(preset=given.outer.preset)
+    bare = write_out(given.model_copy(update={"outer": plain}), path).outer
+    written = write_out(given, path).outer
+    changed = [key for key, value in written if value != getattr(bare, key)]
+    return Checked(manifest=manifest, costs=costs_of(manifest, peers), changed=tuple(changed))
+
+
+def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
+    """The line that `--json` ends with; seconds are of one round."""
+    manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
+    lines = []
+    for line in HOME_LINES:
+        exchange_s = costs.exchange_s(line)
+        lines.append(
+            {
+                "line": line.name,
+                "down_mbit": line.down_mbit,
+                "up_mbit": line.up_mbit,
+                "rtt_ms": line.rtt_ms,
+                "exchange_s": round(exchange_s, 3),
+                "round_s": None
+                if step_s is None
+                else round(exchange_s + manifest.inner.inner_steps * step_s, 3),
+            }
+        )
+    return {
+        "preset": outer.preset,
+        "codec": outer.codec,
+        "codec_settings": {one.name: one.value for one in outer.codec_settings},
+        "feedback": outer.feedback,
+        "aggregator": outer.aggregator,
+        "optimizer": outer.optimizer,
+        "learning_rate": outer.learning_rate,
+        "momentum": outer.momentum,
+        "inner_steps": manifest.inner.inner_steps,
+        "rounds": manifest.rounds,
+        "changed": list(found.changed),
+        "parameters": costs.parameters,
+        "peers": costs.peers,
+        "payload_bytes": costs.payload_bytes,
+        "result_bytes": costs.result_bytes,
+        "up_bytes": costs.up_bytes,
+        "down_bytes": costs.up_bytes,
+        "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
+        "disk_bytes": costs.disk_bytes,
+        "lines": lines,
+    }
+
+
+def print_check(console: Console, found: Checked, step_s: float | None) -> None:
+    """The same for people."""
+    manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
+    rounds = manifest.rounds
+    summary = PRESETS[outer.preset](rounds).summary
+    settings = ", ".join(f"{one.name} {one.value:g}" for one in outer.codec_settings)
+    rows = [
+        ("method", f"{outer.preset}: {summary}"),
+        ("codec", outer.codec + (f" ({settings})" if settings else "")),
+        ("feedback", f"{outer.feedback:g}"),
+        ("outer step", f"{outer.optimizer}, rate {outer.learning_rate:g}, mu {outer.momentum:g}"),
+        ("sum", outer.aggregator),
+        ("rounds", f"{rounds} of {manifest.inner.inner_steps} inner steps"),
+    ]
+    if found.changed:
+        rows.append(("not the preset's", ", ".join(found.changed)))
+    rows += [
+        ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
+        ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),
+        ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
+        (
+            "memory",
+            f"about {_size(costs.network_memory_bytes)} network process,"
+            f" {_size(costs.trainer_memory_bytes)} trainer and its activations",
+        ),
+        ("disk", f"about {_size(costs.disk_bytes)}"),
+    ]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in rows:
+        table.add_row(name, text)
+    console.print(table)
+    console.print()
+    console.print(_lines(found, step_s))
+
+
+def _lines(found: Checked, step_s: float | None) -> Table:
+    costs, steps = found.costs, found.manifest.inner.inner_steps
+    table = Table("line", "down", "up", box=None, pad_edge=False)
+    table.add_column("exchange", justify="right")
+    table.add_column("a round" if step_s is not None else "90 % training from", justify="right")
+    for line in HOME_LINES:
+        exchange_s = costs.exchange_s(line)
+        # Where a step takes that long or longer, waiting is a tenth of the round or less.
+        last = (
+            f"{exchange_s + steps * step_s:.1f} s"
+            if step_s is not None
+            else f"{1000 * 9 * exchange_s / steps:.0f} ms a step"
+        )
+        mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
+        table.add_row(line.name, *mbit, f"{exchange_s:.1f} s", last)
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < MIB:
+        return f"{num_bytes / 1024:.0f} KiB"
+    if num_bytes < 1024 * MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    return f"{num_bytes / (1024 * MIB):.1f} GiB"

@@ -1,0 +1,127 @@
+"""What a run costs each of its nodes, from the manifest alone: bytes, memory, disk, seconds. Pure.
+
+What is counted is payload, by the formulas below; control messages, proofs and the transport's
+records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES` has it.
+"""
+
+from dataclasses import dataclass
+
+from node.cells.cell_store import ROUNDS_KEPT, CellSizes
+from protocol import limits
+from protocol.manifest import RunManifest
+from training.channel import channel_spec
+from training.compression import make_codec
+from training.outer import make_outer
+from training.state import CHECKPOINTS_KEPT
+
+INNER_STATES_KEPT = 3
+"""As `training.inner_state`, whose module needs torch."""
+
+CONTROL_BYTES = 5_000
+"""Of a round, to each other peer: signed messages, beats, gossip, headers. Measured with real nodes
+(`barnraise local --peers 3`, and 6), rounds of a second: 5.1 and 4.3 KB."""
+
+MESSAGE_DELAYS = 8
+"""One-way delays in a row: COMMIT, parts, HAVE, LIST, VOTE, AGG, results, SEAL. Worlds take 0.9 to
+0.95 of what comes of it (`tests/sim/test_world_costs.py`)."""
+
+NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 90 << 20, 300 << 20
+"""Of the two processes before they hold a number: libraries, torch."""
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A home's way to the net: megabits per second, and milliseconds there and back."""
+
+    name: str
+    down_mbit: float
+    up_mbit: float
+    rtt_ms: float
+
+
+HOME_LINES = (
+    Line("DSL", 50.0, 10.0, 40.0),
+    Line("cable", 250.0, 40.0, 30.0),
+    Line("fibre", 500.0, 200.0, 15.0),
+)
+"""What homes commonly have; both ends are taken to have the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Of one node and round; memory and disk are what a node has at its busiest."""
+
+    parameters: int
+    peers: int
+    payload_bytes: int
+    """One contribution."""
+
+    result_bytes: int
+    """What all contributions became, as it travels."""
+
+    parts_bytes: int
+    """Of contributions: what leaves a node, and as much comes in."""
+
+    results_bytes: int
+    """The same of results."""
+
+    control_bytes: int
+    network_memory_bytes: int
+    trainer_memory_bytes: int
+    """Weights, gradients, AdamW, anchor, residuals; activations come on top."""
+
+    disk_bytes: int
+
+    @property
+    def up_bytes(self) -> int:
+        """All that leaves a node in a round; as much comes in."""
+        return self.parts_bytes + self.results_bytes + self.control_bytes
+
+    def exchange_s(self, line: Line) -> float:
+        """From the last COMMIT to the last SEAL where all have such a line."""
+        # Parts and results follow each other; of either as much goes up as comes down.
+        rate = 1e6 / 8 * min(line.up_mbit, line.down_mbit)
+        return self.up_bytes / rate + MESSAGE_DELAYS * line.rtt_ms / 2000
+
+
+def costs_of(manifest: RunManifest, peers: int) -> Costs:
+    """The costs of a node among so many. Raises ConfigError for a manifest that cannot run."""
+    layout, outer = manifest.layout(0), manifest.outer
+    numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
+    numel, slots = sum(numels), len(make_outer(outer).slots)
+    codec = make_codec(outer)
+    payload = sum(codec.payload_bytes(count) for count in numels)
+    result = sum(CellSizes.from_manifest(manifest).result)
+    # An open run has two reducers of each cell, and whoever is one has what it summed.
+    reducers = min(peers, 2 if manifest.trust == "open" else 1)
+    parts = payload * reducers * (peers - 1) // peers
+    results = result * (peers - reducers) // peers
+    vectors = _FLOAT_BYTES * numel
+    state = vectors * (1 + slots)
+    has_residual = outer.feedback > 0
+    # The own contribution, and the parts of what this node sums.
+    held = payload * (1 + reducers * (peers - 1) / peers)
+    kept = result * limits.RESULT_ROUNDS_KEPT
+    inner = vectors * (2 + 2 * has_residual) + payload
+    channel = channel_spec(manifest, 0).file_bytes
+    return Costs(
+        parameters=numel,
+        peers=peers,
+        payload_bytes=payload,
+        result_bytes=result,
+        parts_bytes=parts,
+        results_bytes=results,
+        control_bytes=CONTROL_BYTES * (peers - 1),
+        # The states and results of the last rounds, of this one, and the one in the making.
+        network_memory_bytes=int(
+            NETWORK_BASE_BYTES + (state + result) * (ROUNDS_KEPT + 2) + held + channel
+        ),
+        # Weights, gradients, two moments, the anchor, what is encoded; the residual and the next.
+        trainer_memory_bytes=TRAINER_BASE_BYTES + vectors * (6 + 3 * has_residual) + payload,
+        disk_bytes=state * (CHECKPOINTS_KEPT + 1)
+        + inner * (INNER_STATES_KEPT + 1)
+        + kept
+        + channel,
+    )

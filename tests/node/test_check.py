@@ -1,0 +1,111 @@
+"""`barnraise check`: what it tells of a run.toml, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from node.settings import costs as costs_module
+from node.settings.check import check_json, check_run_file, print_check
+from node.settings.costs import HOME_LINES, Line, costs_of
+from protocol.errors import ConfigError
+from protocol.manifest import OuterSpec
+from tests.training.replicas import OUTER, small_manifest
+from training import inner_state
+from training.presets import NOT_YET, PRESETS
+
+LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(LEAST + text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_told_with_its_costs(tmp_path: Path, preset: str) -> None:
+    found = check_run_file(file(tmp_path, f"[outer]\npreset = '{preset}'"), 8)
+    told = check_json(found, 0.25)
+    assert told["preset"] == preset
+    assert told["changed"] == []
+    assert told["parameters"] == 119_104
+    text = StringIO()
+    print_check(Console(file=text, width=120), found, None)
+    assert preset in text.getvalue()
+    assert str(told["codec"]) in text.getvalue()
+
+
+def test_seconds_follow_from_bytes_delays_and_steps(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, ""), 8)
+    told = check_json(found, 0.25)
+    exchange_s = found.costs.exchange_s(HOME_LINES[0])
+    assert told["lines"][0]["exchange_s"] == round(exchange_s, 3)  # type: ignore[index]
+    assert told["lines"][0]["round_s"] == round(exchange_s + 50 * 0.25, 3)  # type: ignore[index]
+    slow, fast = (found.costs.exchange_s(Line("", 100.0, up, 0.0)) for up in (1.0, 10.0))
+    assert slow == pytest.approx(10 * fast)
+    assert found.costs.exchange_s(Line("", 1e9, 1e9, 100.0)) == pytest.approx(0.4, rel=1e-3)
+
+
+def test_key_in_place_of_the_preset_s_is_named(tmp_path: Path) -> None:
+    text = "[outer]\npreset = 'sparseloco'\nfeedback = 0.5\n[outer.codec_settings]\ndensity = 0.25"
+    found = check_run_file(file(tmp_path, text), 4)
+    assert found.changed == ("codec_settings", "feedback")
+    assert check_json(found, None)["codec_settings"] == {"chunk": 4096, "density": 0.25}
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_preset_that_is_not_there_yet_says_what_it_needs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run_file(file(tmp_path, f"[outer]\npreset = '{name}'"), 8)
+    assert f"preset '{name}' is not there yet: it needs {NOT_YET[name]}" in str(caught.value)
+
+
+def test_open_run_pays_a_second_reducer_and_a_residual_pays_memory() -> None:
+    friends = small_manifest(outer=OUTER)
+    costs = costs_of(friends, 4)
+    assert (costs.payload_bytes, costs.result_bytes) == (4 * costs.parameters,) * 2
+    assert costs.parts_bytes == costs.results_bytes == costs.payload_bytes * 3 // 4
+    plain = costs_of(small_manifest(outer=replaced(feedback=0.0)), 4)
+    saved = costs.trainer_memory_bytes - plain.trainer_memory_bytes
+    assert saved == 3 * 4 * costs.parameters
+    momentum = costs_of(small_manifest(outer=replaced(optimizer="sgd", momentum=0.0)), 4)
+    assert momentum.network_memory_bytes < costs.network_memory_bytes
+    assert momentum.disk_bytes < costs.disk_bytes
+
+
+def replaced(**changes: object) -> OuterSpec:
+    return replace(OUTER, **changes)  # type: ignore[arg-type]
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "node.cli", "check", *words],
+        cwd=folder,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) -> None:
+    path = file(tmp_path, "[outer]\npreset = 'diloco_int4'")
+    done = command(tmp_path, str(path), "--peers", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["codec"], told["peers"], len(told["lines"])) == ("int4", 4, 3)
+    file(tmp_path, "[outer]\ncodec = 'ternary'\nfeedback = 0.0")
+    done = command(tmp_path)
+    assert done.returncode == 2
+    assert "[outer] feedback is 0" in done.stderr
+    assert "set it to 1.0" in done.stderr
+
+
+def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
+    assert costs_module.INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT

@@ -1,0 +1,128 @@
+"""The process that trains one preset for `barnraise compare`: all replicas of a run, in threads.
+
+    python -P -m training.compare_main --manifest FILE --run DIGEST --peers 4
+
+Every line of standard output is one JSON object: "point" while it trains, one "result" at the end.
+An error is one line on standard error, and exit status 1.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from protocol.errors import BarnraiseError
+from protocol.manifest import RunManifest
+from training.child_process import (
+    exit_when_stdin_closes,
+    leave_interrupts_to_parent,
+    set_thread_budget,
+)
+from training.data import Dataset, open_corpus
+from training.manifest_file import read_manifest
+
+EXIT_FAILED = 1
+POINTS = 24
+"""Of the curve; a validation costs as much as some ten steps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train one run; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.child:
+        leave_interrupts_to_parent()
+        exit_when_stdin_closes()
+    try:
+        manifest = read_manifest(options.manifest, bytes.fromhex(options.run))
+        dataset = open_corpus(manifest.corpus)
+        # Replicas are threads; with threads of its own each, torch is many times slower.
+        set_thread_budget(1)
+        _train(manifest, dataset, options.peers)
+    except (BarnraiseError, OSError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return EXIT_FAILED
+    return 0
+
+
+def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
+    from training.diloco import DiLoCo, tokens_per_sample
+    from training.evaluation import finite_loss, validation_loss
+    from training.inner import accumulate_gradient, make_optimizer
+    from training.models import build_model
+    from training.replicas import MemorySession, Swarm, run_replicas
+    from training.trainer_loop import VALIDATION_WINDOWS
+    from training.yardstick import held_out, model_of
+
+    swarm = Swarm(manifest, peers, rounds_kept=1)
+    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
+    every = max(1, manifest.rounds // POINTS)
+    began_s, aside_s = time.monotonic(), 0.0
+
+    def tell(loss: float) -> None:
+        _say(
+            "point",
+            step=swarm.clock.step,
+            loss=loss,
+            payload_bytes=swarm.payload_bytes // peers,
+            wall_s=round(time.monotonic() - began_s - aside_s, 3),
+        )
+
+    def train(session: MemorySession) -> None:
+        nonlocal aside_s
+        model = build_model(manifest)
+        optimizer = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, optimizer, exchange=session)
+        while not diloco.finished:
+            ((first, _),) = diloco.lease
+            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+            windows_BW = dataset.windows(samples_B, context)
+            loss = accumulate_gradient(model, optimizer, windows_BW)
+            is_sealed = diloco.step(loss) is not None
+            if is_sealed and session.replica == 0 and diloco.clock.round % every == 0:
+                # The others train on meanwhile, and wait at the end of the round.
+                looked_s = time.monotonic()
+                tell(validation_loss(model, curve_BW))
+                aside_s += time.monotonic() - looked_s
+
+    tell(validation_loss(build_model(manifest), curve_BW))
+    run_replicas(swarm, train)
+    wall_s = time.monotonic() - began_s - aside_s
+    model = model_of(manifest, (swarm.anchor,))
+    _say(
+        "result",
+        loss=finite_loss(model, held_out(manifest, dataset), 64),
+        payload_bytes=swarm.payload_bytes // peers,
+        result_bytes=swarm.result_bytes,
+        rounds=swarm.clock.round,
+        steps=swarm.clock.step,
+        wall_s=round(wall_s, 3),
+    )
+
+
+def _say(kind: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="training.compare_main",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
+    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
+    parser.add_argument("--peers", type=int, required=True, help="replicas")
+    parser.add_argument(
+        "--child", action="store_true", help="end when standard input closes; ignore Ctrl+C"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""R replicas of a run in one process: the trainer's loop, and a round without a network.
+
+All that is computed between gradient and new anchor is a node's own: error feedback and codec of
+each replica, decoded bytes, rule of aggregation cell by cell, result codec, outer step. Only who is
+there is simple: everybody, in every round, but whom a caller names as absent.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.manifest import RunManifest
+from training.aggregation import AGGREGATORS
+from training.compression import make_codec, result_codec
+from training.diloco import RunStart
+from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.genesis import genesis_weights
+from training.outer import OuterInfo, make_outer
+
+T = TypeVar("T")
+Weights = NDArray[np.float32]
+
+WAIT_S = 600.0
+"""Longest wait for another replica; one that fails is not waited for at all."""
+
+
+@dataclass
+class Swarm:
+    """Seals a round when all `replicas` have contributed to it; `absent` names who is left out.
+
+    `absent` holds (round, replica) pairs: their contributions arrive too late to be listed. Of
+    `contributions` the last `rounds_kept` rounds stay; None keeps all.
+    """
+
+    manifest: RunManifest
+    replicas: int
+    absent: frozenset[tuple[int, int]] = frozenset()
+    rounds_kept: int | None = None
+    contributions: dict[tuple[int, int], Contribution] = field(default_factory=dict)
+    clock: RunClock = field(init=False)
+    anchor: Weights = field(init=False)
+    slots: dict[str, Weights] = field(default_factory=dict)
+    payload_bytes: int = 0
+    """Of all contributions that were listed so far."""
+
+    result_bytes: int = 0
+    """Of all results so far, each counted once."""
+
+    def __post_init__(self) -> None:
+        self.clock = RunClock(round=0, step=0, tokens=0)
+        self.anchor = genesis_weights(self.manifest)[0]
+        self.barrier = threading.Barrier(self.replicas, action=self._seal, timeout=WAIT_S)
+        outer = self.manifest.outer
+        self._codec, self._result_codec = make_codec(outer), result_codec(outer)
+        self._rule = AGGREGATORS[outer.aggregator](cell_elements=self.manifest.cell_elements)
+        self._outer = make_outer(outer)
+
+    def sessions(self) -> list["MemorySession"]:
+        """One of each replica."""
+        return [MemorySession(self, replica) for replica in range(self.replicas)]
+
+    def lease(self, replica: int) -> Lease:
+        """The samples of a replica in the round in hand: nobody's twice, none behind the end."""
+        if self.clock.round >= self.manifest.rounds:
+            return ()
+        per_round = self.manifest.inner.inner_steps * self.manifest.inner.batch
+        first = (self.clock.round * self.replicas + replica) * per_round
+        return ((first, first + per_round),)
+
+    def outcome(self, replica: int) -> Outcome:
+        """Of the round that was sealed last, for one replica."""
+        return Outcome(
+            listed=(self.clock.round - 1, replica) not in self.absent,
+            anchor_N=self.anchor,
+            clock=self.clock,
+            lease=self.lease(replica),
+        )
+
+    def _seal(self) -> None:
+        index, layout = self.clock.round, self.manifest.layout(0)
+        listed = [
+            self.contributions[index, replica]
+            for replica in range(self.replicas)
+            if (index, replica) not in self.absent
+        ]
+        weights_P = np.array([float(one.tokens) for one in listed])
+        cells = []
+        for cell in range(layout.num_cells(0)):
+            numel = layout.cell_numel(0, cell)
+            rows_PN = np.stack([self._codec.decode(one.payloads[cell], numel) for one in listed])
+            result = self._result_codec.encode(self._rule(rows_PN, weights_P).value)
+            self.payload_bytes += sum(len(one.payloads[cell]) for one in listed)
+            self.result_bytes += len(result)
+            cells.append(self._result_codec.decode(result, numel))
+        info = OuterInfo(round=index, slots=self.slots)
+        step = self._outer.step(self.anchor, np.concatenate(cells), info)
+        self.anchor, self.slots = step.anchor_N, dict(step.slots)
+        self.clock = RunClock(
+            round=index + 1,
+            step=self.clock.step + self.manifest.inner.inner_steps,
+            tokens=self.clock.tokens + sum(one.tokens for one in listed),
+        )
+        if self.rounds_kept is not None:
+            for replica in range(self.replicas):
+                self.contributions.pop((index - self.rounds_kept, replica), None)
+
+
+@dataclass
+class MemorySession:
+    """One replica's Session with a Swarm."""
+
+    swarm: Swarm
+    replica: int
+
+    @property
+    def manifest(self) -> RunManifest:
+        """See Session."""
+        return self.swarm.manifest
+
+    @property
+    def start(self) -> RunStart:
+        """See Session."""
+        swarm = self.swarm
+        return RunStart(anchors=(swarm.anchor,), clock=swarm.clock, lease=swarm.lease(self.replica))
+
+    def begin(self, fragment: int, contribution: Contribution) -> "MemoryTicket":
+        """See Exchange."""
+        assert fragment == contribution.fragment
+        self.swarm.contributions[self.swarm.clock.round, self.replica] = contribution
+        return MemoryTicket(self.swarm, self.replica)
+
+
+@dataclass
+class MemoryTicket:
+    """Waits for the slowest replica."""
+
+    swarm: Swarm
+    replica: int
+
+    def result(self) -> Outcome:
+        """See Ticket. Raises BrokenBarrierError where another replica has failed."""
+        self.swarm.barrier.wait()
+        return self.swarm.outcome(self.replica)
+
+
+def run_replicas(swarm: Swarm, train: Callable[[MemorySession], T]) -> list[T]:
+    """`train(session)` for every replica, each in a thread; the first failure is raised."""
+
+    def guarded(session: MemorySession) -> T:
+        with ExitStack() as failure:
+            # The others must fail at once, not wait for a replica that has failed.
+            failure.callback(swarm.barrier.abort)
+            result = train(session)
+            failure.pop_all()
+        return result
+
+    with ThreadPoolExecutor(swarm.replicas) as pool:
+        futures = [pool.submit(guarded, session) for session in swarm.sessions()]
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None and not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
