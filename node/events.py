@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from node.rules.branch_events import Advance as Advance
 from node.rules.branch_events import Confirm as Confirm
 from node.rules.branch_events import FallBack as FallBack
+from node.rules.sum_events import ListEntry as ListEntry
+from node.rules.sum_events import Measure as Measure
+from node.rules.sum_events import Measured as Measured
+from node.rules.sum_events import Reduce as Reduce
+from node.rules.sum_events import Reduced as Reduced
 from node.state_transfer.fetch_events import FetchBegun as FetchBegun
 from node.state_transfer.fetch_events import Fetched as Fetched
 from node.state_transfer.fetch_events import FetchedWrong as FetchedWrong
@@ -63,16 +68,6 @@ class CellsArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """The result of one slice is encoded and stored; `root` is over its cell roots."""
-
-    list_digest: bytes
-    first: int
-    stop: int
-    root: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Applied:
     """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state."""
 
@@ -123,6 +118,7 @@ LocalRoundEvent = (
     Contributed
     | CellsArrived
     | Reduced
+    | Measured
     | Applied
     | SeatChecked
     | SuspicionsChanged
@@ -181,25 +177,6 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class ListEntry:
-    """One listed contribution, as an aggregator needs it."""
-
-    sender: PeerId
-    commit_digest: bytes
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """Sum cells [first, stop) of a certified LIST; answer with Reduced. Entries by sender."""
-
-    list_digest: bytes
-    entries: tuple[ListEntry, ...]
-    first: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
 class Apply:
     """Take the outer step on the complete results of a LIST; answer with Applied.
 
@@ -254,6 +231,7 @@ RoundAction = (
     | Push
     | Pull
     | Reduce
+    | Measure
     | Apply
     | CheckSeat
     | Adopt

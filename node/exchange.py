@@ -47,6 +47,7 @@ the queue does not: what one peer floods into it stands before everybody's next 
 END_CHECK_S = 60.0
 
 T = TypeVar("T")
+OfRound = ev.Measure | ev.Reduce | ev.Apply
 CoreInput = ev.CoreEvent | ev.Fault
 
 
@@ -240,10 +241,10 @@ class Driver:
                 logger.warning("resync reason=%s", reason)
                 self._log.emit("resync", reason=reason)
                 self._trace.diverged(reason)
-            case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
+            case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 machine = self.core.machine
                 view = machine.view
-                if isinstance(action, ev.Reduce | ev.Apply):
+                if isinstance(action, OfRound):
                     view = machine.standing.about(action.list_digest) or view
                 self._spawn(partial(self._answer, action, view))
 
@@ -266,21 +267,23 @@ class Driver:
                 return None
             return await trio.to_thread.run_sync(work)
 
-    async def _answer(
-        self, action: ev.Reduce | ev.Apply | ev.CheckSeat | ev.ProveSeat, view: RoundView
-    ) -> None:
+    async def _answer(self, action: OfRound | ev.CheckSeat | ev.ProveSeat, view: RoundView) -> None:
         """Compute in a thread, and tell the core. `view` is the round that the action is of."""
         store, root = self.store, None
-        is_of_round = isinstance(action, ev.Reduce | ev.Apply)
-        if is_of_round and not self.core.machine.has_view(view):
+        if isinstance(action, OfRound) and not self.core.machine.has_view(view):
             return
         event: CoreInput
         match action:
-            case ev.Reduce(list_digest=digest, first=first, stop=stop):
-                entries = bulk.rooted(self.core, action)
+            case ev.Measure(list_digest=digest, first=first, stop=stop):
+                rows = bulk.rooted(self.core, action)
                 root = await self._compute_in(
-                    view, partial(store.reduce, digest, entries, first=first, stop=stop)
+                    view, partial(store.measure, rows, first=first, stop=stop)
                 )
+                event = ev.Measured(digest, first, stop, root or b"")
+            case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
+                rows = bulk.rooted(self.core, action)
+                work = partial(store.reduce, digest, rows, first=first, stop=stop, grams=grams)
+                root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
                 root = await self._apply(view, action)
@@ -296,7 +299,7 @@ class Driver:
                 event = ev.SeatProven(basis, proof)
         # The round went on meanwhile: what was computed belongs to no round under way.
         is_late = root is None or not self.core.machine.has_view(view)
-        if isinstance(event, ev.Reduced | ev.Applied) and is_late:
+        if isinstance(event, ev.Measured | ev.Reduced | ev.Applied) and is_late:
             return
         await self.tell(event)
         if isinstance(event, ev.Reduced):

@@ -15,7 +15,7 @@ from typing import assert_never
 from node import events as ev
 from node.rules import supply
 from node.rules.agenda import is_idle
-from node.rules.agreed import take_own_sum
+from node.rules.agreed import note_grams, take_own_sum
 from node.rules.agreement import (
     Seen,
     commit_body,
@@ -33,6 +33,7 @@ from protocol import limits
 from protocol.frames import Bulk
 from protocol.messages import (
     Agg,
+    Gram,
     Kind,
     Leave,
     SealCertificate,
@@ -128,6 +129,8 @@ class RoundMachine(RoundSteps):
                     self._agenda.disturb()
             case ev.Reduced():
                 yield from self._reduced(event)
+            case ev.Measured():
+                yield from self._measured(event)
             case ev.Applied(list_digest=digest, root=root):
                 (self.standing.about(digest) or self.view).applied[digest] = root
             case ev.SeatChecked(peer=peer, basis=basis, is_proved=is_proved):
@@ -171,6 +174,20 @@ class RoundMachine(RoundSteps):
             slot = view.slot(Kind.AGG, subject=subject)
             yield from self._publish(view, sign_message(self._signer, slot, body), body)
         yield from supply.push_results(view, digest, piece)
+
+    def _measured(self, event: ev.Measured) -> Iterator[ev.RoundAction]:
+        """R7: say the partial Gram matrix of a slice; with lost signatures it is kept to oneself,
+        and a substitute says it (R12)."""
+        view = self.standing.about(event.list_digest)
+        digest, first, stop = event.list_digest, event.first, event.stop
+        if view is None or ("measure", digest, first, view.me) not in view.requested:
+            return  # The round went on meanwhile.
+        subject = slice_subject(digest, first, stop)
+        is_said = view.me in view.ballots.of(Kind.GRAM, 0, subject)
+        if not (is_said or self._silence.has_lost(view)):
+            body = Gram(list_digest=digest, first=first, stop=stop, stats=event.stats)
+            slot = view.slot(Kind.GRAM, subject=subject)
+            yield from self._publish(view, sign_message(self._signer, slot, body), body)
 
     # Rules --------------------------------------------------------------------------------------
 
@@ -231,6 +248,8 @@ class RoundMachine(RoundSteps):
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
         if not (certified or view.followed or view.ballots.sealed(view.basis)):
             return  # Nothing is summed yet.
+        yield from supply.measure_slices(view)
+        note_grams(view, now_s)
         yield from supply.reduce_slices(view)
         yield from supply.pull_results(view, now_s=now_s, deadline_s=deadline_s)
         yield from supply.apply_results(view)

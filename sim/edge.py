@@ -231,7 +231,7 @@ class Edge(Storing):
                 world.accuse(self, peer, reason)
             case ev.Resync(reason=reason):
                 world.emit(Diverged(at_s=world.now_s, peer=self.peer, reason=reason))
-            case ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
+            case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 self._compute(action)
             case _:
                 raise AssertionError(f"no such action: {action}")

@@ -91,6 +91,8 @@ class SimNode(ABC):
         self.device, self.clock = parts.device, parts.clock
         self.is_alive = True
         self.sums_wrongly = False
+        self.lies_in_gram = False
+        """Of that alone: whoever sums wrongly lies in both."""
         """Whether what it sums is off by a bit: a broken machine, or a crude liar."""
         self.is_over = False
         self.waiting: list[tuple[Call, tuple[object, ...]]] | None = None

@@ -10,9 +10,10 @@ from protocol.identity import short_id
 from protocol.messages import SealCertificate
 from sim.nodes import Around, NodeParts, SimNode
 from sim.transfers import Transfers
-from sim.wrong_sum import spoiled_sum
+from sim.wrong_sum import spoiled_gram, spoiled_sum
 
-Computed = ev.Reduce | ev.Apply | ev.CheckSeat | ev.ProveSeat
+OfRound = ev.Measure | ev.Reduce | ev.Apply
+Computed = OfRound | ev.CheckSeat | ev.ProveSeat
 
 
 class Storing(SimNode):
@@ -46,9 +47,11 @@ class Storing(SimNode):
         """One thread: first come, first served."""
         machine = self.core.machine
         view = machine.view
-        if isinstance(action, ev.Reduce | ev.Apply):
+        if isinstance(action, OfRound):
             view = machine.standing.about(action.list_digest) or view
-        entries = bulk.rooted(self.core, action) if isinstance(action, ev.Reduce) else ()
+        entries: list[tuple[ev.ListEntry, bytes]] = []
+        if isinstance(action, ev.Measure | ev.Reduce):
+            entries = bulk.rooted(self.core, action)
         self._busy_s = max(self.world.now_s, self._busy_s) + self._computing_s()
         self.world.push(self._busy_s, self, self.computed, action, view, entries)
 
@@ -57,11 +60,16 @@ class Storing(SimNode):
     ) -> None:
         """A task of the thread is done; sums of a round that is over are dropped."""
         store, machine = self.store, self.core.machine
-        if isinstance(action, ev.Reduce | ev.Apply) and not machine.has_view(view):
+        if isinstance(action, OfRound) and not machine.has_view(view):
             return
         match action:
-            case ev.Reduce(list_digest=digest, first=first, stop=stop):
-                root = store.reduce(digest, entries, first=first, stop=stop)
+            case ev.Measure(list_digest=digest, first=first, stop=stop):
+                stats = store.measure(entries, first=first, stop=stop)
+                if self.sums_wrongly or self.lies_in_gram:
+                    stats = spoiled_gram(stats)
+                self.tell(ev.Measured(digest, first, stop, stats))
+            case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
+                root = store.reduce(digest, entries, first=first, stop=stop, grams=grams)
                 if self.sums_wrongly:
                     root = spoiled_sum(store, digest, first, stop)
                 self.tell(ev.Reduced(digest, first, stop, root))

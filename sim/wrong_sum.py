@@ -1,4 +1,9 @@
-"""A reducer that sums wrongly: the lowest bit of its slice's first element is flipped."""
+"""A reducer that sums wrongly: the lowest bit of its slice's first element is flipped.
+
+Where the rule asks for a Gram matrix, its first row is far too long.
+"""
+
+import numpy as np
 
 from node.cells.shard_store import ShardStore
 from protocol.grid import cell_root
@@ -11,3 +16,10 @@ def spoiled_sum(store: ShardStore, digest: bytes, first: int, stop: int) -> byte
     payload = bytes([payload[0] ^ 1]) + payload[1:]
     held.put(first, payload, cell_root(payload))
     return held.root(first, stop)
+
+
+def spoiled_gram(stats: bytes) -> bytes:
+    """The wire form of a Gram matrix with a first row that is a thousand times as long."""
+    numbers = np.frombuffer(stats, dtype="<f8").copy()
+    numbers[0] = 1e6 * numbers[0] + 1.0
+    return numbers.tobytes()

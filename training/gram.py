@@ -8,7 +8,7 @@ order it adds (design, section 6). The sums of cells are kept as fixed-point num
 bits, which float64 adds exactly: the total is the same for any cut into slices, on any machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,3 +136,61 @@ def gram_of(stats: NDArray[np.float64], rows: int) -> Matrix:
     if stats.shape != (NUM_LIMBS * rows * rows,):
         raise ValueError(f"stats of shape {stats.shape} for {rows} rows")
     return value_of(stats.reshape(NUM_LIMBS, rows, rows))
+
+
+# The wire form ------------------------------------------------------------------------------------
+
+_VALUE_MAX = 2.0**300
+_SPREAD_SLACK = 1.0 + 1e-9
+_DROPPED = 2.0 ** (_LOWEST_BIT + 20)
+"""At least what is dropped below the lowest bit in all cells of a slice together."""
+
+
+def wire_form(stats: NDArray[np.float64], rows: int) -> bytes:
+    """Stats of a slice as they travel: the upper triangle row by row, little-endian float64.
+
+    Each number is rounded once, from its exact sum over the cells of the slice.
+    """
+    upper = gram_of(stats, rows)[np.triu_indices(rows)]
+    return upper.astype("<f8").tobytes()
+
+
+def wire_bytes(rows: int) -> int:
+    """Bytes of the wire form for so many rows."""
+    return 4 * rows * (rows + 1)
+
+
+def from_wire(data: bytes) -> Matrix:
+    """The (P, P) matrix of a wire form. Raises ValueError for what no rows can have."""
+    numbers = len(data) // 8
+    rows = int(np.sqrt(2.0 * numbers + 0.25) - 0.5)
+    if not rows or len(data) != wire_bytes(rows):
+        raise ValueError(f"a Gram matrix of {len(data)} bytes")
+    upper = np.frombuffer(data, dtype="<f8").astype(np.float64)
+    # Written so that what is not a number is refused, too.
+    if not (np.abs(upper) <= _VALUE_MAX).all():
+        raise ValueError("a Gram matrix with a number out of range")
+    found_PP = np.zeros((rows, rows))
+    found_PP[np.triu_indices(rows)] = upper
+    found_PP.T[np.triu_indices(rows)] = upper
+    squares_P = np.diagonal(found_PP)
+    if (squares_P < 0.0).any():
+        raise ValueError("a Gram matrix with a negative square")
+    room_P = squares_P + _DROPPED
+    if (found_PP**2 > room_P[:, None] * room_P * _SPREAD_SLACK).any():
+        raise ValueError("a Gram matrix with a product above the lengths of its rows")
+    return found_PP
+
+
+def summed(forms: Sequence[bytes]) -> NDArray[np.float64]:
+    """The stats of all slices from their wire forms, added up exactly.
+
+    Raises ValueError if they are not of equally many rows, or `from_wire` does.
+    """
+    total = np.zeros(0)
+    for number, data in enumerate(forms):
+        limbs = limbs_of(from_wire(data)).reshape(-1)
+        if number and len(limbs) != len(total):
+            raise ValueError("Gram matrices of different sizes")
+        total = total + limbs if number else limbs
+    return total

@@ -8,7 +8,7 @@ from functools import partial
 
 from node.cells.shard_store import Item, ShardStore
 from node.core import NodeCore
-from node.events import ListEntry, Push, Reduce
+from node.events import ListEntry, Measure, Push, Reduce
 from node.rules.agreed import ResultPlace, result_place
 from protocol.errors import LimitError
 from protocol.frames import Bulk, BulkHeader
@@ -133,10 +133,10 @@ def stepping_ahead(
     return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
 
 
-def rooted(core: NodeCore, reduce: Reduce) -> list[tuple[ListEntry, bytes]]:
-    """The entries of a Reduce with the roots of their contributions."""
+def rooted(core: NodeCore, action: Reduce | Measure) -> list[tuple[ListEntry, bytes]]:
+    """The entries of a Reduce or Measure with the roots of their contributions."""
     found = []
-    for entry in reduce.entries:
+    for entry in action.entries:
         root = part_root(core, entry.commit_digest)
         assert root is not None, "a certified LIST names a COMMIT that is not here"
         found.append((entry, root))

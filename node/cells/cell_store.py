@@ -7,7 +7,7 @@ A state cell is one cell of the anchor or of one outer slot, as little-endian fl
 vector v has index v * num_cells + i, the anchor being vector 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,12 +24,15 @@ from protocol.errors import ProofError, StateError
 from protocol.grid import MerkleTree, cell_root, check_merkle_proof, merkle_root
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from training.aggregation import AGGREGATORS
+from training.aggregation import AGGREGATORS, coefficients_of
 from training.arithmetic import cell_norms
 from training.compression import decode_to_read, make_codec, result_codec
+from training.gram import wire_form
 from training.outer import make_outer
 
 Vector = NDArray[np.float32]
+Entries = Sequence[tuple[ListEntry, bytes]]
+"""Listed contributions, each with its root."""
 
 ROUNDS_KEPT = 1
 """So many sealed rounds' contributions, results and states before them stay, for those who are a
@@ -324,41 +327,48 @@ class CellStore:
             ]
         )
 
+    def measure(self, entries: Entries, *, first: int, stop: int) -> bytes:
+        """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
+        stats = [self._aggregator.stats(cell_PN) for _, cell_PN in self._rows(entries, first, stop)]
+        return wire_form(sum(stats[1:], stats[0]), len(entries))
+
     def reduce(
         self,
         digest: bytes,
-        entries: Sequence[tuple[ListEntry, bytes]],
+        entries: Entries,
         *,
         first: int,
         stop: int,
+        grams: Sequence[bytes] = (),
     ) -> bytes:
         """Sum cells [first, stop); keep the encoded result; the root over its cell roots.
 
-        `entries` come with the root of each contribution, in ascending order of sender: the order
-        of the rows, and so of the additions.
+        `entries` are in ascending order of sender: the order of the rows, and so of the additions.
+        `grams` is what `measure` found in all slices, if the rule uses that. It may be made up, by
+        two reducers of one slice: where it leads to no factors the result is zero.
         """
         weights_P = np.array([float(entry.tokens) for entry, _ in entries])
-        held = self._results_of(digest)
+        rule, held = self._aggregator, self._results_of(digest)
+        factors = coefficients_of(rule, grams, weights_P)
+        for cell, cell_PN in self._rows(entries, first, stop):
+            payload = self._result_codec.encode(rule.combine(cell_PN, factors))
+            held.put(cell, payload, cell_root(payload))
+        return held.root(first, stop)
+
+    def _rows(self, entries: Entries, first: int, stop: int) -> Iterator[tuple[int, Vector]]:
+        """Cell by cell the decoded parts as rows, in a buffer that the next cell takes."""
         # One for all cells: what is written is in the cache, and no page of it is new.
         rows_PN = np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
         for cell in range(first, stop):
             numel = self.layout.cell_numel(0, cell)
-            slice_PN = rows_PN[:, :numel]
-            for row_N, (_, root) in zip(slice_PN, entries, strict=True):
+            cell_PN = rows_PN[:, :numel]
+            for row_N, (_, root) in zip(cell_PN, entries, strict=True):
                 row_N[:] = decode_to_read(self._codec, self._parts[root][cell].payload, numel)
-            payload = self._result_codec.encode(self._aggregated(slice_PN, weights_P))
-            held.put(cell, payload, cell_root(payload))
-        return held.root(first, stop)
+            yield cell, cell_PN
 
     def stepping(self, state: State, *, round_index: int) -> OuterStepping:
         """The outer step of a round on a state, to be fed with the encoded result."""
         return OuterStepping(self._step_rules, state.anchor_N, state.slots, round_index=round_index)
-
-    def _aggregated(self, slice_PN: Vector, weights_P: NDArray[np.float64]) -> Vector:
-        """The rule on one cell, which it judges by itself: no GRAM is exchanged."""
-        rule = self._aggregator
-        stats = rule.stats(slice_PN) if rule.uses_stats else np.empty(0)
-        return rule.combine(slice_PN, rule.coefficients(stats, weights_P))
 
     def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:
         """What the outer step on the encoded result of a round makes of a state.

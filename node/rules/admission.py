@@ -3,7 +3,8 @@
 from node.rules.ballots import Entry
 from node.rules.roster import ClockRules, liars
 from node.rules.round_view import RoundView
-from protocol.messages import Body, Commit, Kind, Seal
+from protocol.messages import Body, Commit, Gram, Kind, Seal
+from training.gram import from_wire
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
 """Kinds that say in which attempt a voter works."""
@@ -27,9 +28,17 @@ def concerns(view: RoundView, entry: Entry) -> bool:
         return False
     if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):
         return False  # For its sender another seal is the last final one: nobody's fault.
+    if isinstance(entry.body, Gram) and not _is_of_slice(view, entry.body):
+        return False
     if view.may_branch and slot.kind in BY_VOTERS and sender not in view.member_set:
         return view.may_speak(sender)
     return (sender in view.member_set) == (slot.kind is not Kind.SEAT)
+
+
+def _is_of_slice(view: RoundView, body: Gram) -> bool:
+    """Whether it is of a slice of this round, in a run whose rule asks for it: it is large."""
+    cells = (body.first, body.stop)
+    return view.uses_gram and any((piece.first, piece.stop) == cells for piece in view.slices)
 
 
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
@@ -41,7 +50,17 @@ def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
     is_list = slot.kind is Kind.LIST and not view.may_branch
     if is_list and entry.message.sender != view.closer(slot.attempt):
         return f"LIST of attempt {slot.attempt} is not its to propose"
+    if isinstance(body, Gram):
+        return _gram_breach(body)
     return _commit_breach(view, body, rules) if isinstance(body, Commit) else ""
+
+
+def _gram_breach(body: Gram) -> str:
+    try:
+        from_wire(body.stats)
+    except ValueError as error:
+        return f"GRAM: {error}"
+    return ""
 
 
 def _commit_breach(view: RoundView, body: Commit, rules: ClockRules) -> str:
@@ -105,6 +124,8 @@ def is_for_us(view: RoundView, entry: Entry) -> bool:
     kind = entry.message.slot.kind
     if kind is Kind.AGG:
         return view.copies > 1  # Of a second reducer: then results may be pushed.
+    if kind is Kind.GRAM:
+        return bool(view.kept_slices())  # They may be summed then, or need a substitute.
     if kind is Kind.COMMIT:
         if view.ballots.is_proposed(entry.message.digest):
             return True

@@ -3,14 +3,19 @@
 Two reducers sum each slice. Its result is taken once two AGGs name the same root; where they
 differ, or one does not come, the next in rank sums too, and the odd one out is caught by
 comparison. A node that sums believes its own sum. Among friends the first AGG is enough.
+
+Rules that judge whole vectors need the Gram matrix of the listed contributions first. It is the sum
+of one for each slice, which the same reducers announce as GRAM, and which is believed alike.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
+from training.gram import wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +32,78 @@ def agreed_root(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
 
     Once believed, another is not: its cells would not be of one sum.
     """
-    said = view.agg_of(digest, piece)
+    said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
+    return _believed(view, said, view.agreed, (digest, piece.first))
+
+
+def _believed(
+    view: RoundView,
+    said: Mapping[PeerId, bytes],
+    known: dict[tuple[bytes, int], bytes],
+    place: tuple[bytes, int],
+) -> bytes | None:
+    """What reducers said of one slice, as far as it may be believed; `known` remembers it."""
     if view.copies == 1 or not said:
-        return next((agg.root for agg in said.values()), None)
+        return next(iter(said.values()), None)
     if view.me in said:
-        return said[view.me].root
-    place = (digest, piece.first)
-    if place not in view.agreed:
-        counts = Counter(agg.root for agg in said.values())
-        root = max(sorted(counts), key=lambda root: counts[root])
+        return said[view.me]
+    if place not in known:
+        counts = Counter(said.values())
+        most = max(sorted(counts), key=lambda value: counts[value])
         # Of the last one in reach only an observer takes a sum: members would be the second.
-        if counts[root] < min(view.copies, len(view.expected)):
+        if counts[most] < min(view.copies, len(view.expected)):
             return None
-        view.agreed[place] = root
-    return view.agreed[place]
+        known[place] = most
+    return known[place]
+
+
+# Partial Gram matrices ----------------------------------------------------------------------------
+
+
+def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
+    """The partial Gram matrix of a slice that may be believed; None while there is none.
+
+    Believed as a result is: of two reducers who agree, or of oneself. Those that are not of the
+    LIST's rows count for nothing.
+    """
+    body = view.ballots.list_of(digest)
+    if body is None:
+        return None
+    size = wire_bytes(len(body.commits))
+    said = {
+        peer: gram.stats
+        for peer, gram in view.gram_of(digest, piece).items()
+        if len(gram.stats) == size
+    }
+    return _believed(view, said, view.grams, (digest, piece.first))
+
+
+def unmeasured(view: RoundView, digest: bytes) -> list[Slice]:
+    """The slices whose partial Gram matrix is awaited; none where the rule needs none."""
+    if not view.uses_gram:
+        return []
+    return [piece for piece in view.slices if agreed_gram(view, digest, piece) is None]
+
+
+def whole_gram(view: RoundView, digest: bytes) -> tuple[bytes, ...] | None:
+    """The partial Gram matrices of all slices in order, nothing where the rule needs none; None
+    while one is missing."""
+    if not view.uses_gram:
+        return ()
+    found = [agreed_gram(view, digest, piece) for piece in view.slices]
+    return None if None in found else tuple(stats for stats in found if stats is not None)
+
+
+def note_grams(view: RoundView, now_s: float) -> None:
+    """A Gram matrix more that may be believed is progress: the attempt's clock stands still.
+
+    Not every one that is heard: else a liar could hold the round up with what nobody believes.
+    """
+    for digest, _ in view.ballots.certified_lists() if view.uses_gram else ():
+        count = len(view.slices) - len(unmeasured(view, digest))
+        if count > view.measured.get(digest, (0, 0.0))[0]:
+            view.measured[digest] = (count, now_s)
+            view.progress_s = now_s
 
 
 def take_own_sum(
@@ -85,12 +148,21 @@ def is_agreed(view: RoundView, digest: bytes, piece: Slice) -> bool:
 
 def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Let the next in rank sum a slice of a certified LIST of which two AGGs differ, or one does
-    not come though its reducer seems to live: each for a deadline."""
+    not come though its reducer seems to live: each for a deadline.
+
+    The same of GRAMs. While one is awaited nobody can sum, and only its slice is late.
+    """
     for digest, _ in view.ballots.certified_lists() if view.copies > 1 else ():
-        late = int((now_s - view.certified_s.get(digest, now_s)) / deadline_s)
-        for piece in view.slices:
-            said = view.agg_of(digest, piece)
-            counts = Counter(agg.root for agg in said.values())
+        since_s = view.certified_s.get(digest, now_s)
+        awaited = unmeasured(view, digest)
+        if view.uses_gram and not awaited:
+            since_s = view.measured.get(digest, (0, since_s))[1]
+        late = int((now_s - since_s) / deadline_s)
+        for piece in awaited or view.slices:
+            if awaited:
+                counts = Counter(gram.stats for gram in view.gram_of(digest, piece).values())
+            else:
+                counts = Counter(agg.root for agg in view.agg_of(digest, piece).values())
             if counts and max(counts.values()) >= view.copies:
                 continue
             view.gathering().call(piece, max(late, len(counts) - 1))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from node.rules import roster as rosters
 from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
+from training.aggregation import AGGREGATORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class RoundConfig:
     `survive` says who goes on where the quorum is out of reach for longer than `grace_s`: in
     friends runs "any" half does, provisionally (R4), or only the "quorum". A founder holds its
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `rare` says when a simulated node takes a rare branch.
     """
 
@@ -26,6 +28,7 @@ class RoundConfig:
     grace_s: float = 3.0
     wait_seats: int = 0
     wait_seats_s: float = 12.0
+    uses_gram: bool = False
     rare: Rare = field(default=never, compare=False, repr=False)
 
     @property
@@ -44,4 +47,5 @@ class RoundConfig:
             deadline_cap_s=manifest.timing.deadline_cap_s,
             survive=manifest.survive,
             grace_s=manifest.timing.suspect_s,
+            uses_gram=AGGREGATORS[manifest.outer.aggregator]().uses_stats,
         )

@@ -197,6 +197,7 @@ class RoundState:
             final=final,
             may_branch=self.config.may_branch,
             draw=self.config.rare,
+            uses_gram=self.config.uses_gram,
         )
         if self._restart is not None:
             refill(view, self._restart, now_s=now_s)

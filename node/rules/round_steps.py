@@ -53,7 +53,9 @@ class RoundSteps(RoundState):
             self.standing.top.own_seal = own_seal(restart, link.value, me)
 
     def _sign_seal(self, kind: Kind, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
-        yield ev.RecordProof(tuple(self.view.ballots.messages()))
+        # Not the GRAMs: the result that they led to is on the disk, and they are large.
+        proof = (m for m in self.view.ballots.messages() if m.slot.kind is not Kind.GRAM)
+        yield ev.RecordProof(tuple(proof))
         body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
         yield from self._sign(kind, body, attempt=attempt, subject=value.before)
 

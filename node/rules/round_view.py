@@ -16,6 +16,7 @@ from protocol.identity import PeerId
 from protocol.messages import (
     Agg,
     Commit,
+    Gram,
     Kind,
     List,
     Seal,
@@ -53,7 +54,8 @@ class RoundView(Asking):
     while `is_meeting` there may be one that is not known yet.
 
     `copies` is how many members sum each slice. `agreed` has the result roots that are believed in
-    open runs, by LIST and first cell of the slice.
+    open runs, by LIST and first cell of the slice; `grams` the same of partial Gram matrices, which
+    there are if the run `uses_gram`; `measured` says of how many slices, and since when.
     """
 
     me: PeerId
@@ -64,6 +66,7 @@ class RoundView(Asking):
     final: SealValue
     may_branch: bool = False
     draw: Rare = never
+    uses_gram: bool = False
     ballots: Ballots = field(init=False)
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
@@ -91,6 +94,8 @@ class RoundView(Asking):
     is_meeting: bool = False
     is_diverged: bool = False
     agreed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    grams: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    measured: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     copies: int = field(init=False)
     members: tuple[PeerId, ...] = field(init=False)
     member_set: frozenset[PeerId] = field(init=False)
@@ -364,6 +369,11 @@ class RoundView(Asking):
         """Who announced which result root for a slice of a LIST."""
         subject = slice_subject(digest, piece.first, piece.stop)
         return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
+
+    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
+        """Who announced which partial Gram matrix for a slice of a LIST."""
+        subject = slice_subject(digest, piece.first, piece.stop)
+        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, subject))
 
     def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""

@@ -6,14 +6,14 @@ Each returns the actions that are due now and remembers in the view what it has 
 from collections.abc import Iterator
 from itertools import islice
 
-from node.events import Apply, ListEntry, Pull, Push, Reduce, RoundAction
-from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed
+from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
+from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
 from node.rules.proposal import unpack_senders
 from node.rules.reducers import Slice
 from node.rules.round_view import Request, RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind, Seal
+from protocol.messages import Have, Kind, List, Seal
 
 PART_RETRIES, RESULT_RETRIES = 2, 4
 """How often in a deadline cells may be asked for of which nothing comes, at first."""
@@ -149,19 +149,41 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
             is_here = view.results.get(digest, set()).issuperset(_cells(piece))
             if is_here and view.me in view.agg_of(digest, piece):
                 yield from push_results(view, digest, piece)
-        due = [
-            piece
-            for piece in view.own_slices()
-            if _reduce_of(view, digest, piece) not in view.requested
-        ]
-        listed = view.listed(body) if due else None
-        if not listed:
+        grams = whole_gram(view, digest)
+        if grams is None:
             continue
-        entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
-        for piece in due:
-            if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
-                view.requested.add(_reduce_of(view, digest, piece))
-                yield Reduce(digest, entries, piece.first, piece.stop)
+        for piece, entries in _summable(view, digest, body, "reduce"):
+            yield Reduce(digest, entries, piece.first, piece.stop, grams)
+
+
+def measure_slices(view: RoundView) -> Iterator[RoundAction]:
+    """Find the partial Gram matrix of a slice of a certified LIST, where the rule asks for it.
+
+    Not again of one that was announced before a restart.
+    """
+    for digest, body in view.ballots.certified_lists() if view.uses_gram else ():
+        for piece, entries in _summable(view, digest, body, "measure"):
+            if view.me not in view.gram_of(digest, piece):
+                yield Measure(digest, entries, piece.first, piece.stop)
+
+
+def _summable(
+    view: RoundView, digest: bytes, body: List, deed: str
+) -> Iterator[tuple[Slice, tuple[ListEntry, ...]]]:
+    """Own slices of which every listed part is here, and to which that was not done: now it is."""
+    due = [
+        piece
+        for piece in view.own_slices()
+        if (deed, digest, piece.first, view.me) not in view.requested
+    ]
+    listed = view.listed(body) if due else None
+    if not listed:
+        return
+    entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
+    for piece in due:
+        if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
+            view.requested.add((deed, digest, piece.first, view.me))
+            yield piece, entries
 
 
 def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[RoundAction]:

@@ -17,7 +17,14 @@ from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealValue, decode_body
 from sim.bench.made_up import Numbers
-from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
+from sim.checks.arithmetic import (
+    DTYPES,
+    Expected,
+    Vector,
+    aggregate,
+    outer_step,
+    slices_after,
+)
 from training.compression import make_codec
 from training.genesis import genesis_weights
 
@@ -68,6 +75,8 @@ class Exactness:
         self._store = ShardStore(manifest, SHARD, anchor_N)
         self._numbers = {peer: Numbers(name, len(anchor_N)) for peer, name in names.items()}
         self._state = Expected(anchor_N, {})
+        self._before: SealValue | None = None
+        """The seal before; round 1 is cut by the founder alone."""
         self.max_error = 0.0
         """The largest distance of an element of a sum from the same sum in float64."""
 
@@ -105,9 +114,13 @@ class Exactness:
                 yield f"round {value.round} lists other bytes than {short_id(peer)} contributed"
             listed.append((peer, body.tokens, decoded_N))
         if listed:
-            sum_N = aggregate(self._manifest.outer, listed, self._manifest.cell_elements)
+            run = self._manifest
+            cells = self._layout.num_cells(0)
+            cuts = slices_after(self._before, cells, run.trust) if self._before else ()
+            sum_N = aggregate(run.outer, listed, run.cell_elements, cuts)
             self.max_error = max(self.max_error, _error(sum_N, listed))
             self._state = outer_step(self._manifest.outer, self._state, sum_N, value.round)
+        self._before = value
         expected = self._store.make_state(self._state.anchor_N, self._state.slots).root
         if value.root != expected:
             yield f"round {value.round} sealed another state than its contributions give"

@@ -10,15 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from node.rules.reducers import slices as slices_of
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
-from training.aggregation import AGGREGATORS
+from protocol.messages import SealValue
+from training.aggregation import AGGREGATORS, coefficients_of
 from training.compression import result_codec
+from training.gram import wire_form
 from training.outer import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
 
 DTYPES = {"none": "<f4", "fp16": "<f2"}
+
+
+def slices_after(before: SealValue, num_cells: int, trust: str) -> list[tuple[int, int]]:
+    """The cells of each slice of the round behind a seal."""
+    found = slices_of(before.roster, before.digest, num_cells, trust=trust)
+    return [(piece.first, piece.stop) for piece in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +39,13 @@ class Expected:
 
 
 def aggregate(
-    outer: OuterSpec, listed: Sequence[tuple[PeerId, int, Vector]], cell_elements: int
+    outer: OuterSpec,
+    listed: Sequence[tuple[PeerId, int, Vector]],
+    cell_elements: int,
+    slices: Sequence[tuple[int, int]] = (),
 ) -> Vector:
     """Of (sender, tokens, decoded wire): the mean by tokens, rows by ascending sender, and what its
-    encoding makes of it."""
+    encoding makes of it. `slices` are the cells of each slice of that round."""
     rows = sorted(listed, key=lambda row: row[0])
     if outer.aggregator == "mean":
         total = float(sum(tokens for _, tokens, _ in rows))
@@ -45,10 +57,14 @@ def aggregate(
         weights_P = np.array([float(tokens) for _, tokens, _ in rows])
         rule = AGGREGATORS[outer.aggregator](cell_elements=cell_elements)
         rows_PN = np.stack([wire_N for _, _, wire_N in rows])
-        # A reducer judges every cell by itself: it holds no whole contribution.
-        starts = range(cell_elements, rows_PN.shape[1], cell_elements)
-        cells = np.split(rows_PN, starts, axis=1)
-        sum_N = np.concatenate([rule(cell_PN, weights_P).value for cell_PN in cells])
+        # Whole vectors are judged, by numbers that were rounded once for each slice.
+        pieces = [
+            rows_PN[:, first * cell_elements : stop * cell_elements]
+            for first, stop in slices or [(0, -(-rows_PN.shape[1] // cell_elements))]
+        ]
+        is_asked = rule.uses_stats
+        grams = [wire_form(rule.stats(one), len(rows)) for one in pieces] if is_asked else []
+        sum_N = rule.combine(rows_PN, coefficients_of(rule, grams, weights_P))
     # R7: results travel at eight bits or more.
     if outer.codec not in DTYPES:
         codec = result_codec(outer)

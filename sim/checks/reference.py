@@ -13,7 +13,14 @@ from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, 
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
 from protocol.messages import Commit, Kind, SealValue
-from sim.checks.arithmetic import DTYPES, Expected, Vector, aggregate, outer_step
+from sim.checks.arithmetic import (
+    DTYPES,
+    Expected,
+    Vector,
+    aggregate,
+    outer_step,
+    slices_after,
+)
 from sim.checks.history import History
 from sim.world import World
 from training.compression import make_codec
@@ -31,6 +38,7 @@ class Reference:
     def __init__(self, history: History, world: World) -> None:
         self._history = history
         self._world = world
+        self._num_cells = world.manifest.layout(0).num_cells(0)
         self._wires: dict[bytes, Vector] = {}
         """By root: the decoded contributions that nodes have committed to."""
         self._rounds: dict[bytes, int] = {}
@@ -148,7 +156,11 @@ class Reference:
         if not listed:
             return before
         manifest = self._world.manifest
-        sum_N = aggregate(manifest.outer, listed, manifest.cell_elements)
+        head = self._history.values.get(value.before)
+        if head is None:
+            return None
+        cuts = slices_after(head, self._num_cells, manifest.trust)
+        sum_N = aggregate(manifest.outer, listed, manifest.cell_elements, cuts)
         return outer_step(manifest.outer, before, sum_N, value.round)
 
 

@@ -146,6 +146,17 @@ def _cases_of_rounds() -> Iterator[Case]:
     yield _rounds(
         "2 voters, 2 attempts", Span(voters=2, rounds=1, attempts=2, is_late=True, every=50)
     )
+    yield _rounds(
+        "2 voters, 1 round, whole vectors", Span(voters=2, rounds=1, every=10, uses_gram=True)
+    )
+    yield _rounds(
+        "2 voters, 2 attempts, whole vectors",
+        Span(voters=2, rounds=1, attempts=2, is_late=True, every=100, uses_gram=True),
+    )
+    yield _rounds(
+        "2 voters, 1 round, whole vectors, a restart",
+        Span(voters=2, rounds=1, restarts=1, every=50, uses_gram=True),
+    )
     yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
     yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
     yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))

@@ -32,6 +32,7 @@ from protocol.messages import (
 )
 from sim.exploration.copies import fork, key_of
 from sim.exploration.post import Post
+from training.gram import wire_bytes
 
 DEADLINE_S = 10.0
 """Floor and cap of the learned deadline are equal, so that nothing learned matters."""
@@ -39,7 +40,7 @@ DEADLINE_S = 10.0
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""
 
-ONLY_FOR_PULLS = ("asked", "certified_s")
+ONLY_FOR_PULLS = ("asked", "certified_s", "measured")
 """They time the asking for bytes; here bytes arrive by moves of their own, whoever asked."""
 
 DERIVED = (
@@ -137,6 +138,8 @@ class Peer:
             case ev.Reduce(list_digest=digest, first=first, stop=stop):
                 root = blake3(b"sum" + digest + bytes([first, stop])).digest()
                 yield ev.Reduced(digest, first, stop, root)
+            case ev.Measure(list_digest=digest, entries=entries, first=first, stop=stop):
+                yield ev.Measured(digest, first, stop, bytes(wire_bytes(len(entries))))
             case ev.Adopt(certificate=certificate):
                 self.chain = (*self.chain, certificate)
                 self.adopted.append(certificate)

@@ -5,7 +5,7 @@ its round has begun there or never; parts and results travel as long as somebody
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from node.rules.roster import voters
@@ -37,7 +37,8 @@ class Span:
 
     `members` have a seat and do not vote yet, `joiners` have none. Deadlines pass only if
     `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
-    others do nothing.
+    others do nothing. With `uses_gram` there are two cells, and nobody sums one before the Gram
+    matrices of both are announced.
     """
 
     voters: int
@@ -51,6 +52,7 @@ class Span:
     is_late: bool = False
     every: int = 0
     active: str = ""
+    uses_gram: bool = False
 
 
 class Rounds:
@@ -61,7 +63,9 @@ class Rounds:
 
     def __init__(self, span: Span, before: Iterable[str] = ()) -> None:
         self.span = span
-        self.table = Table(voters=span.voters, helpers=0, members=span.members)
+        num_cells = 2 if span.uses_gram else 1
+        self.table = Table(voters=span.voters, helpers=0, members=span.members, num_cells=num_cells)
+        self.table.config = replace(self.table.config, uses_gram=span.uses_gram)
         head = self.table.head
         self.post = Post()
         self.post.rosters[head.value.digest] = head.value.roster

@@ -39,6 +39,8 @@ def build_world(scenario: Scenario, seed: int) -> World:
         ends_after_s=scenario.ends_after_s,
         trust=scenario.trust,
     )
+    outer = replace(manifest.outer, aggregator=scenario.aggregator)
+    manifest = replace(manifest, outer=outer)
     return World(manifest, seed=seed, link=link, settings=settings)
 
 

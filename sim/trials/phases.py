@@ -62,6 +62,8 @@ PHASES: Mapping[str, Phase] = {
     "LIST sent": said(Kind.LIST),
     "VOTE recorded": recorded(Kind.VOTE),
     "VOTE sent": said(Kind.VOTE),
+    "GRAM recorded": recorded(Kind.GRAM),
+    "GRAM sent": said(Kind.GRAM),
     "AGG recorded": recorded(Kind.AGG),
     "AGG sent": said(Kind.AGG),
     "SEAL recorded": recorded(Kind.SEAL),
@@ -69,7 +71,9 @@ PHASES: Mapping[str, Phase] = {
     "NEWATTEMPT sent": said(Kind.NEWATTEMPT),
 }
 """In the order of a round. LIST is of its closer alone, HAVE and AGG of reducers; NEWATTEMPT comes
-only where an attempt failed."""
+only where an attempt failed. GRAM comes only where the rule judges whole vectors."""
+
+IN_EVERY_RUN = tuple(name for name in PHASES if not name.startswith("GRAM"))
 
 
 def phase_of(view: RoundView) -> str:

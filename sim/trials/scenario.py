@@ -108,13 +108,14 @@ class Scenario:
     that run with Ed25519 and with every frame on its wire encoding. `ends_after_s` is the date of
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
-    open runs (`trust`) all members vote from the start.
+    open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run.
     """
 
     name: str
     title: str
     shows: str
     trust: str = "friends"
+    aggregator: str = "mean"
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
     cells: int = 6

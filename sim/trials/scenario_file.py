@@ -14,7 +14,7 @@ from protocol.manifest import TimingSpec
 from sim.disk import DiskSpec
 from sim.links import Link
 from sim.trials.faults import CHURN, KINDS, ROLES, Fault, Rule
-from sim.trials.phases import PHASES
+from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.scenario import (
     NOT_YET,
     PEERS_MAX,
@@ -25,6 +25,7 @@ from sim.trials.scenario import (
     Recorded,
     Scenario,
 )
+from training.aggregation import AGGREGATORS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 
@@ -169,7 +170,7 @@ class RuleSection(Section):
     @classmethod
     def _known_phases(cls, phases: list[str]) -> list[str]:
         if phases == ["every"]:
-            return list(PHASES)
+            return list(IN_EVERY_RUN)
         return [_one_of([*PHASES, "every"])(name) for name in phases]
 
     @field_validator("who", "against")
@@ -283,6 +284,7 @@ class ScenarioFile(Section):
     title: Annotated[str, Field(min_length=1, max_length=100)]
     shows: Annotated[str, Field(max_length=1000)] = ""
     trust: Literal["friends", "open"] = "friends"
+    aggregator: str = "mean"
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -306,6 +308,11 @@ class ScenarioFile(Section):
     expect: ExpectSection = ExpectSection()
     limits: LimitsSection = LimitsSection()
     recorded: RecordedSection | None = None
+
+    @field_validator("aggregator")
+    @classmethod
+    def _known_rule(cls, name: str) -> str:
+        return _one_of(list(AGGREGATORS))(name)
 
     @model_validator(mode="after")
     def _fits(self) -> "ScenarioFile":
@@ -358,6 +365,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         title=found.title,
         shows=" ".join(found.shows.split()),
         trust=found.trust,
+        aggregator=found.aggregator,
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,

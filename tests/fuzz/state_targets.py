@@ -4,6 +4,8 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from node.shared_state.book import SharedState
 from node.shared_state.store import DATABASE, MARK, Store
 from protocol import limits
@@ -12,8 +14,9 @@ from protocol.errors import PeerError
 from protocol.evidence import decode_evidence
 from protocol.wire import encode
 from tests.fuzz.protocol_targets import WIRE_BASE, WIRE_FACTOR
-from tests.fuzz.target import FILE_BYTES, Target, from_bytes
+from tests.fuzz.target import FILE_BYTES, STACK_BYTES, Target, from_bytes
 from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, RUN, SIGNER
+from training.gram import from_wire, gram_stats, wire_form
 
 WALL_S = 1_760_000_100.0
 
@@ -81,7 +84,22 @@ def _stored() -> dict[str, bytes]:
         return {file: (folder / file).read_bytes() for file in (DATABASE, MARK)}
 
 
+def _gram_matrices() -> tuple[bytes, ...]:
+    luck = np.random.default_rng(0)
+    rows = [luck.normal(size=(count, 40)).astype(np.float32) for count in (1, 2, 5)]
+    return tuple(wire_form(gram_stats(rows_PN, 16), len(rows_PN)) for rows_PN in rows)
+
+
 TARGETS = [
+    Target(
+        name="Gram matrix of a slice",
+        covers=("training.gram.from_wire",),
+        read=from_bytes(from_wire),
+        errors=(ValueError,),
+        examples=_gram_matrices,
+        memory_base=STACK_BYTES,
+        memory_factor=16,
+    ),
     Target(
         name="entry",
         covers=("protocol.entries.decode_entry",),

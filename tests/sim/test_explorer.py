@@ -90,6 +90,7 @@ MODELS = {
     "2 voters, a freeze": lambda: Agreement(Scope(voters=2, attempts=2, sleeps=1, every=50)),
     "2 voters, a death": lambda: Supply(Scope(voters=2, attempts=2, every=50), Losses()),
     "2 voters, a round": lambda: Rounds(Span(voters=2, rounds=1, every=10)),
+    "2 voters, whole vectors": lambda: Rounds(Span(voters=2, rounds=1, every=20, uses_gram=True)),
     "2 voters, 2 rounds": lambda: Rounds(Span(voters=2, rounds=2, every=400)),
     "2 freeze": lambda: Waking(voters=3, sleepers=2),
     "window": lambda: Windows(voters=3, rounds=4),

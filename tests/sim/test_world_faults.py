@@ -18,7 +18,7 @@ VICTIM_ROUND = 7
 """By then all five vote."""
 
 # The closer of attempt 0 is struck, which reports to nobody.
-PHASES = {name: phase for name, phase in phases.PHASES.items() if name != "NEWATTEMPT sent"}
+PHASES = {name: phases.PHASES[name] for name in phases.IN_EVERY_RUN if name != "NEWATTEMPT sent"}
 
 
 def strike(

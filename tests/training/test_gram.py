@@ -126,3 +126,55 @@ def test_dominant_vector_reaches_the_largest_eigenvalue(seed: int) -> None:
     top_P = dominant(matrix_PP)
     assert top_P @ matrix_PP @ top_P == pytest.approx(np.linalg.eigvalsh(matrix_PP)[-1], rel=1e-3)
     assert np.array_equal(dominant(np.zeros((3, 3))), [1.0, 0.0, 0.0])
+
+
+# The wire form ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0, 20, 90])
+def test_wire_forms_of_all_slices_give_the_gram_matrix_but_for_one_rounding(
+    spread: int, seed: int
+) -> None:
+    rows_PN = slice_of(seed, 7 * CELL, spread)
+    pieces = np.split(rows_PN, [2 * CELL, 5 * CELL], axis=1)
+    forms = [gram.wire_form(gram.gram_stats(piece, CELL), PEERS) for piece in pieces]
+    assert {len(form) for form in forms} == {gram.wire_bytes(PEERS)}
+    found_PP = gram.gram_of(gram.summed(forms), PEERS)
+    exact_PP = gram.gram_of(gram.gram_stats(rows_PN, CELL), PEERS)
+    lengths_P = np.sqrt(np.diagonal(exact_PP))
+    assert (np.abs(found_PP - exact_PP) <= 1e-15 * lengths_P[:, None] * lengths_P).all()
+    assert gram.summed(forms[::-1]).tobytes() == gram.summed(forms).tobytes()
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-20, 1.0, 1e20, 3e38])
+def test_wire_form_of_rows_of_any_size_is_taken(size: float, seed: int) -> None:
+    rows_PN = slice_of(seed, 2 * CELL, spread=0)
+    rows_PN[0] *= np.float32(size) / np.abs(rows_PN[0]).max()
+    rows_PN[1] = rows_PN[0]
+    rows_PN[2] = 0.0
+    form = gram.wire_form(gram.gram_stats(rows_PN, CELL), PEERS)
+    found_PP = gram.from_wire(form)
+    assert found_PP.tobytes() == np.ascontiguousarray(found_PP.T).tobytes()
+
+
+def wire_of(matrix_PP: NDArray[np.float64]) -> bytes:
+    return matrix_PP[np.triu_indices(len(matrix_PP))].astype("<f8").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "0 bytes"),
+        (bytes(7), "7 bytes"),
+        (bytes(16), "16 bytes"),
+        (wire_of(np.full((2, 2), np.nan)), "out of range"),
+        (wire_of(np.full((2, 2), np.inf)), "out of range"),
+        (wire_of(np.full((2, 2), 1e300)), "out of range"),
+        (wire_of(np.diag([1.0, -1e-9])), "negative square"),
+        (wire_of(np.array([[1.0, 1.001], [1.001, 1.0]])), "above the lengths"),
+        (wire_of(np.array([[1.0, -2.1], [-2.1, 4.0]])), "above the lengths"),
+    ],
+)
+def test_what_no_rows_can_have_is_no_gram_matrix(data: bytes, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        gram.from_wire(data)

@@ -6,10 +6,17 @@ from training.aggregation.coordinates import MeaMed, Median, Phocas, TrimmedMean
 from training.aggregation.krum import Bulyan, Krum, MultiKrum
 from training.aggregation.linear import Mean
 from training.aggregation.presteps import Arc, Bucketing, Nnm, nnm_trimmed_mean
-from training.aggregation.seam import AGGREGATORS, PRE_STEPS, Aggregate, Aggregator, PreStep
+from training.aggregation.seam import (
+    AGGREGATORS,
+    PRE_STEPS,
+    Aggregate,
+    Aggregator,
+    PreStep,
+    coefficients_of,
+)
 from training.aggregation.spectral import Caf, Flag
 
-__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregate", "Aggregator", "PreStep"]
+__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregate", "Aggregator", "PreStep", "coefficients_of"]
 
 AGGREGATORS.register("mean", Mean)
 AGGREGATORS.register("median", Median)

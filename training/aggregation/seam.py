@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.arithmetic import Vector, all_finite, tree_sum
-from training.gram import CELL_ELEMENTS, Matrix
+from training.gram import CELL_ELEMENTS, Matrix, summed
 from training.registry import Registry
 
 Floats = NDArray[np.float64]
@@ -146,6 +146,19 @@ def scores_of(coefficients: Vector) -> Vector:
         total_P += mixed_P
     scores_P: Vector = total_P / np.float32(len(coefficients))
     return scores_P
+
+
+def coefficients_of(rule: Aggregator, grams: Sequence[bytes], weights_P: Floats) -> Vector:
+    """The factors of the rows, from the wire forms of the stats of all slices, if the rule uses
+    them; zeros where those are of no rows that there could be, and lead to nothing."""
+    rows = len(weights_P)
+    with np.errstate(all="ignore"):
+        try:
+            stats = summed(grams) if rule.uses_stats else np.empty(0)
+            found = rule.coefficients(stats, weights_P)
+        except ValueError:
+            return np.zeros(rows, dtype=np.float32)
+    return found if all_finite(found) else np.zeros(rows, dtype=np.float32)
 
 
 def tolerated(f: int | None, rows: int, most: int | None = None) -> int:

@@ -12,7 +12,7 @@ from sim.trials.faults import (
     draw_timetable,
     member_names,
 )
-from sim.trials.phases import PHASES
+from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.trial import play
 from tests.sim.trials.scenarios import with_faults
 
@@ -126,7 +126,7 @@ def test_newcomer_joins_and_contributes():
     assert "6 listed, 6 in the next" in played.notes[-1].text
 
 
-@pytest.mark.parametrize("phase", [name for name in PHASES if name != "NEWATTEMPT sent"])
+@pytest.mark.parametrize("phase", [name for name in IN_EVERY_RUN if name != "NEWATTEMPT sent"])
 def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
     fault = f'kind = "bounce", round = 7, phase = "{phase}", victims = ["any"], duration_s = 2.0'
     outcome, notes = told(fault)
