@@ -1,5 +1,6 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from node.durable.journal import FileJournal
 from node.durable.recovery import recover
 from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
+from node.peers.access import Access
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
@@ -29,6 +31,7 @@ from node.state.folder import (
     run_folder,
     unmark_unsigned,
 )
+from node.state.invitations import IssuedTokens, read_credential
 from node.state_transfer.checkpoint_source import checkpoint_finder
 from node.state_transfer.gathered import Gathered
 from node.state_transfer.partial_cells import PartialCells
@@ -121,6 +124,16 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
     driver = Driver(parts, compute_threads=config.compute_threads)
     entries = _entry_exchange(node, folder, driver, parts)
+    access = Access(
+        manifest=manifest,
+        signer=node.signer,
+        book=entries.book,
+        members=lambda: core.machine.head.roster.member_set,
+        wall_clock=time.time,
+        credential=read_credential(folder),
+        issued=IssuedTokens(folder),
+    )
+    core.may_sit, entries.access = access.may_sit, access
     links = Links(
         transport=transport,
         directory=directory,
@@ -128,6 +141,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         signer=node.signer,
         tell=entries.tell,
         finds_nobody=node.hooks.finds_nobody,
+        access=access,
     )
     work = _trainer_work(node, folder, driver, model_file)
     driver.connect(links, work)

@@ -18,6 +18,7 @@ def main() -> None:
             credit,
             demo,
             founding,
+            inviting,
             looking,
             meeting,
             methods,

@@ -26,6 +26,7 @@ from protocol.frames import (
     Want,
     WantBranch,
     WantChain,
+    Welcome,
 )
 from protocol.identity import PeerId
 from protocol.messages import (
@@ -241,7 +242,7 @@ class NodeCore(CoreState):
             case StatusAnswer(nonce=nonce, round=round_index):
                 if nonce == self._nonce:
                     yield from self._round(ev.StatusHeard(peer, round_index), now_s)
-            case Hello() | Refusal():
+            case Hello() | Refusal() | Welcome():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
@@ -261,6 +262,8 @@ class NodeCore(CoreState):
             body = decode_body(message)
         except DecodeError as error:
             return [ev.Fault(source, f"malformed message: {error}")]
+        if slot.kind is Kind.SEAT and not self.may_sit(message.sender):
+            return []  # Also one that somebody else passes on, who may not know better.
         if not is_signed(message, self._signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory.

@@ -1,6 +1,6 @@
 """What a NodeCore is made of, and what follows from the actions of its RoundMachine. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from node import events as ev
 from node.cells.shard_store import CellSizes
@@ -62,6 +62,8 @@ class CoreState:
         self._suspects: frozenset[PeerId] = frozenset()
         self._nonce = 0
         self.wants_seat = True
+        self.may_sit: Callable[[PeerId], bool] = lambda _: True
+        """Who may ask for a seat; the edge knows, in runs for the invited."""
         self._seat_asked = b""
         self._is_astray = False
         """Whether a branch was given up, and the trainer has not heard of it."""

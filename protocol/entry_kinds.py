@@ -14,8 +14,9 @@ entries: seals are certified, and receipts follow from them.
 | CHECKPOINT | root of the state | this node serves it | add-wins set of providers |
 | DATA | digest of the content | this node serves it | add-wins set of providers |
 | METRICS | | numbers to look at; nothing decides by them | last per writer |
-| INVITATION | digest of the token | issued by this writer, or revoked for good | two-phase set |
+| INVITATION | key of the token | issued by this writer, or revoked for good | two-phase set |
 | NOTE | | a line of text, or removals of such | add-wins set |
+| ADMISSION | digest of token and bearer | a peer was let in by a token | grow-only set |
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Annotated
 
 from protocol import limits
 from protocol.identity import PEER_ID_BYTES, PeerId
+from protocol.invitations import USES_MAX, Admission, Role
 from protocol.or_set import Dot
 from protocol.wire import Digest, Range, Size
 
@@ -47,6 +49,7 @@ class EntryKind(IntEnum):
     METRICS = 7
     INVITATION = 8
     NOTE = 9
+    ADMISSION = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +146,9 @@ class Metrics:
             raise ValueError("readings must ascend by name, none twice")
 
 
-class Role(IntEnum):
-    """What an invitation makes of its bearer."""
-
-    OBSERVER = 1
-    MEMBER = 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """INVITATION: a token, named by its digest alone, that lets its bearer in; or its revocation.
+    """INVITATION: a token, named by its public key, that lets its bearers in; or its revocation.
 
     A revocation counts before every issue of the same writer and token, also a later one. A token
     is good while an issue is held: whoever never hears of its revocation does not hear of it
@@ -162,7 +158,7 @@ class Invitation:
 
     is_revoked: bool
     role: Role
-    uses: Annotated[int, Range(1, 1024)]
+    uses: Annotated[int, Range(1, USES_MAX)]
     delegations: Annotated[int, Range(0, 2)]
     not_after_unix_s: Annotated[int, Range(0, 2**40)]
 
@@ -183,6 +179,13 @@ class Note:
             raise ValueError("removed notes must ascend, none twice")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """ADMISSION: the writer has let a peer in. It proves itself: nobody uses up foreign tokens."""
+
+    admission: Admission
+
+
 EntryBody = (
     Identity
     | Presence
@@ -193,6 +196,7 @@ EntryBody = (
     | Metrics
     | Invitation
     | Note
+    | Admitted
 )
 
 
@@ -241,5 +245,8 @@ RULES: dict[EntryKind, KindRule] = {
     ),
     EntryKind.NOTE: KindRule(
         body=Note, key_bytes=16, ttl_s=DAY_S, entry_bytes=1152, per_writer=8, total=2048
+    ),
+    EntryKind.ADMISSION: KindRule(
+        body=Admitted, key_bytes=32, ttl_s=DAY_S, entry_bytes=640, per_writer=64, total=8192
     ),
 }

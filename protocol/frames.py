@@ -12,6 +12,7 @@ from typing import Annotated
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.gossip import GOSSIP_FRAMES, GossipFrame
+from protocol.invitations import CREDENTIAL_BYTES_MAX
 from protocol.messages import Peer, Round, SealCertificate, SignedMessage
 from protocol.wire import Digest, Range, Size, decode, encode
 
@@ -32,6 +33,13 @@ class Hello:
         tuple[Annotated[str, Size(0, limits.ADDRESS_BYTES_MAX)], ...],
         Size(0, limits.ADDRESSES_PER_PEER_MAX),
     ]
+    credential: Annotated[bytes, Size(0, CREDENTIAL_BYTES_MAX)] = b""
+    """In runs for the invited, what lets the sender in, encoded; founders have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Second frame of both sides in runs for the invited: the other one may come in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +175,7 @@ Frame = (
     | GossipFrame
     | WantBranch
     | Branch
+    | Welcome
 )
 
 _TYPES: dict[int, type[Frame]] = {
@@ -182,6 +191,7 @@ _TYPES: dict[int, type[Frame]] = {
     **GOSSIP_FRAMES,
     23: WantBranch,
     24: Branch,
+    25: Welcome,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 

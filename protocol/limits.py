@@ -152,7 +152,7 @@ ENTRY_BODY_BYTES_MAX = ENTRY_BYTES_MAX - 512
 """An entry's other fields take at most 305 bytes."""
 
 ENTRIES_PER_WRITER_MAX = 256
-ENTRY_BYTES_PER_WRITER_MAX = 64 * KIB
+ENTRY_BYTES_PER_WRITER_MAX = 112 * KIB
 """Of all kinds together: `protocol.entry_kinds` shares both out, so that each kind has a count."""
 
 ENTRIES_TOTAL_BYTES_MAX = 96 * MIB

@@ -157,6 +157,21 @@ class StopSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSpec:
+    """Who gets in: whoever has the `link`, or those `invited` alone.
+
+    The founder and the peers of `allow`, ascending, need no invitation and may invite.
+    """
+
+    mode: Annotated[str, OneOf(("link", "invited"))] = "link"
+    allow: Annotated[tuple[Annotated[PeerId, Size(32, 32)], ...], Size(0, 64)] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.allow) != sorted(set(self.allow)):
+            raise ValueError("allow must ascend, none twice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
     """One run. Everything in here is law for every peer; local taste is `NodeConfig`."""
 
@@ -176,6 +191,7 @@ class RunManifest:
     outer: OuterSpec
     timing: TimingSpec
     stop: StopSpec = StopSpec()
+    access: AccessSpec = AccessSpec()
 
     def __post_init__(self) -> None:
         if self.cell_elements.bit_count() != 1 or self.cell_elements < 0:

@@ -2,9 +2,10 @@
 
 import trio
 
+from node.peers.access import Access
 from protocol import limits
-from protocol.errors import DecodeError, LimitError, RefusedError
-from protocol.frames import Hello, Refusal, decode_frame, encode_frame
+from protocol.errors import DecodeError, LimitError, ProofError, RefusedError
+from protocol.frames import Hello, Refusal, Welcome, decode_frame, encode_frame
 from protocol.identity import Signer
 from protocol.manifest import (
     WIRE_VERSION,
@@ -21,24 +22,31 @@ HELLO_S = 5.0
 
 
 async def shake_hands(
-    stream: Stream, signed: SignedManifest, addresses: tuple[str, ...], signer: Signer
+    stream: Stream,
+    signed: SignedManifest,
+    addresses: tuple[str, ...],
+    signer: Signer,
+    access: Access | None = None,
 ) -> Hello:
-    """Exchange hellos; the peer's, if it is of our run.
+    """Exchange hellos; the peer's, if it is of our run and `access` lets it in.
 
     Raises ManifestMismatch naming the first differing field if it is of another run, RefusedError
-    if it refuses us, DecodeError or LimitError for bytes that are no hello, NetworkError and
-    trio.TooSlowError if it does not answer.
+    if it refuses us, ProofError if we do not let it in, DecodeError or LimitError for bytes that
+    are no hello, NetworkError and trio.TooSlowError if it does not answer.
     """
     run = signed.manifest.digest
     hello = Hello(
         wire=WIRE_VERSION,
         run=run,
         addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+        credential=b"" if access is None or access.is_for_all else access.credential,
     )
     with trio.fail_after(HELLO_S):
         await stream.send_frame(encode_frame(hello))
         theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
         if isinstance(theirs, Hello) and (theirs.wire, theirs.run) == (WIRE_VERSION, run):
+            if access is not None and not access.is_for_all:
+                await _let_in(stream, theirs, access)
             return theirs
         if isinstance(theirs, Hello):
             await stream.send_frame(encode_frame(_refusal(signed)))
@@ -46,6 +54,24 @@ async def shake_hands(
         if isinstance(theirs, Refusal):
             _explain(theirs, signed.manifest, signer)
         raise DecodeError(f"expected a hello, got {type(theirs).__name__}")
+
+
+async def _let_in(stream: Stream, theirs: Hello, access: Access) -> None:
+    """Tell the peer whether it may come in, and hear whether we may."""
+    why = access.refusal(stream.peer, theirs.credential)
+    answer = Refusal(reason=why[:200], manifest=b"") if why else Welcome()
+    await stream.send_frame(encode_frame(answer))
+    if why:
+        raise ProofError(f"not let in: {why}")
+    heard = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
+    if isinstance(heard, Refusal):
+        raise RefusedError(_printable(heard.reason))
+    if not isinstance(heard, Welcome):
+        raise DecodeError(f"expected a welcome, got {type(heard).__name__}")
+
+
+def _printable(reason: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in reason)
 
 
 def _refusal(signed: SignedManifest) -> Refusal:
@@ -57,7 +83,7 @@ def _refusal(signed: SignedManifest) -> Refusal:
 
 def _explain(refusal: Refusal, ours: RunManifest, signer: Signer) -> None:
     """Raise what the refusal means for the user."""
-    reason = "".join(c if c.isprintable() else "?" for c in refusal.reason)
+    reason = _printable(refusal.reason)
     if refusal.manifest:
         try:
             theirs = open_manifest(refusal.manifest, signer)

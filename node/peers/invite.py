@@ -1,4 +1,6 @@
-"""The invite link: which run, and where its first peers are. It carries no code and no secret.
+"""The invite link: which run, and where its first peers are. It carries no code.
+
+In runs for the invited it carries an offer, which whoever has the link may take up; else no secret.
 
 barnraise://join/<base64url of: version, checksum of 4 bytes, canonical bytes of an Invite>
 """
@@ -17,6 +19,7 @@ from node.config import PeerAddress
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.invitations import Offer
 from protocol.manifest import RunManifest
 from protocol.wire import Digest, Size, decode, encode
 
@@ -51,16 +54,20 @@ class Invite:
     run: Digest
     title: Annotated[str, Size(1, TITLE_BYTES_MAX)]
     peers: Annotated[tuple[InvitePeer, ...], Size(1, PEERS_MAX)]
+    offers: Annotated[tuple[Offer, ...], Size(0, 1)] = ()
 
     def addresses(self) -> tuple[PeerAddress, ...]:
         """Every address of every peer."""
         return tuple(PeerAddress(one.peer, text) for one in self.peers for text in one.addresses)
 
 
-def invite_to(manifest: RunManifest, peer: PeerId, addresses: Sequence[str]) -> Invite:
+def invite_to(
+    manifest: RunManifest, peer: PeerId, addresses: Sequence[str], offer: Offer | None = None
+) -> Invite:
     """The invite of one peer to the run; of many addresses those that reach furthest."""
     chosen = sorted(addresses, key=_nearness)[:ADDRESSES_MAX]
-    return Invite(manifest.digest, manifest.title, (InvitePeer(peer, tuple(chosen)),))
+    offers = () if offer is None else (offer,)
+    return Invite(manifest.digest, manifest.title, (InvitePeer(peer, tuple(chosen)),), offers)
 
 
 def invite_link(invite: Invite) -> str:

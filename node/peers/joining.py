@@ -9,12 +9,14 @@ from dht.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress, parse_dialable
 from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
 from node.peers.manifest_fetch import Fetched, fetch_manifest
-from node.state.folder import KNOWN_PEERS_FILE
+from node.state.folder import KNOWN_PEERS_FILE, run_folder
+from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from protocol.errors import ConfigError, RefusedError, UnreachableError
+from protocol.errors import ConfigError, ProofError, RefusedError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
-from protocol.manifest import SignedManifest
+from protocol.invitations import Offer, check_credential
+from protocol.manifest import RunManifest, SignedManifest
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ class Target:
 
     addresses: tuple[PeerAddress, ...]
     run: bytes | None
+    offer: Offer | None = None
+    """Of a link into a run for the invited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def parse_target(text: str) -> Target:
     text = text.strip()
     if text.startswith(LINK_PREFIX):
         invite = parse_invite(text)
-        return Target(invite.addresses(), invite.run)
+        return Target(invite.addresses(), invite.run, *invite.offers)
     if text.startswith("/"):
         return Target((parse_dialable(text),), None)
     raise ConfigError(
@@ -66,6 +70,7 @@ async def join_run(
     if target.run is not None:
         stored = stored_manifest(state, target.run, signer)
         if stored is not None:
+            _take_up(target, stored.manifest, state, signer)
             return Joined(stored, bootstrap, is_first=False)
     try:
         fetched = await _fetch(target, signer, psk)
@@ -78,7 +83,20 @@ async def join_run(
     is_first = stored_manifest(state, fetched.signed.manifest.digest, signer) is None
     if is_first:
         store_manifest(state, fetched.signed)
+    _take_up(target, fetched.signed.manifest, state, signer)
     return Joined(fetched.signed, bootstrap, is_first=is_first)
+
+
+def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519Signer) -> None:
+    """Make the link's offer this node's own credential. Raises ConfigError if it is none."""
+    if target.offer is None:
+        return
+    try:
+        credential = target.offer.taken_by(signer.peer_id)
+        check_credential(credential, manifest, signer.peer_id, signer)
+    except ProofError as error:
+        raise ConfigError(f"the invite link is no good: {error}") from error
+    keep_credential(run_folder(state, manifest.digest), credential)
 
 
 async def _fetch(target: Target, signer: Ed25519Signer, psk: bytes | None) -> Fetched:

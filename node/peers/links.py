@@ -18,6 +18,7 @@ import trio
 from dht.directory import Directory
 from node import events as ev
 from node.config import PeerAddress
+from node.peers.access import Access
 from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
 from node.peers.strikes import Strikes
@@ -61,17 +62,14 @@ WRITE_S = 30.0
 a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
 
 KNOWN_MAX = 256
-"""Peers that are kept to be dialled: four times the seats. Anybody can announce made-up ones."""
+"""Peers kept to be dialled: four times the seats. Anybody can announce made-up ones."""
 
 ANNOUNCE_TTL_S = 600.0
 
 HELLOS_MAX = 2
 """Conversations with one peer that are at their hello: ours and its own, opened at one time."""
-
 BRIEF_S = 1.0
-"""A link that a peer opens and that ends sooner is a strike, whatever was said: each costs a hello.
-"""
-
+"""A link that a peer opens and that ends sooner is a strike: each costs a hello."""
 Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
 
 
@@ -93,6 +91,7 @@ class Links:
     signer: Signer
     tell: Tell
     finds_nobody: bool = False
+    access: Access | None = None
     _strikes: Strikes = field(default_factory=Strikes)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
@@ -301,7 +300,8 @@ class Links:
             return
         self._hellos[peer] += 1
         try:
-            hello = await shake_hands(stream, self.signed, self.transport.addresses(), self.signer)
+            here = self.transport.addresses()
+            hello = await shake_hands(stream, self.signed, here, self.signer, self.access)
         except trio.TooSlowError:
             logger.info("no hello peer=%s", short_id(peer))
             return

@@ -107,6 +107,8 @@ class PeopleLog:
     def _opening(self, link: str) -> str:
         occasion, manifest = self._occasion, self._occasion.manifest
         where = "" if occasion.is_usual_state else f" --state {occasion.state}"
+        if manifest.access.mode == "invited":
+            link = f"barnraise invite{where} makes a link for one peer; this run is for the invited"
         return "\n".join(
             [
                 f"{shown(manifest.title, _TITLE_CHARACTERS_MAX)}",

@@ -6,16 +6,23 @@ from typing import TYPE_CHECKING, cast
 
 from node.reporting.shown import shown
 from node.settings.run_checks import impossible, out_of_bounds, unknown_names
-from node.settings.run_sections import GPT_SETTINGS, ModelSection, OuterSection, RunFile
+from node.settings.run_sections import (
+    GPT_SETTINGS,
+    AccessSection,
+    ModelSection,
+    OuterSection,
+    RunFile,
+)
 from node.settings.toml_file import key_text, parse_sections, read_toml
 from node.trainers.model_file import founders_model
 from protocol import limits
-from protocol.errors import ConfigError, ManifestError
+from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.grid import ShardSpec
-from protocol.identity import PeerId
+from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import (
     ARITHMETIC_VERSION,
     WIRE_VERSION,
+    AccessSpec,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -112,9 +119,18 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
             outer=outer,
             timing=TimingSpec(**parsed.timing.model_dump()),
             stop=StopSpec(tokens=parsed.stop.tokens, unix_s=parsed.stop.date),
+            access=_access_spec(parsed.access),
         )
     except (ValueError, ConfigError) as error:
         raise ManifestError(f"{path}: {error}") from error
+
+
+def _access_spec(section: AccessSection) -> AccessSpec:
+    try:
+        allow = sorted({parse_peer_id(text) for text in section.allow})
+    except DecodeError as error:
+        raise ManifestError(f"[access] allow: {error}") from error
+    return AccessSpec(mode=section.mode, allow=tuple(allow))
 
 
 def cell_elements_for(shard: ShardSpec) -> int:

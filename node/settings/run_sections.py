@@ -44,6 +44,13 @@ class StopSection(Section):
     date: Annotated[int, BeforeValidator(_unix_s)] = 0
 
 
+class AccessSection(Section):
+    """[access]: who gets in; `allow` has peer ids as text."""
+
+    mode: Literal["link", "invited"] = "link"
+    allow: list[str] = Field(default_factory=list)
+
+
 class ModelSection(Section):
     """[model]: a built-in model by name, or one in a `file` beside this one; its settings, and the
     seed of its genesis weights."""
@@ -105,6 +112,7 @@ class RunFile(Section):
 
     run: RunSection
     stop: StopSection = StopSection()
+    access: AccessSection = AccessSection()
     model: ModelSection = ModelSection()
     corpus: CorpusSection = CorpusSection()
     inner: InnerSection = InnerSection()

@@ -24,6 +24,10 @@ rounds = 200           # the run ends after so many; the learning rate falls ove
 tokens = 0             # bytes of text trained on by all together; 0: never
 # date = 2027-01-31T18:00:00Z
 
+[access]               # who gets in; runs cannot be changed later, so choose now
+mode = "link"          # "link": whoever has the link; "invited": by `barnraise invite` alone
+allow = []             # peer ids that need no invitation, and may invite, besides this node's
+
 [model]
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code
 # file = "my_model.py" # or your own: it has `def build(**settings)` that returns an nn.Module.

@@ -48,6 +48,7 @@ _RENEWED = (
     EntryKind.CHECKPOINT,
     EntryKind.DATA,
     EntryKind.INVITATION,
+    EntryKind.ADMISSION,
 )
 """What stays true until its writer says otherwise. The others are news, and are written as such."""
 
@@ -366,7 +367,7 @@ def _stands(body: EntryBody, wall_s: float) -> bool:
         case HasCheckpoint() | HasData():
             return not body.is_withdrawn
         case Invitation():
-            # A revocation stands as long as the token could be used.
-            return wall_s < body.not_after_unix_s
+            # A revocation stands for good: who was let in before is not let in again.
+            return body.is_revoked or wall_s < body.not_after_unix_s
         case _:
             return True

@@ -10,12 +10,13 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -35,9 +36,12 @@ from node.status.board import EventLog, StatusBoard
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.entry_kinds import HasCheckpoint, Identity, Reading
-from protocol.errors import StateError
+from protocol.errors import LimitError, StateError
 from protocol.gossip import GossipFrame
 from protocol.identity import PeerId, Signer, short_id
+
+if TYPE_CHECKING:
+    from node.peers.access import Access
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +113,9 @@ class EntryExchange:
         """Frames to peers that were not linked."""
 
         self._software = _words(f"barnraise {_version()}")
+        self.access: Access | None = None
+        """Of a run for the invited, what is to be written."""
+
         self._links: Links | None = None
         self._board: StatusBoard | None = None
         self._versions: tuple[int, ...] = ()
@@ -216,7 +223,7 @@ class EntryExchange:
         members = self._parts.core.machine.view.members
         wall_s, now_s = self._parts.wall_clock(), trio.current_time()
         written = self.machine.look(self._standing(), members, wall_s=wall_s, now_s=now_s)
-        await self._publish(written)
+        await self._publish((*written, *self._invited(wall_s)))
         changes = self.book.take_changes()
         if changes.stored or changes.dropped:
             # A batch that the disk does not take is not tried again: gossip brings entries anew,
@@ -230,6 +237,14 @@ class EntryExchange:
             # Some milliseconds where they are many, and then there is always news.
             self._told_due_s = now_s + KEEP_S * len(self.told) / 32
         self._dial(members)
+
+    def _invited(self, wall_s: float) -> Iterator[Written]:
+        """Whom this node invited, and whom it let in."""
+        for kind, key, body in self.access.due() if self.access is not None else ():
+            try:
+                yield self.book.write(kind, key, body, wall_s=wall_s)
+            except (LimitError, StateError) as error:
+                logger.warning("not told kind=%s reason=%s", kind.name, error)
 
     async def _publish(self, written: Sequence[Written]) -> None:
         """On the disk, then in the hands of others; nowhere if the disk does not take it."""

@@ -39,7 +39,7 @@ from tests.dht.muxing import feed, muxed_stream, stream_over
 from tests.dht.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
 from tests.protocol.crdt_strategies import EXAMPLES as CRDT_EXAMPLES
-from tests.protocol.entry_vectors import ENTRIES, EVIDENCE
+from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, OFFER, SUBJECT, TOKEN
 from tests.protocol.strategies import TYPES
 from tests.protocol.vectors import (
     BULK,
@@ -57,7 +57,7 @@ WIRE_FACTOR = 10
 """Of messages with many small fields: a Python object for a few bytes of msgpack."""
 
 ADDRESSES = ("/ip4/203.0.113.1/tcp/4001",)
-INVITE = Invite(digest(0xD0), "a barn", (InvitePeer(SIGNER.peer_id, ADDRESSES),))
+INVITE = Invite(digest(0xD0), "a barn", (InvitePeer(SIGNER.peer_id, ADDRESSES),), (OFFER,))
 FOLDED = Folded(
     run=digest(1),
     shard=0,
@@ -79,6 +79,8 @@ for _value in (
     SEAL_VALUE,
     CERTIFICATE,
     INVITE,
+    OFFER.taken_by(SUBJECT),
+    TOKEN,
     Announcement(ADDRESSES),
     RunAdvert(digest(1), "a barn", "gpt", 7, 4, ADDRESSES),
     FOLDED,

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -15,9 +16,12 @@ from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
 from node.settings.run_template import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
+from node.state.invitations import read_credential
+from node.state.psk import read_psk
 from protocol import limits
-from protocol.errors import ConfigError, DecodeError, ManifestError
+from protocol.errors import ConfigError, DecodeError, ManifestError, PeerError
 from protocol.identity import peer_id_text
+from protocol.invitations import check_credential, decode_credential, sign_token
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
 from sim.trials.scenario import settled
@@ -27,17 +31,22 @@ from tests.dht.test_circuits import WORDS
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
+    FILE_BYTES,
     JSON_FACTOR,
     PACKER_BYTES,
     STACK_BYTES,
     Target,
+    from_bytes,
     from_file,
     from_text,
 )
 from tests.node.reporting.test_tracing import RECORDS
 from tests.node.state_run import FOUNDER
-from tests.protocol.vectors import PEERS
+from tests.protocol.entry_vectors import OFFER, SUBJECT, TOKEN
+from tests.protocol.vectors import MANIFEST, PEERS, SIGNER
 
+TO_RUN = sign_token(replace(TOKEN, run=MANIFEST.digest), SIGNER)
+CREDENTIAL = replace(OFFER, token=TO_RUN).taken_by(SUBJECT)
 TOML_BASE, TOML_FACTOR = 2 * limits.MIB, 200
 """The libraries' messages hold lists of errors, one for each key that is wrong."""
 
@@ -107,6 +116,11 @@ def _played(path: Path) -> None:
         scenario_text(settled(found, 1))
 
 
+def _read_credential(data: bytes) -> None:
+    """What is decoded is judged without any other error."""
+    check_credential(decode_credential(data), MANIFEST, SUBJECT, SIGNER)
+
+
 def _link(body: bytes) -> bytes:
     """A link around any body, its checksum sound."""
     packed = b"\x01" + blake3(body).digest(length=4) + body
@@ -170,6 +184,32 @@ TARGETS = [
         examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),
     ),
     text(parse_listen, "listen address", "/ip4/0.0.0.0/tcp/4001", "/ip6/::1/tcp/0"),
+    Target(
+        name="credential",
+        covers=("protocol.invitations.decode_credential",),
+        read=from_bytes(_read_credential),
+        errors=(PeerError,),
+        examples=lambda: (encode(CREDENTIAL),),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+        memory_factor=10,
+    ),
+    Target(
+        name="psk file",
+        covers=("node.state.psk.read_psk",),
+        read=from_file(read_psk, "swarm.key"),
+        errors=(ConfigError,),
+        examples=lambda: (b"/key/swarm/psk/1.0.0/\n/base16/\n" + b"ab" * 32 + b"\n",),
+        memory_base=FILE_BYTES,
+    ),
+    Target(
+        name="credential file",
+        covers=("node.state.invitations.read_credential",),
+        read=from_file(lambda path: read_credential(path.parent), "credential"),
+        errors=(),
+        examples=lambda: (encode(CREDENTIAL),),
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=10,
+    ),
     Target(
         name="body of an invite link",
         covers=("node.peers.invite.parse_invite",),

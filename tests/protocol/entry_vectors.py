@@ -8,6 +8,7 @@ from protocol.entry_kinds import (
     RULES,
     Accusation,
     Accused,
+    Admitted,
     Departure,
     EntryBody,
     EntryKind,
@@ -19,17 +20,32 @@ from protocol.entry_kinds import (
     Note,
     Presence,
     Reading,
-    Role,
 )
 from protocol.evidence import Evidence, fork_evidence, two_messages_evidence
 from protocol.hybrid_clock import COUNTER_BITS, Stamp
 from protocol.identity import Ed25519Signer, PeerId
+from protocol.invitations import Offer, Role, Token, sign_token
 from protocol.messages import Kind, Slot, Vote, sign_message
 from protocol.wire import encode
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 RUN = bytes([0xE0]) * 32
 SUBJECT = PeerId(bytes([99]) * 32)
+KEY = Ed25519Signer(bytes(range(64, 96)))
+TOKEN = sign_token(
+    Token(
+        run=RUN,
+        issuer=SIGNER.peer_id,
+        key=KEY.peer_id,
+        role=Role.MEMBER,
+        uses=8,
+        delegations=1,
+        not_after_unix_s=1_800_000_000,
+        signature=bytes(64),
+    ),
+    SIGNER,
+)
+OFFER = Offer(TOKEN, KEY.seed, ())
 BODIES: dict[EntryKind, EntryBody] = {
     EntryKind.IDENTITY: Identity(
         name="barn owl",
@@ -56,6 +72,7 @@ BODIES: dict[EntryKind, EntryBody] = {
         is_revoked=False, role=Role.MEMBER, uses=8, delegations=1, not_after_unix_s=1_800_000_000
     ),
     EntryKind.NOTE: Note(text="who has the H100?", removes=()),
+    EntryKind.ADMISSION: Admitted(admission=OFFER.taken_by(SUBJECT).admissions[0]),
 }
 
 

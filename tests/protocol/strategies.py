@@ -26,10 +26,19 @@ from protocol.frames import (
     Want,
     WantBranch,
     WantChain,
+    Welcome,
 )
 from protocol.gossip import GOSSIP_FRAMES, BucketIds, Digests
 from protocol.grid import ShardSpec, TensorSpec
-from protocol.manifest import ModelSpec, OuterSpec, RunManifest, SignedManifest, TimingSpec
+from protocol.identity import PeerId
+from protocol.manifest import (
+    AccessSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    SignedManifest,
+    TimingSpec,
+)
 from protocol.messages import (
     Agg,
     Commit,
@@ -58,7 +67,7 @@ BODIES = (Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave)
 FRAMES = (
     *(Hello, Refusal, Heartbeat, Messages, Want, WantChain, Chain, StatusAsk, StatusAnswer),
     *GOSSIP_FRAMES.values(),
-    *(WantBranch, Branch),
+    *(WantBranch, Branch, Welcome),
 )
 BULK = (BulkHeader, BulkItem)
 TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, SignedManifest)
@@ -215,6 +224,13 @@ def _with_sorted(draw: st.DrawFn, kind: Any, key: str) -> dict[str, Any]:
 
 
 @st.composite
+def _accesses(draw: st.DrawFn) -> AccessSpec:
+    peers = draw(st.sets(st.binary(min_size=32, max_size=32), max_size=ITEMS_MAX))
+    mode = draw(values(fields_of(AccessSpec)["mode"]))
+    return AccessSpec(mode=mode, allow=tuple(sorted(map(PeerId, peers))))
+
+
+@st.composite
 def _shards(draw: st.DrawFn) -> ShardSpec:
     names = sorted(draw(st.sets(values(fields_of(TensorSpec)["name"]), min_size=1, max_size=4)))
     shapes = st.lists(st.integers(1, 8), max_size=3).map(tuple)
@@ -254,6 +270,7 @@ SPECIAL: dict[Any, Any] = {
     Roster: _rosters,
     ModelSpec: _models,
     OuterSpec: _outers,
+    AccessSpec: _accesses,
     ShardSpec: _shards,
     TimingSpec: _timings,
     RunManifest: _manifests,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from protocol import limits
 from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
 from protocol.grid import ShardSpec, TensorSpec
+from protocol.identity import PeerId
 from protocol.manifest import (
     ModelSpec,
     RunManifest,
@@ -48,6 +49,8 @@ def another(path: str, value: Any) -> Any:
     """A valid value of that field which is not the example's."""
     special = {
         "trust": "open",
+        "access.mode": "invited",
+        "access.allow": (PeerId(bytes(32)),),
         "survive": "quorum",
         "cell_elements": 1 << 17,
         "outer.overlap": 2,
@@ -78,7 +81,7 @@ FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmet
 def test_digest_names_the_run_and_is_stable():
     assert MANIFEST.digest == replace(MANIFEST).digest
     assert MANIFEST.digest.hex() == (
-        "fca30cb1470d217c9a0e06bc17b633b053056f07cde1d2506b121e6f181be6bb"
+        "872023b9ceda52aa23911b2a152046fd17362789eee7a5135dca9455c21976e1"
     )
 
 

@@ -30,6 +30,7 @@ from protocol.frames import (
     Want,
     WantBranch,
     WantChain,
+    Welcome,
     encode_frame,
 )
 from protocol.gossip import (
@@ -300,7 +301,7 @@ GOSSIP: tuple[Frame, ...] = (
     Neighbour(kind=NeighbourKind.URGENT),
 )
 FRAMES: tuple[Frame, ...] = (
-    Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",)),
+    Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown"),
     Refusal(reason="another run", manifest=b"\x92"),
     Heartbeat(
         round=41,
@@ -319,6 +320,7 @@ FRAMES: tuple[Frame, ...] = (
     *GOSSIP,
     WantBranch(final=BASIS),
     Branch(final=BASIS, seals=(CERTIFICATE,), lock=SIGNED_SEAL.encoded),
+    Welcome(),
 )
 BULK = (
     BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, items=12_288),

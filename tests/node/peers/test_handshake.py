@@ -4,9 +4,15 @@ import pytest
 import trio
 
 from node.peers.handshake import HELLO_S, shake_hands
-from protocol.errors import DecodeError, ManifestMismatch, RefusedError, StreamClosedError
+from protocol.errors import (
+    DecodeError,
+    ManifestMismatch,
+    ProofError,
+    RefusedError,
+    StreamClosedError,
+)
 from protocol.frames import Hello, Refusal, encode_frame
-from protocol.identity import Ed25519Signer
+from protocol.identity import Ed25519Signer, PeerId
 from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
 from tests.node.edge import signed, toy_manifest
 
@@ -84,3 +90,45 @@ async def test_hello_cut_short_is_a_closed_stream() -> None:
     await far.aclose()
     with pytest.raises(StreamClosedError):
         await shake_hands(near, signed(toy_manifest()), (), OURS)
+
+
+class Door:
+    """An Access with a fixed answer."""
+
+    is_for_all = False
+    credential = b"mine"
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+        self.shown: list[bytes] = []
+
+    def refusal(self, peer: PeerId, shown: bytes) -> str:
+        self.shown.append(shown)
+        return self.answer
+
+
+async def test_hello_into_a_run_for_the_invited_tells_both_sides_why_one_stays_out() -> None:
+    near, far = await ends()
+    ours = signed(toy_manifest())
+    inner, outer = Door("used up\x1b[2J"), Door("")
+
+    async def member() -> None:
+        with pytest.raises(ProofError, match="not let in: used up"):
+            await shake_hands(far, ours, (), THEIRS, inner)  # type: ignore[arg-type]
+
+    with trio.fail_after(5.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(member)
+            with pytest.raises(RefusedError, match=r"^used up\?\[2J$"):
+                await shake_hands(near, ours, (), OURS, outer)  # type: ignore[arg-type]
+    assert inner.shown == outer.shown == [b"mine"]
+
+
+async def test_hello_of_the_invited_is_welcome_on_both_sides() -> None:
+    near, far = await ends()
+    ours = signed(toy_manifest())
+    with trio.fail_after(5.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shake_hands, far, ours, (), THEIRS, Door(""))
+            hello = await shake_hands(near, ours, (), OURS, Door(""))  # type: ignore[arg-type]
+    assert hello.credential == b"mine"

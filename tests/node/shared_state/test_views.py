@@ -4,7 +4,8 @@ import random
 
 from node.shared_state.views import Views, identities_of, metrics_of, presence_of
 from protocol.crdt import TwoPhaseSet
-from protocol.entry_kinds import EntryKind, HasData, Invitation, Note, Presence, Role
+from protocol.entry_kinds import EntryKind, HasData, Invitation, Note, Presence
+from protocol.invitations import Role
 from protocol.or_set import Context, Dot, OrSet, Tag
 from protocol.wire import encode
 from tests.node.shared_state.scene import WALL_S, Node, digest, key_of, make_entry, signer
@@ -135,3 +136,14 @@ def test_bans_are_the_evidence():
     (evidence,) = node.book.evidence
     assert views.bans().members == (evidence.entry_id,)
     assert encode(views.bans())
+
+
+def test_issue_is_renewed_until_its_token_ends():
+    node = Node(9)
+    until = int(WALL_S) + 24 * 3600
+    token = Invitation(
+        is_revoked=False, role=Role.MEMBER, uses=1, delegations=0, not_after_unix_s=until
+    )
+    node.write(EntryKind.INVITATION, 1, token)
+    assert [one.kind for one in node.book.renewals(until - 1.0)] == [EntryKind.INVITATION]
+    assert node.book.renewals(until + 1.0) == ()
