@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import trio
 from libp2p.abc import INetworkService
-from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 
@@ -60,7 +59,7 @@ class Dialer:
                 return
             link = links[0]
             link.has_no_second = True
-            if link.remote is None or link.get_connection_type() is not ConnectionType.DIRECT:
+            if link.remote is None or link.is_punched or not link.is_direct:
                 return
             host, port = link.remote
             target = Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}")

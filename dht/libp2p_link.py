@@ -44,6 +44,9 @@ class Link(IRawConnection):
     has_no_second = False
     """Whether the other end did not take one more connection for bulk; kept by the transport."""
 
+    is_punched = False
+    """Whether both ends opened it together: nobody else can dial that address."""
+
     num_inbound = 0
     """Streams that the peer has open to us; kept by the transport."""
 
@@ -167,6 +170,11 @@ class Link(IRawConnection):
     def get_transport_addresses(self) -> list[Multiaddr]:
         """The other end as a multiaddr."""
         return self._raw.get_transport_addresses()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it leads through no relay."""
+        return self.get_connection_type() is ConnectionType.DIRECT
 
     def get_connection_type(self) -> ConnectionType:
         """Direct or relayed."""

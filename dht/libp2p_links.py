@@ -37,6 +37,7 @@ class Links(INotifee):
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
         self._up: dict[PeerId, dict[Link, None]] = {}
         self._reached: dict[PeerId, Reached] = {}
+        self._risen = trio.Event()
         self._subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
 
     def open(self, raw: IRawConnection) -> Link:
@@ -57,9 +58,18 @@ class Links(INotifee):
         """The links in use to `peer`, the oldest first."""
         return tuple(self._up.get(peer, ()))
 
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether one of the connections to `peer` leads through no relay."""
+        return any(link.is_direct for link in self.of(peer))
+
+    async def until_direct(self, peer: PeerId) -> None:
+        """Until one of the connections to `peer` leads through no relay."""
+        while not self.is_direct(peer):
+            await self._risen.wait()
+
     def dialled(self, peer: PeerId) -> str:
         """The address at which we have dialled a connected peer, directly; or nothing."""
-        ours = (one.remote for one in self.of(peer) if one.is_initiator)
+        ours = (one.remote for one in self.of(peer) if one.is_initiator and not one.is_punched)
         return next((_address(*remote) for remote in ours if remote is not None), "")
 
     def seen(self, peer: PeerId) -> str:
@@ -78,6 +88,8 @@ class Links(INotifee):
         link.is_up = True
         links = self._up.setdefault(link.peer, {})
         links[link] = None
+        self._risen.set()
+        self._risen = trio.Event()
         if len(links) == 1:
             logger.debug("peer connected peer=%s", short_id(link.peer))
             self._tell(link.peer, up=True)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import trio
 from libp2p.abc import INetConn, INetStream
-from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
@@ -39,6 +38,7 @@ from dht.libp2p_host import (
 from dht.libp2p_inbound import BAD_BYTES, Inbound
 from dht.libp2p_link import Task
 from dht.libp2p_links import ConnectionEvent, Links
+from dht.libp2p_punching import Puncher
 from dht.libp2p_security import link_of
 from dht.libp2p_stream import Libp2pStream, Traffic, root_message
 from dht.relay_client import Places, accept_circuit
@@ -87,7 +87,9 @@ class Libp2pTransport:
         )
         self._dialer = Dialer(self, config, self._links, self._host.get_network())
         self.places = Places(self, listens=self._listens, is_wanted=self._needs_relay)
-        """At relays; whoever has a nursery runs them."""
+        """At relays; see `keep_reachable`."""
+        network = self._host.get_network()
+        self._puncher = Puncher(self, self._links, self.places, network)
         self.serve(CIRCUIT_PROTOCOL, self._accept_circuit)
         self._host.get_network().register_notifee(self._links)
         self._host.get_network().set_stream_handler(self._inbound.accept)
@@ -113,6 +115,21 @@ class Libp2pTransport:
         """Whether nobody elsewhere can dial us: no address is public, and the user names none."""
         own = self._own_addresses()
         return not self._config.announce and bool(own) and not any(map(is_public, own))
+
+    async def keep_reachable(self) -> None:
+        """Keep places at relays where this node needs some, and make relayed connections direct.
+
+        Runs until cancelled. Raises nothing.
+        """
+        listening = self._host.get_transport_addrs()[0]
+        port = int(listening.value_for_protocol("tcp"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.places.run)
+            nursery.start_soon(self._puncher.run, self._config.listen_host, port)
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether streams to a peer go to it directly from now on, and not through a relay."""
+        return self._links.is_direct(peer)
 
     def _listens(self, peer: PeerId) -> str:
         address = self._links.dialled(peer)
@@ -217,7 +234,7 @@ class Libp2pTransport:
         if not links:
             raise UnreachableError(f"{short_id(peer)}: not connected")
         # A punched hole supersedes the relayed connection before it.
-        direct = [link for link in links if link.get_connection_type() is ConnectionType.DIRECT]
+        direct = [link for link in links if link.is_direct]
         is_bulk = protocol in self._config.bulk_protocols
         return connections[(direct or links)[-1 if is_bulk else 0]]
 

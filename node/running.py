@@ -97,7 +97,7 @@ async def run_node(node: Node, around: Around) -> None:
                 await _start_status(node, around, made, transport, nursery)
                 _tell_listening(node, transport)
                 nursery.start_soon(_keep_inviting, node, transport)
-                nursery.start_soon(transport.places.run)
+                nursery.start_soon(transport.keep_reachable)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
                 nursery.start_soon(made.entries.run, around.board)

@@ -51,7 +51,7 @@ def write_run_file(folder: Path, name: str = "run.toml", **changes: str) -> None
     assert done.returncode == 0, done.stderr
     text = (folder / name).read_text("utf-8")
     for key, value in changes.items():
-        text, count = re.subn(rf"(?m)^{key} = \S+", f"{key} = {value}", text)
+        text, count = re.subn(rf"(?m)^(?:# )?{key} = \S+", f"{key} = {value}", text)
         assert count == 1, key
     (folder / name).write_text(text, "utf-8")
 

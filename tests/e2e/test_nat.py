@@ -2,14 +2,21 @@
 
 import json
 import os
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from dht.circuits import is_circuit
+from node.peers.invite import parse_invite
+from tests.e2e.demo_command import environment
 from tests.e2e.nat_lab import PUBLIC, NatLab, nat_lab
-from tests.e2e.node_command import SMALL, NodeCommand, node, write_run_file
+from tests.e2e.node_command import SMALL, WAIT_S, NodeCommand, node, wait, write_run_file
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,7 +24,11 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="makes network namespaces"),
 ]
 
+ROUNDS_AFTER = 8
 ALL = r"3 of 3 listed"
+
+DIRECT_S_MAX = 5.0
+"""From meeting to a direct path, also while a transfer fills the relay."""
 
 
 @contextmanager
@@ -60,3 +71,94 @@ def test_three_homes_meet_by_the_link_alone_and_train_together(
             one.wait_for(ALL, 3)
         for one in (a, b, c):
             assert "Traceback" not in one.said()
+
+
+def wait_for_logs(nodes: Sequence[NodeCommand], words: str, count: int) -> None:
+    """Until the logs of all of them together have so many lines with these words."""
+    began_s = time.monotonic()
+    while sum(log_of(one).count(words) for one in nodes) < count:
+        assert time.monotonic() - began_s < WAIT_S, [log_of(one)[-2000:] for one in nodes]
+        wait(0.1)
+
+
+def log_of(one: NodeCommand) -> str:
+    return "".join(path.read_text() for path in one.state.glob("runs/*/node.log"))
+
+
+def peer_in_home(lab: NatLab, home: str, *arguments: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-P", "-m", "tests.e2e.nat_peer", *arguments]
+    return subprocess.Popen(
+        lab.command(home, line), env=environment(), stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True], ids=["kept-ports", "symmetric"])
+def test_path_becomes_direct_where_routers_keep_ports_and_no_transfer_is_lost(
+    tmp_path: Path, is_symmetric: bool
+) -> None:
+    with (
+        nat_lab(is_symmetric=is_symmetric) as lab,
+        bootstrap(lab, tmp_path, "pub") as (_, address),
+        peer_in_home(lab, "homeA", address) as far,
+    ):
+        try:
+            assert far.stdout is not None
+            (relayed,) = json.loads(far.stdout.readline())["addresses"]
+            with peer_in_home(lab, "homeB", address, relayed, "64") as near:
+                assert near.stdout is not None
+                _, connected, found = map(json.loads, near.stdout)
+                assert near.wait() == 0
+        finally:
+            far.kill()
+    assert not connected["is_direct"]
+    assert found["relayed_mib_s"] > 1.0
+    if is_symmetric:
+        assert "direct_s" not in found
+    else:
+        assert found["direct_s"] < DIRECT_S_MAX, found
+
+
+def listed_from(said: str, since: int) -> list[int]:
+    """Of each round that was sealed after so many characters: how many of three were listed."""
+    return [int(count) for count in re.findall(r"sealed: (\d) of \d listed", said[since:])]
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True], ids=["direct", "second-relay"])
+def test_death_of_the_relay_in_mid_round_costs_at_most_one_round(
+    tmp_path: Path, is_symmetric: bool
+) -> None:
+    founded(tmp_path)
+    with (
+        nat_lab(is_symmetric=is_symmetric) as lab,
+        bootstrap(lab, tmp_path, "pub") as (pub, first),
+        bootstrap(lab, tmp_path, "pub2", "--bootstrap", first) as (pub2, second),
+        node(
+            tmp_path,
+            *("a", "run", "run.toml", "--bootstrap", first, "--bootstrap", second),
+            inside=lab.command("homeA", []),
+        ) as a,
+        node(tmp_path, "b", "join", a.link(), inside=lab.command("homeB", [])) as b,
+        node(tmp_path, "c", "join", a.link(), inside=lab.command("homeC", [])) as c,
+    ):
+        homes = (a, b, c)
+        for one in homes:
+            one.wait_for(ALL, 3)
+            if is_symmetric:
+                wait_for_logs([one], "place at relay=", 2)
+        if not is_symmetric:
+            # Each pair has a direct path: of two peers one says so.
+            wait_for_logs(homes, "direct=True", 3)
+        since = {one: len(one.said()) for one in homes}
+        # The first relay of the link is the one that carries, where any does.
+        (carrier, *_) = filter(
+            is_circuit, (one.address for one in parse_invite(a.link()).addresses())
+        )
+        (pub if PUBLIC["pub"] + "/" in carrier else pub2).process.kill()
+        began_s = time.monotonic()
+        for one in homes:
+            while len(listed_from(one.said(), since[one])) < ROUNDS_AFTER:
+                assert one.process.poll() is None, one.said()
+                assert time.monotonic() - began_s < WAIT_S, log_of(one)[-4000:]
+                wait(0.1)
+            listed = listed_from(one.said(), since[one])
+            assert sum(count < 3 for count in listed) <= 1, (one.state, listed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from dht.circuits import decode_word, encode_word, parse_circuit
+from dht.punching import decode_signal, encode_signal
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
@@ -28,6 +29,7 @@ from sim.trials.scenario import settled
 from sim.trials.scenario_file import read_scenario, read_scenario_file
 from sim.trials.scenario_text import scenario_text
 from tests.dht.test_circuits import WORDS
+from tests.dht.test_punching import SIGNALS
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
@@ -174,6 +176,14 @@ TARGETS = [
         read=lambda data, _: decode_word(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_word(word) for word in WORDS),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+    ),
+    Target(
+        name="signals of a punch",
+        covers=("dht.punching.decode_signal",),
+        read=lambda data, _: decode_signal(data),
+        errors=(DecodeError,),
+        examples=lambda: tuple(encode_signal(signal) for signal in SIGNALS),
         memory_base=STACK_BYTES + PACKER_BYTES,
     ),
     Target(
