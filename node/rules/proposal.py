@@ -17,6 +17,11 @@ EMPTY_AFTER_ATTEMPTS = 3
 """From this attempt on a closer that knows of nothing complete lets the round carry."""
 
 
+BRANCH_TIME_OUTS_MAX = 3
+"""A branch whose first LIST led to so many attempts in which nothing moved gives way: whoever has
+the bytes may have lost its disk."""
+
+
 def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
     """The LIST to propose now, or None while there is reason to wait."""
     if view.attempt > 0 and not view.has_quorum(
@@ -30,7 +35,7 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
             return bound
     if view.is_meeting and not view.is_provisional:
         return None
-    if view.bound:
+    if view.bound and view.time_outs < BRANCH_TIME_OUTS_MAX:
         # R4: the branch becomes final round by round, or gives way where its bytes cannot be had.
         body = view.ballots.list_of(view.bound)
         if body is not None and view.listed(body) is not None:

@@ -6,6 +6,7 @@ import pytest
 
 from node.rules import proposal
 from node.rules.proposal import (
+    BRANCH_TIME_OUTS_MAX,
     complete_senders,
     held_runs,
     is_hopeless,
@@ -202,3 +203,14 @@ def test_closer_gives_an_attempt_up_once_all_have_spoken_and_nobody_is_complete(
     assert not is_hopeless(other)
     whole = [*COMMITS, *(voice.have(ALL, attempt) for voice in (a, b, c))]
     assert not is_hopeless(view_of(A, HEAD, whole, attempt=attempt))
+
+
+def test_list_of_a_branch_gives_way_where_its_bytes_did_not_come_in_several_attempts():
+    of_branch = COMMITS[1:2]
+    heard = [*COMMITS, b.propose(of_branch), *(voice.have(ALL) for voice in (a, b, c))]
+
+    def at(time_outs):
+        return proposed(heard, bound=digest_of(HEAD.value, of_branch), time_outs=time_outs)
+
+    assert at(0) == at(BRANCH_TIME_OUTS_MAX - 1) == list_body(of_branch)
+    assert at(BRANCH_TIME_OUTS_MAX) == list_body(COMMITS)
