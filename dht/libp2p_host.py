@@ -38,8 +38,9 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
-from multiaddr.utils import get_network_addrs
+from psutil import net_if_addrs
 
+from dht.interfaces import told_hosts
 from dht.libp2p_link import OpenLink
 from dht.libp2p_psk import PSK_BYTES, PSK_PROTOCOL, PskNoise
 from dht.libp2p_security import TunedNoise, link_of
@@ -265,11 +266,16 @@ def reachable(address: Multiaddr) -> Iterator[Multiaddr]:
     text = str(address)
     for wildcard, family in (("/ip4/0.0.0.0/", 4), ("/ip6/::/", 6)):
         if text.startswith(wildcard):
-            here = get_network_addrs(family) or ["127.0.0.1" if family == 4 else "::1"]
-            for host in sorted(set(here)):
+            here = told_hosts(_interfaces(), family)
+            for host in here or ("127.0.0.1" if family == 4 else "::1",):
                 yield Multiaddr(text.replace(wildcard, f"/ip{family}/{host}/", 1))
             return
     yield address
+
+
+def _interfaces() -> dict[str, list[str]]:
+    """The addresses of each interface of this machine, as the library's dependencies find them."""
+    return {name: [one.address for one in found] for name, found in net_if_addrs().items()}
 
 
 @contextlib.contextmanager
