@@ -12,6 +12,7 @@ import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee, IRawConnection
 from multiaddr import Multiaddr
 
+from dht.circuits import is_public
 from dht.gone import Reached
 from dht.libp2p_link import Link, Spawn
 from dht.libp2p_security import link_of
@@ -76,6 +77,23 @@ class Links(INotifee):
         """The address that a connected peer comes from, whoever dialled; or nothing."""
         remotes = (one.remote for one in self.of(peer))
         return next((_address(*remote) for remote in remotes if remote is not None), "")
+
+    def path(self, peer: PeerId, *, is_listed: bool) -> str:
+        """The word for how a peer is reached; nothing without a connection.
+
+        `is_listed`: whether this machine itself has a public address. Who comes from the internet
+        to one that has none came by a port that a router maps to it.
+        """
+        links = self.of(peer)
+        direct = [one for one in links if one.is_direct]
+        if not direct:
+            return "relayed" if links else ""
+        one = direct[0]
+        if one.is_punched:
+            return "punched"
+        if one.remote is not None and not is_public(_address(*one.remote)):
+            return "LAN"
+        return "direct" if is_listed or one.is_initiator else "mapped"
 
     def everything(self) -> tuple[Link, ...]:
         """Every link, also those in the middle of a handshake."""

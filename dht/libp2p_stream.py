@@ -1,7 +1,8 @@
 """One stream of a libp2p connection, with our framing, buffering and errors."""
 
 import contextlib
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 import trio
 from libp2p.abc import INetStream
@@ -22,8 +23,19 @@ LINGER_S_MAX = 120.0
 """How long a closed stream waits for the other end to close. It may still be busy reading what we
 sent: 16 MiB, the largest window, in two minutes is 1.1 Mbit/s."""
 
+PEERS_COUNTED_MAX = 1024
+"""Of so many peers it is counted what was exchanged with them."""
+
 LINGER_BYTES_MAX = 1 * limits.MIB
 """What the other end may still send after we closed: more shows that it does not listen."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """Payload bytes that were exchanged with one peer."""
+
+    sent: int = 0
+    received: int = 0
 
 
 @dataclass(slots=True)
@@ -32,6 +44,20 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
+    _peers: OrderedDict[PeerId, Moved] = field(default_factory=OrderedDict)
+
+    def with_peer(self, peer: PeerId) -> Moved:
+        """What is counted for a peer; of those met longest ago it is forgotten."""
+        moved = self._peers.setdefault(peer, Moved())
+        self._peers.move_to_end(peer)
+        while len(self._peers) > PEERS_COUNTED_MAX:
+            self._peers.popitem(last=False)
+        return moved
+
+    def of(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes (sent to, received from) a peer."""
+        moved = self._peers.get(peer, Moved())
+        return moved.sent, moved.received
 
 
 class Libp2pStream:
@@ -52,7 +78,7 @@ class Libp2pStream:
         self._net = net_stream
         self._muxed = _muxed_of(net_stream)
         self._peer = peer
-        self._traffic = traffic
+        self._traffic, self._moved = traffic, traffic.with_peer(peer)
         self._spawn = spawn
         self._closed = False
         self._receiving = trio.CancelScope()
@@ -69,12 +95,14 @@ class Libp2pStream:
         for start in range(0, len(view), limits.CHUNK_BYTES):
             piece = view[start : start + limits.CHUNK_BYTES]
             self._traffic.sent += len(piece)
+            self._moved.sent += len(piece)
             await self.send_raw(piece)
 
     async def receive_exactly(self, num_bytes: int) -> bytes:
         """Exactly `num_bytes` bytes. Raises StreamClosedError; cancelled, it is to be closed."""
         data = await self.receive_raw(num_bytes)
         self._traffic.received += num_bytes
+        self._moved.received += num_bytes
         return data
 
     async def send_frame(self, frame: bytes) -> None:

@@ -175,6 +175,14 @@ class Libp2pTransport:
         """Payload bytes (sent, received) over all streams since the start."""
         return self._traffic.sent, self._traffic.received
 
+    def traffic_with(self, peer: PeerId) -> tuple[int, int]:
+        """Payload bytes (sent, received) with one peer."""
+        return self._traffic.of(peer)
+
+    def path(self, peer: PeerId) -> str:
+        """How a connected peer is reached: "LAN", "direct", "mapped", "punched" or "relayed"."""
+        return self._links.path(peer, is_listed=any(map(is_public, self._own_addresses())))
+
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer`; the next address starts when one fails, or beside it after a second.
 

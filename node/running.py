@@ -34,6 +34,7 @@ from node.state.folder import (
 )
 from node.state.known_peers import KnownPeersKeeper
 from node.status.board import StatusBoard
+from node.status.network import LiveNetwork
 from node.status.snapshot import StatusSources, keep_status
 from node.trainers.attached_trainer import Attachment
 from protocol.errors import BarnraiseError
@@ -94,7 +95,7 @@ async def run_node(node: Node, around: Around) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_leave, departure, made, nursery.cancel_scope)
                 _watch_parent(node, around, made.driver, nursery)
-                await _start_status(node, around, made, transport, nursery)
+                await _start_status(node, around, made, transport, directory, nursery)
                 _tell_listening(node, transport)
                 nursery.start_soon(_keep_inviting, node, transport)
                 nursery.start_soon(transport.keep_reachable)
@@ -217,6 +218,7 @@ async def _start_status(
     around: Around,
     made: Machinery,
     transport: Libp2pTransport,
+    directory: KademliaDirectory,
     nursery: trio.Nursery,
 ) -> None:
     """The board's snapshots, and the server that shows them."""
@@ -224,6 +226,7 @@ async def _start_status(
         core=made.driver.core,
         board=around.board,
         traffic=transport.traffic,
+        network=LiveNetwork(transport, directory),
         own_addresses=lambda: full_addresses(node.signer.peer_id, transport.addresses()),
         addresses=made.links.acquaintances,
         told=lambda: made.entries.told,

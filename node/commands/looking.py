@@ -62,6 +62,25 @@ def rounds(
     _look("rounds", state, run, is_json=json, watch=watch)
 
 
+@app.command()
+def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = False) -> None:
+    """Say what ails this node's network: reachability, NAT, relay, clock, paths, and what to do."""
+    from node.status.client import ask, find_api
+    from node.status.doctor import findings
+    from node.status.records import NodeStatus, PeerTable, to_plain
+
+    api = find_api(_default_state() if state is None else state, run)
+    found = findings(ask(api, "/v1/status", NodeStatus), ask(api, "/v1/peers", PeerTable))
+    if json:
+        print_json({"findings": [to_plain(one) for one in found]})
+        return
+    from rich.console import Console
+
+    from node.status.tables import draw_doctor
+
+    Console(highlight=False, markup=False, emoji=False).print(draw_doctor(found))
+
+
 def look_again(
     look: Callable[[], object],
     show: Callable[[object], None],

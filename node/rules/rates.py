@@ -43,6 +43,11 @@ class Rates:
             return 0
         return level_of(num_bytes / seconds)
 
+    def bytes_per_s(self, peer: PeerId) -> float | None:
+        """What was measured; None while too little is known."""
+        num_bytes, seconds = self._sums.get(peer, (0.0, 0.0))
+        return num_bytes / seconds if self.level(peer) else None
+
     def report(self, members: Sequence[PeerId], me: PeerId) -> bytes:
         """A byte for each member, as a COMMIT has them (`seen`)."""
         return bytes(

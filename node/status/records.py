@@ -90,6 +90,18 @@ class PeerRecord:
     device: str | None = None
     software: str | None = None
     told_s_ago: float | None = None
+    path: str | None = None
+    """How it is connected: "LAN", "direct", "mapped", "punched" or "relayed"."""
+
+    rtt_ms: float | None = None
+    """How long its answers take, of late."""
+
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    """Payload that was sent to it and came from it, since the start."""
+
+    rate_bytes_s: float | None = None
+    """How fast its bulk transfers came in the last rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +176,15 @@ class NodeStatus:
     warnings: tuple[str, ...]
     catching_up: str | None = None
     """How far the fetch of a state is, for people; None if there is none."""
+
+    seen_as: tuple[str, ...] | None = None
+    """Addresses that relays and bootstrap nodes see this node come from."""
+
+    needs_relay: bool | None = None
+    """Whether it has no address that strangers could dial."""
+
+    clock_offset_s: float | None = None
+    """By how much its clock is ahead of most peers', to a second or two; None if not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

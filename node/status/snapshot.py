@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 import trio
 
@@ -18,6 +18,7 @@ from node.reporting.shown import shown
 from node.rules.round_view import RoundView
 from node.shared_state.told import Told
 from node.status.board import StatusBoard
+from node.status.clocks import PeerClocks
 from node.status.records import (
     NodeStatus,
     PeerRecord,
@@ -45,6 +46,30 @@ _PHASES: dict[str, State] = {
 }
 
 
+class Network(Protocol):
+    """SEAM: paths and counts, by peer; `dht.libp2p_transport` has them."""
+
+    def path(self, peer: PeerId) -> str:
+        """The word for how a peer is reached; empty without a connection."""
+        ...
+
+    def traffic_with(self, peer: PeerId) -> tuple[int, int]:
+        """Payload bytes sent to a peer, and received."""
+        ...
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """How long a peer's answers take; None if it has not answered."""
+        ...
+
+    def seen_as(self) -> tuple[str, ...]:
+        """Addresses that others see us come from."""
+        ...
+
+    def needs_relay(self) -> bool:
+        """Whether strangers have no address of ours to dial."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSources:
     """Where a snapshot comes from.
@@ -67,6 +92,10 @@ class StatusSources:
     num_lost_lines: Callable[[], int] = int
     """Log lines that the disk did not take of late; `Logs.num_lost`."""
 
+    network: Network | None = None
+    """What the transport knows of each peer."""
+
+    clocks: PeerClocks = field(default_factory=PeerClocks)
     told: Callable[[], Mapping[PeerId, Told]] = dict
     """What peers said of themselves in entries of the replicated state."""
 
@@ -124,6 +153,9 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         faults=board.faults,
         warnings=(*_warnings(sources, state), *board.warnings),
         catching_up=progress.text if progress is not None else None,
+        seen_as=_cut(sources.network.seen_as()) if sources.network is not None else None,
+        needs_relay=sources.network.needs_relay() if sources.network is not None else None,
+        clock_offset_s=sources.clocks.look(sources.told(), sources.wall_clock()),
     )
     return Snapshot(
         taken_s=time.monotonic(),
@@ -217,9 +249,20 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 device=None if said is None else shown(said.device),
                 software=None if said is None else shown(said.software),
                 told_s_ago=None if said is None else round(max(0.0, wall_s - said.at_unix_s), 3),
+                rate_bytes_s=core.machine.rates.bytes_per_s(peer),
+                **_of_network(sources.network, peer),
             )
         )
     return tuple(records)
+
+
+def _of_network(network: Network | None, peer: PeerId) -> dict[str, Any]:
+    if network is None or not (path := network.path(peer)):
+        return {}
+    sent, received = network.traffic_with(peer)
+    trip_s = network.round_trip_s(peer)
+    rtt_ms = None if trip_s is None else round(1000 * trip_s, 2)
+    return {"path": path, "rtt_ms": rtt_ms, "bytes_up": sent, "bytes_down": received}
 
 
 def _cut(addresses: Sequence[str]) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """A node's status as tables for people. Peers' text is set as text: no markup is read in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from node.reporting.shown import shown
+from node.status.doctor import Finding
 from node.status.records import (
     NodeStatus,
     PeerRecord,
@@ -27,6 +28,7 @@ _STATE_STYLES = {
     "waiting for quorum": "yellow",
     "finished": "cyan",
 }
+_LEVEL_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _ID_CHARACTERS = 8
 _DEVICE_CHARACTERS, _VERSION_CHARACTERS = 16, 12
 
@@ -45,9 +47,23 @@ def draw_peers(table: PeerTable) -> RenderableType:
     """A row per peer."""
     if not table.peers:
         return Text("no peer is a member, linked or heard of yet")
-    grid = _grid(("peer", "link", "part", "round", "heard", "device", "version", "addresses"))
+    names = ("peer", "link", "part", "round", "heard", "path", "rtt", "up", "down", "device")
+    grid = _grid((*names, "version", "addresses"))
     for peer in table.peers:
         grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
+    return grid
+
+
+def draw_doctor(found: Sequence[Finding]) -> RenderableType:
+    """A line per finding, and what to do below it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for one in found:
+        grid.add_row(Text(one.level, style=_LEVEL_STYLES[one.level]), one.subject, Text(one.said))
+        if one.advice:
+            grid.add_row("", "", Text(f"-> {one.advice}"))
     return grid
 
 
@@ -154,6 +170,10 @@ def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     yield ("voter" if peer.is_voter else "member") if peer.is_member else "-"
     yield "-" if peer.round is None else str(peer.round)
     yield _heard(peer)
+    yield peer.path or "-"
+    yield "-" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms"
+    yield "-" if peer.bytes_up is None else _size(peer.bytes_up)
+    yield "-" if peer.bytes_down is None else _size(peer.bytes_down)
     yield shown(peer.device, _DEVICE_CHARACTERS) if peer.device else "-"
     version = (peer.software or "-").removeprefix("barnraise ")
     yield shown(version, _VERSION_CHARACTERS)

@@ -29,7 +29,7 @@ from node.status.snapshot import (
 )
 from protocol.errors import StateError
 from protocol.frames import Heartbeat
-from protocol.identity import peer_id_text
+from protocol.identity import PeerId, peer_id_text
 from tests.node.builders import contributed, peers_named
 from tests.node.cores import GENESIS, MANIFEST, A, B, C, D, core_of, run_idle
 from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of
@@ -50,6 +50,7 @@ STATUS_KEYS = {
     *("validation_loss", "trainer", "checkpoint", "checkpoint_round", "uptime_s", "rss_bytes"),
     *("tasks", "descriptors"),
     *("num_faults", "faults", "warnings"),
+    *("seen_as", "needs_relay", "clock_offset_s"),
 }
 
 
@@ -254,6 +255,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(peers["peers"][0]) == {
         *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "round"),
         *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),
+        *("path", "rtt_ms", "bytes_up", "bytes_down", "rate_bytes_s"),
     }
     rounds = to_plain(shot.rounds)
     assert isinstance(rounds, dict)
@@ -319,3 +321,32 @@ async def test_board_always_has_a_fresh_snapshot(autojump_clock: trio.abc.Clock)
 
 def test_memory_of_this_process_is_plausible() -> None:
     assert rss_bytes() is None or 10_000_000 < (rss_bytes() or 0) < 100_000_000_000
+
+
+class Seen:
+    """A network in which one peer is connected."""
+
+    def path(self, peer: PeerId) -> str:
+        return "punched" if peer == B else ""
+
+    def traffic_with(self, peer: PeerId) -> tuple[int, int]:
+        return 7, 8
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        return 0.0123456
+
+    def seen_as(self) -> tuple[str, ...]:
+        return ("/ip4/45.33.7.9/tcp/4001",)
+
+    def needs_relay(self) -> bool:
+        return True
+
+
+def test_peers_show_their_path_and_what_was_exchanged_with_them() -> None:
+    sources = replace(sources_of(core_of(A, B, C)), network=Seen())
+    shot = snapshot(sources, 10.0)
+    shown = {peer.peer: peer for peer in shot.peers.peers}
+    here, gone = shown[peer_id_text(B)], shown[peer_id_text(C)]
+    assert (here.path, here.rtt_ms, here.bytes_up, here.bytes_down) == ("punched", 12.35, 7, 8)
+    assert (gone.path, gone.rtt_ms, gone.bytes_up, gone.bytes_down) == (None, None, None, None)
+    assert (shot.status.seen_as, shot.status.needs_relay) == (("/ip4/45.33.7.9/tcp/4001",), True)
