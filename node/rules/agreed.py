@@ -50,8 +50,10 @@ def _believed(
     if place not in known:
         counts = Counter(said.values())
         most = max(sorted(counts), key=lambda value: counts[value])
-        # Of the last one in reach only an observer takes a sum: members would be the second.
-        if counts[most] < min(view.copies, len(view.expected)):
+        # A member that nobody else is in reach of sums itself. An observer takes the word of the
+        # last one in reach, unless somebody has said otherwise.
+        is_unopposed = not view.is_member and len(counts) == 1
+        if counts[most] < (min(view.copies, len(view.expected)) if is_unopposed else view.copies):
             return None
         known[place] = most
     return known[place]

@@ -214,6 +214,14 @@ def test_result_is_believed_once_two_reducers_say_the_same():
     assert agreed_root(stranger, DIGEST, PIECE) == b"b" * 32, "one sum only, the first believed"
 
 
+def test_member_out_of_reach_of_all_others_believes_no_single_word():
+    others = frozenset(PEERS) - {FOURTH}
+    view = view_of(FOURTH, [*CERTIFIED, agg(FIRST)], suspects=others)
+    assert agreed_root(view, DIGEST, PIECE) is None
+    hear(view, agg(SECOND, b"b" * 32))
+    assert agreed_root(view, DIGEST, PIECE) is None
+
+
 def test_friends_believe_one_and_whoever_sums_believes_itself():
     view = view_of(FIRST, [*CERTIFIED, agg(FIRST), agg(SECOND, b"b" * 32), agg(THIRD, b"b" * 32)])
     assert agreed_root(view, DIGEST, PIECE) == b"a" * 32
