@@ -42,7 +42,8 @@ LOOK_S = 0.25
 """How often to look for peers that may be relays; a newcomer waits for its first place."""
 
 _AGAIN_FIRST_S, _AGAIN_MAX_S = 2.0, 600.0
-_CANDIDATES_MAX = 64
+_CANDIDATES_MAX = 1024
+"""Peers that were asked once, or will be: most are no relays, and must not stand before those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,16 @@ class Places:
                 address = self._listens(peer)
                 if address:
                     self._candidates[peer] = _Candidate(address, now_s)
-        for peer, one in self._candidates.items():
-            asked = sum(other.is_asked for other in self._candidates.values())
-            if asked >= PLACES_WANTED:
-                return
-            if not one.is_asked and now_s >= one.due_s:
-                one.is_asked = True
-                nursery.start_soon(self._keep, peer, one)
+        wanted = PLACES_WANTED - sum(one.is_asked for one in self._candidates.values())
+        if wanted <= 0:
+            return
+        due = [(peer, one) for peer, one in self._candidates.items() if now_s >= one.due_s]
+        # Who failed least often first: among many peers that are no relays a new one gets its turn.
+        for peer, one in sorted(
+            (found for found in due if not found[1].is_asked), key=lambda found: found[1].delay_s
+        )[:wanted]:
+            one.is_asked = True
+            nursery.start_soon(self._keep, peer, one)
 
     async def _keep(self, relay: PeerId, candidate: _Candidate) -> None:
         stream: Stream | None = None
