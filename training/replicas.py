@@ -1,8 +1,8 @@
 """R replicas of a run in one process: the trainer's loop, and a round without a network.
 
 All that is computed between gradient and new anchor is a node's own: error feedback and codec of
-each replica, decoded bytes, rule of aggregation cell by cell, result codec, outer step. Only who is
-there is simple: everybody, in every round, but whom a caller names as absent.
+each replica, decoded bytes, rule of aggregation, result codec, outer step. Only who is there is
+simple: everybody, in every round, but whom a caller names as absent.
 """
 
 import threading
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.manifest import RunManifest
-from training.aggregation import AGGREGATORS
+from training.aggregation import AGGREGATORS, coefficients_of
 from training.compression import make_codec, result_codec
 from training.diloco import RunStart
 from training.exchange import Contribution, Lease, Outcome, RunClock
 from training.genesis import genesis_weights
+from training.gram import wire_form
 from training.outer import OuterInfo, make_outer
 
 T = TypeVar("T")
@@ -90,12 +91,21 @@ class Swarm:
             if (index, replica) not in self.absent
         ]
         weights_P = np.array([float(one.tokens) for one in listed])
+        numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
+        rows = [
+            np.stack([self._codec.decode(one.payloads[cell], numel) for one in listed])
+            for cell, numel in enumerate(numels)
+        ]
+        self.payload_bytes += sum(len(payload) for one in listed for payload in one.payloads)
+        grams = []
+        if self._rule.uses_stats:
+            # As of one reducer: where there are more, each rounds its own share.
+            stats = [self._rule.stats(cell_PN) for cell_PN in rows]
+            grams.append(wire_form(sum(stats[1:], stats[0]), len(listed)))
+        factors = coefficients_of(self._rule, grams, weights_P)
         cells = []
-        for cell in range(layout.num_cells(0)):
-            numel = layout.cell_numel(0, cell)
-            rows_PN = np.stack([self._codec.decode(one.payloads[cell], numel) for one in listed])
-            result = self._result_codec.encode(self._rule(rows_PN, weights_P).value)
-            self.payload_bytes += sum(len(one.payloads[cell]) for one in listed)
+        for cell_PN, numel in zip(rows, numels, strict=True):
+            result = self._result_codec.encode(self._rule.combine(cell_PN, factors))
             self.result_bytes += len(result)
             cells.append(self._result_codec.decode(result, numel))
         info = OuterInfo(round=index, slots=self.slots)

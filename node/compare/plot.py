@@ -50,6 +50,7 @@ def draw_plot(runs: Sequence[Compared], path: Path) -> None:
             )
         _style(axes, label)
     panes[1].set_xscale("log")
+    panes[1].xaxis.set_major_formatter("{x:g}")
     panes[0].set_ylabel("validation loss, nats per byte", color=_MUTED)
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     rounds = sorted({run.manifest.rounds for run in shown})
@@ -69,7 +70,7 @@ def _style(axes: Axes, label: str) -> None:
     axes.set_xlabel(label, color=_MUTED)
     axes.grid(axis="y", color=_LINE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_MUTED, length=0)
+    axes.tick_params(which="both", colors=_MUTED, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_LINE)

@@ -29,6 +29,7 @@ from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import OUTER, small_manifest
+from training.aggregation import AGGREGATORS
 from training.compression import ErrorFeedback, make_codec
 from training.exchange import Contribution
 from training.presets import PRESETS
@@ -99,6 +100,7 @@ CODECS_OF_ROUNDS = (
     replace(OUTER, codec="int4"),
     replace(OUTER, codec="sparse2bit_gaps", optimizer="sgd", momentum=0.0, learning_rate=2.0),
     replace(OUTER, codec="ternary", aggregator="median", optimizer="heavy_ball"),
+    replace(OUTER, codec="int8", aggregator="default"),
 )
 
 
@@ -134,7 +136,10 @@ def test_rounds_in_memory_end_with_the_bits_of_a_node_s_store(outer: OuterSpec, 
             entries.append((ListEntry(PeerId(bytes([replica]) * 32), b"", tokens), root))
         swarm._seal()
         digest = bytes([index]) * 32
-        store.reduce(digest, entries, first=0, stop=store.num_cells)
+        whole = {"first": 0, "stop": store.num_cells}
+        judges = AGGREGATORS[outer.aggregator]().uses_stats
+        grams = [store.measure(entries, **whole)] if judges else []
+        store.reduce(digest, entries, **whole, grams=grams)
         store.apply(digest, is_empty=False, round_index=index + 1)
         store.adopt(digest)
         assert store.state.anchor_N.tobytes() == swarm.anchor.tobytes()

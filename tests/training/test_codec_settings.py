@@ -67,3 +67,33 @@ def test_results_leave_no_element_out_however_many_bits_the_codec_spends(
 def test_results_of_codecs_that_send_floats_are_their_own() -> None:
     for name in ("none", "fp16"):
         assert result_codec(spec(name)).payload_bytes(10) == CODECS[name]().payload_bytes(10)
+
+
+def any_settings(name: str, generator: np.random.Generator) -> dict[str, object]:
+    """Settings that the codec admits, its extremes among them."""
+    chunk = 1 << int(generator.integers(6, 13))
+    density = float(generator.choice([1.0, 1 / 64, generator.uniform(1 / 64, 1.0)]))
+    choices: dict[str, object] = {
+        "chunk": chunk,
+        "density": density,
+        "rank": int(generator.choice([1, 256, int(generator.integers(1, 257))])),
+        "bits": int(generator.choice([4, 8])),
+    }
+    return {key: choices[key] for key in codec_defaults(name)}
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if codec_defaults(name)])
+def test_whatever_a_manifest_sets_a_payload_is_no_larger_than_floats_and_decodes(
+    name: str, seed: int
+) -> None:
+    """A hostile manifest chooses the settings: they must not choose our memory."""
+    generator = np.random.default_rng(seed)
+    for _ in range(12):
+        codec = make_codec(spec(name, **any_settings(name, generator)))
+        numel = int(generator.choice([1, 63, 64, 1000, 4101]))
+        assert codec.payload_bytes(numel) <= 4 * numel + 64
+        x_N = generator.normal(size=numel).astype(np.float32)
+        payload = codec.encode(x_N)
+        assert len(payload) == codec.payload_bytes(numel)
+        error = np.linalg.norm(codec.decode(payload, numel) - x_N)
+        assert error <= np.linalg.norm(x_N) * (1 + 1e-6)

@@ -1,0 +1,104 @@
+"""Rounds of a whole loop: the outer step against torch, results, leases, who fails."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
+from training.compression import make_codec
+from training.diloco import DiLoCo
+from training.genesis import genesis_weights
+from training.inner import accumulate_gradient, make_optimizer
+from training.models import build_model
+from training.replicas import MemorySession, Swarm, Weights, run_replicas
+
+REPLICAS = 3
+
+
+def run_swarm(swarm: Swarm, seed: int) -> list[Weights]:
+    """Train to the end; the anchors after each round."""
+    manifest, anchors = swarm.manifest, []
+    steps = manifest.total_inner_steps
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        for windows_BW in random_windows(seed * REPLICAS + session.replica, steps):
+            outcome = diloco.step(accumulate_gradient(model, inner, windows_BW))
+            if outcome is not None and session.replica == 0:
+                anchors.append(outcome.anchor_N)
+
+    run_replicas(swarm, train)
+    return anchors
+
+
+@pytest.mark.parametrize("name", ["nesterov", "heavy_ball", "sgd"])
+def test_anchors_of_a_run_are_torch_sgd_over_the_means_of_what_was_sent(
+    name: str, seed: int
+) -> None:
+    momentum = 0.0 if name == "sgd" else 0.9
+    outer = replace(OUTER, optimizer=name, learning_rate=0.7, momentum=momentum)
+    manifest = replace(small_manifest(outer=outer, inner=replace(INNER, inner_steps=3)), rounds=6)
+    swarm = Swarm(manifest, REPLICAS)
+    anchors = run_swarm(swarm, seed)
+
+    theirs = torch.nn.Parameter(torch.from_numpy(genesis_weights(manifest)[0].copy()))
+    sgd = torch.optim.SGD([theirs], lr=0.7, momentum=momentum, nesterov=name == "nesterov")
+    codec, layout = make_codec(outer), manifest.layout(0)
+    for index, anchor_N in enumerate(anchors):
+        drifts = [
+            np.concatenate(
+                [
+                    codec.decode(payload, layout.cell_numel(0, cell))
+                    for cell, payload in enumerate(swarm.contributions[index, replica].payloads)
+                ]
+            )
+            for replica in range(REPLICAS)
+        ]
+        theirs.grad = torch.from_numpy(np.mean(drifts, axis=0, dtype=np.float64)).float()
+        sgd.step()
+        assert np.abs(anchor_N - theirs.detach().numpy()).max() < 1e-5
+    assert len(anchors) == 6
+    assert np.abs(anchors[-1] - genesis_weights(manifest)[0]).max() > 0.01
+
+
+def test_no_sample_is_leased_twice_and_none_behind_the_end(seed: int) -> None:
+    manifest = replace(small_manifest(inner=replace(INNER, inner_steps=2)), rounds=3)
+    swarm = Swarm(manifest, REPLICAS)
+    leased: list[int] = []
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        windows = iter(random_windows(seed, 6))
+        while not diloco.finished:
+            if diloco.local_step == 0:
+                leased.extend(n for first, stop in diloco.lease for n in range(first, stop))
+            diloco.step(accumulate_gradient(model, inner, next(windows)))
+
+    run_replicas(swarm, train)
+    assert sorted(leased) == list(range(3 * REPLICAS * 2 * INNER.batch))
+
+
+def test_contributions_that_nobody_asks_for_are_let_go(seed: int) -> None:
+    manifest = small_manifest(inner=replace(INNER, inner_steps=1))
+    swarm = Swarm(manifest, REPLICAS, rounds_kept=1)
+    run_swarm(swarm, seed)
+    assert {index for index, _ in swarm.contributions} == {manifest.rounds - 1}
+    assert swarm.payload_bytes == manifest.rounds * REPLICAS * 4 * len(swarm.anchor)
+
+
+def test_failure_of_one_replica_is_the_error_of_all() -> None:
+    swarm = Swarm(small_manifest(), REPLICAS)
+
+    def train(session: MemorySession) -> None:
+        if session.replica == 1:
+            raise ValueError("it broke")
+        swarm.barrier.wait()
+
+    with pytest.raises(ValueError, match="it broke"):
+        run_replicas(swarm, train)
