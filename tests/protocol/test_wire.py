@@ -130,7 +130,8 @@ def strangers(kind: Any, limit: object, item: Any) -> list[Any]:
             wrong += [(item * (size.high // len(item) + 1))[: size.high + 1]] if item else []
             wrong += [[]] if size.low else []
         else:
-            wrong += [item[:-1], [*item, None], [*item, item[-1]]]
+            wrong += [[*item, None]]
+            wrong += [item[:-1], [*item, item[-1]]] if item else []  # Welcome has no fields.
     else:  # an enumeration
         wrong += [0, -1, 99, True, str(item), float(item)]
     return wrong
