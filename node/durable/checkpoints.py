@@ -1,4 +1,9 @@
-"""Writes checkpoints in the background: always the newest, never two at a time."""
+"""Writes checkpoints in the background: always the newest, never two at a time, never all the time.
+
+What a checkpoint lacks follows from the results behind it, which are on the disk before any seal.
+So where states are large, and sealed faster than the disk takes them, most of the disk is left to
+the results: rounds wait for those.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +27,11 @@ from training.state import (
 )
 
 logger = logging.getLogger(__name__)
+
+REST = 3.0
+"""After a write the disk is left alone for so many times as long as it took."""
+
+REST_S_MAX = 60.0
 
 Offer = tuple[SealCertificate, NDArray[np.float32], Mapping[str, NDArray[np.float32]]]
 
@@ -56,6 +66,7 @@ class Checkpoints:
         self._wanted = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
+        self._hurried = trio.Event()
         self._on_saved = on_saved
         self._writing = trio.Lock()
         self.latest: Path | None = None
@@ -83,7 +94,8 @@ class Checkpoints:
         await self._save(self._num_states, (certificate, anchor_N, slots))
 
     async def flushed(self) -> None:
-        """Until the newest offer is on the disk."""
+        """Until the newest offer is on the disk, which does not rest from now on."""
+        self._hurried.set()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -92,10 +104,13 @@ class Checkpoints:
             await self._wanted.wait()
             self._wanted = trio.Event()
             offer, self._offered = self._offered, None
+            began_s = trio.current_time()
             if offer is not None:
                 await self._save(*offer)
             if self._offered is None:
                 self._idle.set()
+            with trio.move_on_after(min(REST_S_MAX, REST * (trio.current_time() - began_s))):
+                await self._hurried.wait()
 
     async def _save(self, number: int, offer: Offer) -> None:
         async with self._writing:

@@ -1,8 +1,10 @@
 """Checkpoints in the background, on a disk that may be full."""
 
 import os
+import random
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.durable.checkpoints import Checkpoints, stored_states
+from node.durable.checkpoints import REST, Checkpoints, stored_states
 from node.rules.chain import genesis
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
@@ -74,4 +76,41 @@ async def test_state_that_was_fetched_is_not_replaced_by_an_older_one_that_had_t
         checkpoints.offer(sealed(manifest, 10), anchor_N, momentum)
         await checkpoints.flushed()
         assert checkpoints.written == [3, 9, 10]
+        nursery.cancel_scope.cancel()
+
+
+WRITE_S = 2.0
+
+
+async def test_disk_rests_between_large_states_and_takes_the_newest_at_once_when_asked(
+    tmp_path: Path, autojump_clock: trio.abc.Clock, seed: int
+) -> None:
+    class LongCheckpoints(Checkpoints):
+        """A disk that takes two seconds for a state, in virtual time."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.began_s: dict[int, float] = {}
+
+        async def _save(self, number: int, offer: Any) -> None:
+            del number
+            self.began_s[offer[0].value.round] = trio.current_time()
+            await trio.sleep(WRITE_S)
+
+    rng, manifest = random.Random(seed), toy_manifest()
+    checkpoints, rounds = LongCheckpoints(tmp_path, manifest, 0), 200
+    anchor_N = np.zeros(NUMEL, dtype=np.float32)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpoints.run)
+        for index in range(1, rounds + 1):
+            checkpoints.offer(sealed(manifest, index), anchor_N, {})
+            await trio.sleep(rng.uniform(0.1, 1.0))
+        began = sorted(checkpoints.began_s.values())
+        gaps = [after - before for before, after in pairwise(began)]
+        assert min(gaps) >= 0.999 * WRITE_S * (1.0 + REST)
+        assert max(gaps) <= WRITE_S * (1.0 + REST) + 1.0
+        asked_s = trio.current_time()
+        await checkpoints.flushed()
+        assert trio.current_time() <= asked_s + 2.0 * WRITE_S
+        assert max(checkpoints.began_s) == rounds
         nursery.cancel_scope.cancel()
