@@ -83,12 +83,14 @@ class NodeCore(CoreState):
 
     def _is_quiet(self, now_s: float) -> bool:
         """Whether `_after` would find nothing due, as behind nearly every event."""
-        machine, view = self.machine, self.machine.view
+        machine = self.machine
+        standing, view = machine.standing, machine.view
+        if standing.branch or standing.ahead:
+            return False  # The next round is bound (R4), and more than one is watched.
         return (
-            self.liveness.is_quiet(machine.watched, now_s)
+            self.liveness.is_quiet(view.members, now_s)
             and now_s < machine.wakeup_s()
             and (view.is_member or not self._may_ask_seat())
-            and not machine.standing.bound
             and self._newest <= view.index
             and self.catchup.is_at_rest
             and not machine.is_held
@@ -189,13 +191,14 @@ class NodeCore(CoreState):
         match frame:
             case Heartbeat(links=links, silent=silent):
                 self.liveness.vouched(links, silent, now_s)
-                end = frame.branch[0] if frame.branch else None
-                # Rounds of a branch are none that anybody has to catch up with.
-                working = end.final + 1 if end else frame.round
+                working, head = frame.round, frame.head
+                if frame.branch:
+                    # Rounds of a branch are none that anybody has to catch up with.
+                    end = frame.branch[0]
+                    working, head = end.final + 1, end.head
                 if self._rounds.get(peer) != working:
                     self._rounds[peer] = working
                     self._newest = max(self._rounds.values())
-                head = end.head if end else frame.head
                 is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
                 filled = self._relay.fill(peer, frame, self.views(), now_s)
                 if is_new and (frame.branch or self.machine.standing.branch):
@@ -209,6 +212,8 @@ class NodeCore(CoreState):
     def _messages(
         self, peer: PeerId, messages: tuple[SignedMessage, ...], now_s: float
     ) -> list[ev.CoreAction]:
+        if len(messages) == 1:  # As nearly always.
+            return self._message(peer, messages[0], now_s)
         actions: list[ev.CoreAction] = []
         for message in messages:
             due = self._message(peer, message, now_s)
@@ -247,16 +252,17 @@ class NodeCore(CoreState):
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
         """File a signed message, after those that it quotes; forward it if it was new."""
-        machine, standing, digest = self.machine, self.machine.standing, message.digest
-        slot, view = message.slot, standing.on(message.slot.basis) or machine.view
+        machine, digest, slot = self.machine, message.digest, message.slot
+        standing = machine.standing
+        view = standing.on(slot.basis) or machine.view
         if view.ballots.find(digest):
             return []  # As half of them: gaps are filled by two, and who forwards cannot know.
         if slot.run != view.head.run or slot.shard != view.head.shard:
             return [ev.Fault(source, "a message of another run or shard")]
         top = standing.top
-        is_next = slot.round in (view.index + 1, top.index + 1)
-        is_kept = digest in view.early or digest in top.early
-        if is_kept or not (is_next or slot.basis == view.basis):
+        if digest in view.early or digest in top.early:
+            return []
+        if slot.basis != view.basis and slot.round not in (view.index + 1, top.index + 1):
             return []
         try:
             body = decode_body(message)
@@ -266,8 +272,9 @@ class NodeCore(CoreState):
             return []  # Also one that somebody else passes on, who may not know better.
         if not is_signed(message, self._signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
-        # Only of peers that matter here: anybody can make up keys, and every entry is memory.
-        if view.may_speak(message.sender):
+        # Only of peers that matter here: anybody can make up keys, and every entry is memory. Who
+        # brought its own message has been heard.
+        if message.sender != source and view.may_speak(message.sender):
             self.liveness.heard(message.sender, now_s)
         actions: list[ev.CoreAction] = []
         if isinstance(body, List | NewAttempt) and body.certificate:

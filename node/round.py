@@ -31,6 +31,7 @@ from node.rules.round_steps import RoundSteps
 from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import Bulk
+from protocol.identity import PeerId
 from protocol.messages import (
     Agg,
     Gram,
@@ -41,6 +42,8 @@ from protocol.messages import (
     sign_message,
     slice_subject,
 )
+
+_NOBODY: frozenset[PeerId] = frozenset()
 
 PASSES_MAX = 10_000
 """So often are all rules asked after one event, or two of them go round in circles."""
@@ -83,7 +86,8 @@ class RoundMachine(RoundSteps):
         was_asking = self._silence.is_asking
         if isinstance(event, ev.Heard):
             actions, can_be_quiet = self._hear(Entry(event.message, event.body), now_s), True
-            self._settle_silence()
+            if was_asking:
+                self._settle_silence()
         else:
             actions = list(self._take(event, now_s))
             can_be_quiet = is_idle(event, self.view, now_s < self.wakeup_s())
@@ -193,14 +197,15 @@ class RoundMachine(RoundSteps):
 
     def _stand(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R4: in which round to work, and of which kind."""
-        standing = self.standing
-        opening, sealers = self._reach.sealers(standing.position, self._suspects, now_s=now_s)
-        if sealers and standing.branch and opening.basis.digest == standing.final.value.digest:
-            # The head names nobody in reach: nobody could contribute there, nor name a joiner.
-            yield from self._fall_back()
-        is_final_elsewhere = self.is_behind or standing.base.ballots.sealed(standing.base.basis)
-        if is_final_elsewhere or len(standing.branch) >= limits.BRANCH_ROUNDS_MAX:
-            sealers = frozenset()
+        standing, sealers = self.standing, _NOBODY
+        if not self._reach.has_all(standing.final.value, self._suspects):
+            opening, sealers = self._reach.sealers(standing.position, self._suspects, now_s=now_s)
+            if sealers and standing.branch and opening.basis.digest == standing.final.value.digest:
+                # The head names nobody in reach: nobody could contribute there, nor name a joiner.
+                yield from self._fall_back()
+            is_final_elsewhere = self.is_behind or standing.base.ballots.sealed(standing.base.basis)
+            if is_final_elsewhere or len(standing.branch) >= limits.BRANCH_ROUNDS_MAX:
+                sealers = _NOBODY
         view = standing.top if sealers else standing.base
         view.bound = b"" if sealers else standing.bound
         view.is_meeting = self.is_meeting

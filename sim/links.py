@@ -130,7 +130,12 @@ class Direction:
 
     def ordered_s(self, now_s: float) -> float:
         """When what the stream itself says arrives, such as its end: never lost, never early."""
-        sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        # Once per frame: what `latency_s` says, without the call.
+        if self._sigma:
+            sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
+        else:
+            latency_s = self._least_s + self._span_s * self._frame_luck.random()
+            sent_s = now_s + self._delay_s + latency_s
         if sent_s < self._last_s:
             sent_s = self._last_s
         if sent_s < self._stuck_s:
@@ -142,21 +147,21 @@ class Direction:
         """When a control frame sent now arrives: in order, but for those that may overtake."""
         if self.is_plain:
             return (self.ordered_s(now_s),)
-        link, luck = self._link, self._frame_luck
-        drawn = luck.random()
+        link, random_ = self._link, self._frame_luck.random
+        drawn = random_()
         times: tuple[float, ...] = ()
         if drawn >= link.loss:
-            times = (self._frame_s(now_s),)
+            in_order = random_() >= link.reordering
+            times = (self.ordered_s(now_s) if in_order else self._overtaking_s(now_s),)
             if drawn > 1.0 - link.duplication:
-                times += (self._frame_s(now_s),)
-        if luck.random() < link.clog:
+                in_order = random_() >= link.reordering
+                times += (self.ordered_s(now_s) if in_order else self._overtaking_s(now_s),)
+        if random_() < link.clog:
             self.stick(now_s + link.clog_s)
         return times
 
-    def _frame_s(self, now_s: float) -> float:
-        """When one copy arrives."""
-        if self._frame_luck.random() >= self._link.reordering:
-            return self.ordered_s(now_s)
+    def _overtaking_s(self, now_s: float) -> float:
+        """When a frame arrives that keeps no order."""
         sent_s = now_s + self._delay_s + self.latency_s(self._frame_luck)
         return max(sent_s, self._stuck_s)
 

@@ -39,18 +39,21 @@ class Batch:
             journal.record(self.signed)
 
 
+_NOTHING = Batch((), (), (), (), ())
+_SENDS = frozenset[type]({ev.Send, ev.SendAll})
+
+
 def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int) -> Batch:
     """What these actions rest on; the chain is on the disk up to `logged_round`."""
     is_longer = core.chain[-1].value.round > logged_round
+    if not is_longer and _SENDS.issuperset(map(type, actions)):
+        return _NOTHING  # As nearly always.
     links = [link for link in core.chain if link.value.round > logged_round] if is_longer else []
     listed = listed_commits(core.views(), links) if links else []
     steps: list[ev.Advance | ev.FallBack] = []
     signed: list[SignedMessage] = []
     own: list[SignedMessage] = []
     for action in actions:
-        kind = type(action)
-        if kind is ev.Send or kind is ev.SendAll:
-            continue  # Nearly all of them.
         if isinstance(action, ev.RecordSlot):
             own.append(action.message)
             signed.append(action.message)

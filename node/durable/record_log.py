@@ -21,6 +21,7 @@ from training.durable import SYSTEM_FILES, WRITING, Files, replace_durably
 
 _HEADER = struct.Struct(">I8s")
 _CONTINUES = 1 << 31
+_CONTINUED = b"continues"
 RECORD_BYTES_MAX = 1 << 20
 """The longest record, a seal of the largest roster, has 34 KiB."""
 
@@ -185,10 +186,8 @@ def _packed(record: bytes, *, continues: bool) -> bytes:
 
 
 def _digest(record: bytes | memoryview, *, continues: bool) -> bytes:
-    hasher = blake3(record)
-    if continues:  # The bit is under the digest like all else.
-        hasher.update(b"continues")
-    return hasher.digest(length=8)
+    # The bit is under the digest like all else.
+    return blake3(b"".join((record, _CONTINUED)) if continues else record).digest(8)
 
 
 def _records(data: bytes, position: int) -> Iterator[bytes]:

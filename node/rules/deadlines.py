@@ -27,7 +27,7 @@ class LearnedDeadline:
         """No phase is waited for any longer, whatever was learned."""
         self._rare = rare
         self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
-        self._base_s = min(floor_s, cap_s)
+        self._base_s = float(min(floor_s, cap_s))
 
     def observe(self, duration_s: float) -> None:
         """Learn from one phase that came to its end."""
@@ -39,8 +39,10 @@ class LearnedDeadline:
         if self._seen_s:
             ordered = sorted(self._seen_s)
             learned_s = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
-        self._base_s = min(max(learned_s, self._floor_s), self.cap_s)
+        self._base_s = float(min(max(learned_s, self._floor_s), self.cap_s))
 
     def seconds(self, time_outs: int = 0) -> float:
         """The deadline after so many time-outs in this round; growth goes beyond the cap."""
+        if not time_outs:
+            return self._base_s
         return float(self._base_s * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))

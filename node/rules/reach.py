@@ -30,11 +30,8 @@ class Reach:
         An ordinary round whose quorum is out of reach waits for it.
         """
         ordinary = Opening(position.final, is_provisional=False)
-        if not self.config.may_branch:
+        if self.has_all(position.final, suspects):
             return ordinary, frozenset()
-        if position.final.roster.voter_set.isdisjoint(suspects):
-            self.lost_s = None
-            return ordinary, frozenset()  # As nearly always.
         known = {*position.final.roster.members, *position.head.roster.members, self.me}
         reachable = known - (set(suspects) - {self.me})
         opening = next_round(
@@ -48,6 +45,15 @@ class Reach:
         if now_s < self.due_s:
             return ordinary, frozenset()
         return opening, frozenset(provisional_sealers(position, reachable))
+
+    def has_all(self, final: SealValue, suspects: Collection[PeerId]) -> bool:
+        """Whether the round is an ordinary one without another look, as nearly always: every voter
+        of the last final seal is in reach, or nobody may branch."""
+        if self.config.may_branch:
+            if not final.roster.voter_set.isdisjoint(suspects):
+                return False
+            self.lost_s = None
+        return True
 
     def has_member(self, head: SealValue, suspects: Collection[PeerId]) -> bool:
         """Whether that head names anybody in reach; who stood on another would leave it at once."""

@@ -246,26 +246,26 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
                 yield Pull(source, Bulk.RESULT, digest, cells)
 
 
-def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> Iterator[float]:
+def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> list[float]:
     """When cells may be asked for that were not asked for last time; some may be past."""
-    for certified_s in view.certified_s.values():
-        yield certified_s + deadline_s / 2
-    # Of what is missing here alone: nearly everybody sums nothing, and is told of every COMMIT.
-    own_slices, lately_s = view.own_slices(), now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
-    moved_s = {key: time_s for key, time_s in view.moved_s.items() if time_s > lately_s}
-    for subject in dict.fromkeys([subject for subject, _ in (*moved_s, *view.asked)]):
+    times = [certified_s + deadline_s / 2 for certified_s in view.certified_s.values()]
+    lately_s = now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
+    moved = [(key, time_s) for key, time_s in view.moved_s.items() if time_s > lately_s]
+    if not (moved or view.asked):
+        return times
+    own_slices, retries_s = view.own_slices(), dict[bytes, float]()
+    for subject in dict.fromkeys([key[0] for key, _ in moved] + [key[0] for key in view.asked]):
+        # Of what is missing here alone: nearly everybody sums nothing, and is told of every COMMIT.
         if view.ballots.commit_of(subject) is None:
-            retry_s, is_wanted = deadline_s / RESULT_RETRIES, bool(view.missing_results(subject))
-        else:
-            retry_s = deadline_s / PART_RETRIES
-            is_wanted = bool(own_slices) and any(
-                view.missing_parts(subject, piece) for piece in own_slices
-            )
-        if is_wanted:
-            yield from (at_s + retry_s for (of, _), at_s in moved_s.items() if of == subject)
-            yield from (
-                view.ask_due_s(*asked, retry_s) for asked in view.asked if asked[0] == subject
-            )
+            if view.missing_results(subject):
+                retries_s[subject] = deadline_s / RESULT_RETRIES
+        elif own_slices and any(view.missing_parts(subject, piece) for piece in own_slices):
+            retries_s[subject] = deadline_s / PART_RETRIES
+    if retries_s:
+        times += [at_s + retries_s[key[0]] for key, at_s in moved if key[0] in retries_s]
+        asked = [key for key in view.asked if key[0] in retries_s]
+        times += [view.ask_due_s(*key, retries_s[key[0]]) for key in asked]
+    return times
 
 
 def _sealed_list(view: RoundView) -> bytes:
