@@ -151,11 +151,11 @@ class Direction:
         drawn = random_()
         times: tuple[float, ...] = ()
         if drawn >= link.loss:
-            in_order = random_() >= link.reordering
-            times = (self.ordered_s(now_s) if in_order else self._overtaking_s(now_s),)
+            arrives_s = self.ordered_s if random_() >= link.reordering else self._overtaking_s
+            times = (arrives_s(now_s),)
             if drawn > 1.0 - link.duplication:
-                in_order = random_() >= link.reordering
-                times += (self.ordered_s(now_s) if in_order else self._overtaking_s(now_s),)
+                arrives_s = self.ordered_s if random_() >= link.reordering else self._overtaking_s
+                times += (arrives_s(now_s),)
         if random_() < link.clog:
             self.stick(now_s + link.clog_s)
         return times

@@ -76,11 +76,12 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
 
 def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
     """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
+    own_slices = view.own_slices()
     return any(
         now_s - moved_s < within_s
         and source in view.expected
         and view.ballots.commit_of(subject) is not None
-        and any(view.missing_parts(subject, piece) for piece in view.own_slices())
+        and any(view.missing_parts(subject, piece) for piece in own_slices)
         for (subject, source), moved_s in view.moved_s.items()
     )
 

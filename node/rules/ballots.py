@@ -88,12 +88,16 @@ class Ballots:
         message = entry.message
         if message.digest in self._by_digest:
             return "known"
-        place = (message.slot.kind, message.slot.attempt, message.slot.subject)
-        if message.sender in self._slots.get(place, ()):
+        slot = message.slot
+        place = (slot.kind, slot.attempt, slot.subject)
+        there = self._slots.get(place)
+        if there is not None and message.sender in there:
             return "conflict"
         if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
             return "full"
-        self._slots.setdefault(place, {})[message.sender] = entry
+        if there is None:
+            there = self._slots[place] = {}
+        there[message.sender] = entry
         digest = message.digest
         self._by_digest[digest] = entry
         self._by_id[digest[:MESSAGE_ID_BYTES]] = message

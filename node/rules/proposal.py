@@ -175,11 +175,12 @@ def holds_all_expected(view: RoundView) -> bool:
     """Whether every expected member has committed and all its parts of the own slices are here."""
     if not view.ballots.commits.keys() >= view.expected:
         return False
+    gathering = view.gathering()
     return not any(
         view.missing_parts(digest, piece)
-        for piece in view.kept_slices()
+        for piece in gathering.kept
         for sender, digest, _ in view.commits()
-        if sender in view.expected and view.gathering().holds(piece, sender)
+        if sender in view.expected and gathering.holds(piece, sender)
     )
 
 

@@ -52,7 +52,8 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
-    for piece in view.kept_slices():
+    gathering = view.gathering()
+    for piece in gathering.kept:
         if certified and all(
             _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
         ):
@@ -65,7 +66,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             missing = view.missing_parts(digest, piece)
             if not missing or (certified and digest not in wanted):
                 continue
-            if not view.gathering().holds(piece, sender):
+            if not gathering.holds(piece, sender):
                 continue
             retry_s = deadline_s / PART_RETRIES
             if is_first and view.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
