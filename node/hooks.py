@@ -3,12 +3,12 @@
 A node that runs with hooks says so at start. Only `sim` and the tests make other hooks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from node.cells.shard_store import Item, State
+from node.cells.shard_store import Item, ShardStore, State
 from protocol.errors import ConfigError
 from protocol.frames import Bulk
 
@@ -29,6 +29,11 @@ class NodeHooks:
         """The sealed anchor, before trainer and checkpoint get it; `before_N` is the last one."""
         del before_N
         return anchor_N
+
+    def contribution(self, payloads: Sequence[bytes], store: ShardStore) -> Sequence[bytes]:
+        """What is contributed in place of these encoded cells; called in a worker thread."""
+        del store
+        return payloads
 
     def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
         """The own contribution of this round; `decode` gives the vector that it stands for."""

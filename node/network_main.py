@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from node.assembly import Node
 from node.cells.heap import keep_freed_memory
 from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
-from node.hooks import hooks_named
+from node.hooks import NodeHooks, hooks_named
 from node.peers.departure import Departure
 from node.peers.joining import join_run, parse_target
 from node.processes.interrupts import end_now
@@ -106,7 +107,7 @@ async def _run(
     failure: BarnraiseError | None = None
     try:
         config = _config(arguments)
-        hooks = hooks_named(arguments.test_switch)
+        hooks = arguments.hooks or hooks_named(arguments.test_switch)
         trainer_command = _words(arguments.trainer_command)
         with locked_state(config.state):
             is_new_peer = not has_identity(config.state)
@@ -175,9 +176,12 @@ async def _obtain(
     return replace(config, manifest=path, bootstrap=bootstrap), joined.signed
 
 
-def main() -> int:
-    """Entry point; the exit status, see `node.exit_codes`."""
-    arguments = _parser().parse_args()
+def main(words: Sequence[str] | None = None, hooks: NodeHooks | None = None) -> int:
+    """Entry point; the exit status, see `node.exit_codes`. `words` are those of the command line.
+
+    `hooks` bend this node; only `sim` has any.
+    """
+    arguments = _parser().parse_args(words, argparse.Namespace(hooks=hooks))
     keep_freed_memory()
     departure = Departure()
     try:

@@ -327,6 +327,11 @@ class CellStore:
             ]
         )
 
+    def encode(self, vector_N: Vector) -> list[bytes]:
+        """The payloads of a whole contribution."""
+        spans = [self.layout.cell_range(0, cell) for cell in range(self.num_cells)]
+        return [self._codec.encode(vector_N[start:stop]) for start, stop in spans]
+
     def measure(self, entries: Entries, *, first: int, stop: int) -> bytes:
         """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
         stats = [self._aggregator.stats(cell_PN) for _, cell_PN in self._rows(entries, first, stop)]

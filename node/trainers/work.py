@@ -147,9 +147,11 @@ class TrainerWork:
         basis = self._taken.basis
         if parts.core.machine.standing.top.basis == basis:
             self._fates.contributed(basis)
-            store = partial(parts.store.contribute, contribution.payloads)
+            bend = partial(parts.hooks.contribution, contribution.payloads, parts.store)
+            payloads = await trio.to_thread.run_sync(bend)
+            store = partial(parts.store.contribute, payloads)
             root, norms = await trio.to_thread.run_sync(store)
-            parts.hooks.own_contribution(partial(parts.store.decode, contribution.payloads))
+            parts.hooks.own_contribution(partial(parts.store.decode, payloads))
             await parts.tell(
                 ev.Contributed(
                     round=self._round,

@@ -9,6 +9,22 @@ import typer
 from node.commands.app import app, print_json
 
 ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
+TrustOption = Annotated[str, typer.Option(help="friends: the mean; open: a rule that bears liars.")]
+AttackOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What a share of the nodes contributes instead of its work, such as scale:0.25; "
+        "the run is then an open one.",
+        show_default=False,
+    ),
+]
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Each node's line: rate, round trip, loss, such as 20mbit,80ms,1%.",
+        show_default="loopback as it is",
+    ),
+]
 OutOption = Annotated[
     Path | None, typer.Option(help="New folder for traces, logs and plot.", show_default=False)
 ]
@@ -26,17 +42,13 @@ def local(
         str | None,
         typer.Option(help="How long faults are dealt and rounds sealed.", show_default="60s"),
     ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Each node's line: rate, round trip, loss, such as 20mbit,80ms,1%.",
-            show_default="loopback as it is",
-        ),
-    ] = None,
+    shape: ShapeOption = None,
     chaos: Annotated[
         str | None,
         typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset; with commas."),
     ] = None,
+    trust: TrustOption = "friends",
+    attack: AttackOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
     reckless: Annotated[
         bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
@@ -57,7 +69,7 @@ def local(
     from rich.console import Console
 
     from sim.local.main import run_local
-    from sim.local.options import LocalOptions, kinds_named
+    from sim.local.options import LocalOptions, kinds_named, lies_named
     from sim.local.shape import seconds_named, shape_named
 
     if duration is None and rounds is None:
@@ -77,6 +89,8 @@ def local(
         elements=elements,
         folder=folder.absolute(),
         keep_state=keep,
+        trust=trust if attack is None else "open",
+        attack=None if attack is None else lies_named(attack, peers),
         test_switch=test_switch,
     )
     end = run_local(

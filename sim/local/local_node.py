@@ -21,6 +21,8 @@ from sim.local.shaper import HOST, Port
 ALL_HERE_FILE = "all-here"
 """The founder does not train before it is there: alone it would be far ahead of the others."""
 
+LYING_COMMAND = (sys.executable, "-P", "-m", "sim.local.lying_node")
+
 BENT_NODE = "B"
 """Which node a test switch bends."""
 
@@ -47,6 +49,12 @@ class LocalNode:
     has_sealed_in_life: bool = False
     seated: int = 0
     """The newest round of which it is a member."""
+
+    is_liar: bool = False
+    """Whether it contributes something else than its work."""
+
+    train_loss: float | None = None
+    """Of its own data, before its newest seal."""
 
     members: int = 0
     """On the roster of the newest seal."""
@@ -77,7 +85,10 @@ class LocalNode:
 
     def arguments(self, options: LocalOptions, manifest: Path) -> list[str]:
         """The command line of the network process."""
-        line = [*options.node_command, "--state", str(self.state), "--manifest", str(manifest)]
+        command = options.node_command
+        if self.is_liar and options.attack is not None:
+            command = (*LYING_COMMAND, "--attack", options.attack.name)
+        line = [*command, "--state", str(self.state), "--manifest", str(manifest)]
         line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
         line += ["--threads", str(trainer_threads(options.peers))]
         if self.port is None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import trio
 from rich.console import Console
 
-from protocol.errors import ConfigError, StateError
+from protocol.errors import ConfigError, DecodeError, StateError
 from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import RunManifest
+from sim.checks.traces import merge_traces
 from sim.local.director import Director, Patience
 from sim.local.local_node import BENT_NODE, LocalNode
 from sim.local.options import LocalOptions
@@ -20,6 +21,7 @@ from sim.local.recipe import found_run
 from sim.local.report import Result, print_result, write_report
 from sim.local.story import Story
 from sim.local.verdict import Evidence, judge
+from sim.local.weights import weights_of
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 _EXIT_BY_SIGNAL = 128
@@ -65,7 +67,14 @@ def run_local(
         disturbed=[wall_offset_s + at_s for at_s in story.disturbed()],
     )
     verdict = judge(manifest, evidence)
-    result = Result(options=options, story=story, verdict=verdict, wall_s=now_s(), error=error)
+    result = Result(
+        options=options,
+        story=story,
+        verdict=verdict,
+        wall_s=now_s(),
+        error=error,
+        weights=_weights(manifest, evidence) if options.attack else {},
+    )
     write_report(result, options.folder)
     if result.is_good and not options.keep_state:
         # A file that Windows still holds open is no reason to fail.
@@ -73,6 +82,13 @@ def run_local(
     print_result(console, result)
     console.print(f"\nTraces, logs and plot: {options.folder}", markup=False, soft_wrap=True)
     return LocalEnd(status=EXIT_DONE if result.is_good else EXIT_FAILED, result=result)
+
+
+def _weights(manifest: RunManifest, evidence: Evidence) -> dict[PeerId, float]:
+    try:
+        return weights_of(manifest, merge_traces([p for p in evidence.traces if p.exists()]))
+    except DecodeError:
+        return {}  # The verdict says so.
 
 
 def _bent(options: LocalOptions, nodes: Sequence[LocalNode]) -> frozenset[PeerId]:

@@ -26,7 +26,16 @@ KINDS = {
 NEEDS_SIGNALS = ("freeze",)
 NEEDS_SHAPER = ("stall", "reset")
 
+TRUSTS = ("friends", "open")
 TRAINERS = ("made-up", "real")
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """An attack by name, and how many of the nodes that start together lie."""
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,10 @@ class LocalOptions:
     """Deal faults also where they leave less than a quorum."""
 
     keep_state: bool = False
+    trust: str = "friends"
+    attack: Lies | None = None
+    """What the last nodes that start together contribute instead of their work."""
+
     test_switch: str | None = None
     """Bends the second node, to show that the checks can fail."""
 
@@ -83,6 +96,8 @@ class LocalOptions:
             )
         if self.test_switch is not None and self.test_switch not in TEST_SWITCHES:
             raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
+        if self.trust not in TRUSTS:
+            raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         self._check_kinds()
 
     def _check_kinds(self) -> None:
@@ -105,6 +120,24 @@ class LocalOptions:
     def needs_shaper(self) -> bool:
         """Whether there is a proxy between the nodes."""
         return self.shape is not None or any(kind in NEEDS_SHAPER for kind in self.kinds)
+
+
+def lies_named(text: str, peers: int) -> Lies:
+    """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
+    from sim.local.lying_node import ALONE
+
+    name, _, share = text.partition(":")
+    if name not in ALONE:
+        known = ", ".join(ALONE)
+        raise ConfigError(f"--attack: {name!r} is none that a node can do alone; there are {known}")
+    try:
+        fraction = float(share)
+    except ValueError:
+        fraction = -1.0
+    # Written so that what is not a number does not pass.
+    if not 0.0 < fraction < 0.5:
+        raise ConfigError(f"--attack {text}: write it like {name}:0.25, below a half")
+    return Lies(name, max(1, int(fraction * peers)))
 
 
 def kinds_named(text: str | None) -> tuple[str, ...]:

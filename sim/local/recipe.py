@@ -54,8 +54,15 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     base = demo_manifest(
         DemoOptions(peers=2, rounds=1, seed=options.seed, folder=options.folder), founder
     )
+    # As a founder's run.toml that names no rule.
+    rule = "default" if options.trust == "open" else base.outer.aggregator
     manifest = replace(
-        base, title="barnraise local", rounds=rounds, created_unix_s=int(time.time())
+        base,
+        title="barnraise local",
+        rounds=rounds,
+        created_unix_s=int(time.time()),
+        trust=options.trust,
+        outer=replace(base.outer, aggregator=rule),
     )
     if options.trainer == "real":
         return manifest

@@ -2,12 +2,14 @@
 
 import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from protocol.identity import PeerId, parse_peer_id
 from sim.local.options import LocalOptions
 from sim.local.story import Dealt, Story
 from sim.local.verdict import Verdict
@@ -34,6 +36,8 @@ class Result:
     verdict: Verdict
     wall_s: float
     error: str
+    weights: Mapping[PeerId, float] = field(default_factory=dict)
+    """Of each peer in what was sealed, where there are liars."""
 
     @property
     def is_good(self) -> bool:
@@ -47,6 +51,23 @@ class Result:
         if len(seals) < 2 or seals[-1][0] <= seals[0][0]:
             return 0.0
         return 60.0 * (seals[-1][1] - seals[0][1]) / (seals[-1][0] - seals[0][0])
+
+    @property
+    def loss_last(self) -> float | None:
+        """The mean loss of the honest nodes, each on its own data, before their newest seal."""
+        losses = [n.train_loss for n in self.story.nodes.values() if not n.is_liar]
+        known = [loss for loss in losses if loss is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def _fair_share(self) -> float:
+        return round(1.0 / max(1, len(self.story.nodes)), 6)
+
+    @property
+    def liars(self) -> list[tuple[str, float]]:
+        """Who lied, by name, and its share in what was sealed."""
+        found = [n for n in self.story.nodes.values() if n.is_liar and n.peer]
+        return [(n.name, self.weights.get(parse_peer_id(n.peer), 0.0)) for n in found]
 
     def as_json(self) -> dict[str, object]:
         """The line that `--json` ends with."""
@@ -73,6 +94,14 @@ class Result:
             "memory_max_bytes": verdict.memory_max_bytes,
             "pids": [pid for node in story.nodes.values() for pid in node.pids],
             "seed": self.options.seed,
+            "loss_last": self.loss_last,
+            "attack": self.options.attack.name if self.options.attack else None,
+            "attackers": [
+                {"node": name, "weight": round(weight, 6), "fair_share": self._fair_share}
+                for name, weight in self.liars
+            ],
+            # Nobody audits yet, so nobody is banned.
+            "banned": [],
             "wall_s": _rounded(self.wall_s),
         }
 
@@ -95,6 +124,12 @@ def print_result(console: Console, result: Result) -> None:
         ("ledgers", f"{verdict.num_ledgers} checked"),
         ("invariants", verdict.broken or "hold"),
     ]
+    if result.loss_last is not None:
+        rows.append(("loss", f"{result.loss_last:.4f} of the honest nodes at the end"))
+    if result.options.attack is not None:
+        weights = [f"{name} {weight:.1%}" for name, weight in result.liars]
+        rows.append(("attack", f"{result.options.attack.name}; weights: {', '.join(weights)}"))
+        rows.append(("banned", "nobody: that takes audits, which there are not yet"))
     for name, text in rows:
         table.add_row(name, text)
     console.print(table, markup=False)

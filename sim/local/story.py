@@ -95,6 +95,7 @@ class Story:
                 node.pids.append(event.pid)
             case events.RoundSealed():
                 node.members, node.bytes_sent = event.members, event.bytes_up
+                node.train_loss = event.train_loss
                 self._moved(node, event.round, now_s)
             case events.Linked() | events.Unlinked():
                 node.num_linked = len(event.linked)

@@ -96,6 +96,8 @@ class LocalSwarm:
         nodes, name = self.story.nodes, node_name(len(self.story.nodes))
         running = [one.address for one in nodes.values() if one.address and _is_up(one)]
         node = LocalNode(name, self._options.folder, tuple(self._told(running)))
+        attack, peers = self._options.attack, self._options.peers
+        node.is_liar = attack is not None and peers - attack.count <= len(nodes) < peers
         if self.shaper is not None:
             taken = {port.target for port in self.shaper.ports.values()}
             target = free_port(self._ports, taken.__contains__)

@@ -1,0 +1,60 @@
+"""How much each peer's contributions weighed in what was sealed, from traces alone.
+
+The rule's factors follow from the Gram matrices that were announced and the tokens of the COMMITs;
+nothing that a node says of itself counts.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from node.reporting.tracing import Adopted, Record, Signed
+from protocol.errors import DecodeError
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from protocol.messages import Commit, Gram, SealValue, decode_body
+from training.aggregation import AGGREGATORS, coefficients_of
+from training.aggregation.seam import scores_of
+
+Grams = dict[tuple[int, int], bytes]
+"""By first and last cell of a slice."""
+
+
+def weights_of(manifest: RunManifest, records: Iterable[Record]) -> dict[PeerId, float]:
+    """Of each peer the mean, over the sealed rounds that list it, of its share in the factors that
+    the rule gave; cells that are clipped by themselves may weigh less."""
+    grams: dict[bytes, Grams] = defaultdict(dict)
+    commits: dict[bytes, tuple[PeerId, Commit]] = {}
+    seals: dict[bytes, SealValue] = {}
+    for record in records:
+        if isinstance(record, Adopted):
+            seals[record.certificate.value.digest] = record.certificate.value
+        elif isinstance(record, Signed):
+            try:
+                body = decode_body(record.message)
+            except DecodeError:
+                continue
+            if isinstance(body, Commit):
+                commits[record.message.digest] = (record.message.sender, body)
+            elif isinstance(body, Gram):
+                grams[body.list_digest].setdefault((body.first, body.stop), body.stats)
+    told: dict[PeerId, list[float]] = defaultdict(list)
+    for value in seals.values():
+        listed = [commits[digest] for digest in value.commits if digest in commits]
+        if listed and len(listed) == len(value.commits):
+            for peer, share in _shares(manifest, listed, grams[value.list_digest]).items():
+                told[peer].append(share)
+    return {peer: sum(shares) / len(shares) for peer, shares in sorted(told.items())}
+
+
+def _shares(
+    manifest: RunManifest, listed: list[tuple[PeerId, Commit]], grams: Grams
+) -> dict[PeerId, float]:
+    listed = sorted(listed, key=lambda one: one[0])
+    rule = AGGREGATORS[manifest.outer.aggregator](cell_elements=manifest.cell_elements)
+    weights_P = np.array([float(body.tokens) for _, body in listed])
+    forms = [grams[place] for place in sorted(grams)] if rule.uses_stats else []
+    factors_P = np.abs(scores_of(coefficients_of(rule, forms, weights_P)).astype(np.float64))
+    total = float(factors_P.sum()) or 1.0
+    return {peer: float(w) / total for (peer, _), w in zip(listed, factors_P, strict=True)}

@@ -1,0 +1,99 @@
+"""Real nodes that lie: what they contribute, who they are, and what they weigh."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.cells.shard_store import ShardStore
+from node.hooks import NodeHooks
+from protocol.errors import ConfigError
+from sim.attacks import ATTACKS
+from sim.local.local_node import LYING_COMMAND, LocalNode
+from sim.local.lying_node import ALONE, Liar
+from sim.local.options import Lies, LocalOptions, lies_named
+from sim.local.recipe import local_manifest
+from sim.local.weights import weights_of
+from tests.node.builders import peers_named, toy_manifest
+from tests.sim.worlds import WatchedWorld
+
+
+def store_of(codec: str) -> ShardStore:
+    toy = toy_manifest(peers_named(1)[0])
+    manifest = replace(toy, outer=replace(toy.outer, codec=codec))
+    return ShardStore(manifest, 0, np.zeros(manifest.layout(0).fragment_numels[0], np.float32))
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+@pytest.mark.parametrize("name", ALONE)
+def test_liar_contributes_what_its_attack_makes_and_everybody_would_take_it(name, codec, seed):
+    store, liar = store_of(codec), Liar(name)
+    numel = store.layout.fragment_numels[0]
+    luck = np.random.default_rng(seed)
+    is_bent = False
+    for _ in range(3):
+        honest = store.encode(0.01 * luck.normal(size=numel).astype(np.float32))
+        sent = liar.contribution(honest, store)
+        root, norms = store.contribute(sent)
+        assert len(root) == 32
+        assert np.isfinite(norms).all()
+        assert NodeHooks().contribution(honest, store) is honest
+        is_bent |= list(sent) != list(honest)
+    assert is_bent
+    assert name in ATTACKS
+
+
+def test_scaled_contribution_is_a_thousand_times_as_long_and_flipped(seed):
+    store = store_of("none")
+    own_N = np.random.default_rng(seed).normal(size=store.layout.fragment_numels[0])
+    payloads = store.encode(own_N.astype(np.float32))
+    sent_N = store.decode(Liar("scale").contribution(payloads, store))
+    assert np.allclose(sent_N, -1000.0 * store.decode(payloads), rtol=1e-6)
+
+
+def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
+    assert lies_named("scale:0.25", 8) == Lies("scale", 2)
+    assert lies_named("zero:0.01", 8) == Lies("zero", 1)
+    for text in ("scale", "scale:", "scale:0", "scale:0.5", "scale:nan", "scale:x", "alie:0.25"):
+        with pytest.raises(ConfigError, match="--attack"):
+            lies_named(text, 8)
+
+
+def test_liars_are_another_program_and_their_run_is_open(tmp_path):
+    lies = Lies("scale", 1)
+    options = LocalOptions(
+        peers=4, folder=tmp_path, rounds=3, duration_s=None, trust="open", attack=lies
+    )
+    manifest = local_manifest(options, peers_named(1)[0])
+    assert (manifest.trust, manifest.outer.aggregator) == ("open", "default")
+    for is_liar in (False, True):
+        node = LocalNode("D", tmp_path, (), is_liar=is_liar)
+        words = node.arguments(options, tmp_path / "manifest")
+        begins = words[: len(LYING_COMMAND) + 2] == [*LYING_COMMAND, "--attack", "scale"]
+        assert begins == is_liar
+    friends = local_manifest(replace(options, trust="friends", attack=None), peers_named(1)[0])
+    assert (friends.trust, friends.outer.aggregator) == ("friends", "mean")
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "krum"])
+def test_weights_are_the_factors_of_the_rule_from_what_was_signed(aggregator, seed):
+    peers = peers_named(4)
+    toy = toy_manifest(peers[0], rounds=4)
+    outer = replace(toy.outer, aggregator=aggregator)
+    world = WatchedWorld(replace(toy, outer=outer), seed=seed)
+    records: list[Any] = []
+    world.tracers.append(records.append)
+    for peer in peers:
+        world.join(peer)
+    world.finish()
+    found = weights_of(world.manifest, records)
+    assert found.keys() == {peer for listed in world.listed.values() for peer in listed}
+    assert all(0.0 <= weight <= 1.0 for weight in found.values())
+    # Each round's shares sum to one, whoever it lists.
+    times = {peer: sum(peer in listed for listed in world.listed.values()) for peer in found}
+    total = sum(weight * times[peer] for peer, weight in found.items())
+    assert total == pytest.approx(len(world.listed))
+    per_round = [found[peer] * times[peer] for peer in found]
+    if aggregator == "krum":
+        assert all(share == pytest.approx(round(share)) for share in per_round), "one row each"
