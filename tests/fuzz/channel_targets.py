@@ -16,7 +16,7 @@ from protocol.errors import (
 from tests.fuzz.target import FILE_BYTES, PACKER_BYTES, Target, from_bytes, from_file
 from tests.training.replicas import small_manifest
 from training.channel import ChannelFile, channel_spec
-from training.compression import CODECS
+from training.compression import CODECS, decode_to_read
 from training.exchange import RunClock
 from training.failure import error_of
 from training.frames import (
@@ -83,6 +83,7 @@ def _codec_read(name: str) -> Callable[[bytes], None]:
                 continue
             assert x_N.shape == (numel,)
             assert np.isfinite(x_N).all()
+            assert np.array_equal(decode_to_read(codec, data, numel), x_N)
             return
         raise DecodeError("of no size")
 
@@ -102,6 +103,8 @@ def _codec_covers(name: str) -> tuple[str, ...]:
     return (
         *own,
         "training.compression.seam.Codec.decode",
+        "training.compression.dense.decode_to_read",
+        "training.compression.dense.DenseCodec.decode_to_read",
         "training.compression.blocks.unpack_codes",
         "training.compression.indices.GapIndices.unpack",
         "training.compression.indices.IndexCode.unpack",

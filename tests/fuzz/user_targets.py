@@ -232,7 +232,11 @@ TARGETS = [
     ),
     Target(
         name="run.toml",
-        covers=("node.settings.run_file.read_run_file", "node.settings.toml_file.read_toml"),
+        covers=(
+            "node.settings.run_file.read_run_file",
+            "node.settings.run_file.parse_run_file",
+            "node.settings.toml_file.read_toml",
+        ),
         read=from_file(read_run_file, "run.toml"),
         errors=(ConfigError,),
         examples=lambda: (run_file_text("run.toml", "a barn").encode(),),
