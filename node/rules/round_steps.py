@@ -118,6 +118,10 @@ class RoundSteps(RoundState):
             # It holds the result like all who sealed: its next COMMIT has to prove that.
             yield from self._sign_seal(Kind.PSEAL, value, attempt)
             own = view.own_seal_of(value)
+        if not own:
+            # Who follows others has to have the receipts when the round becomes final.
+            found = [view.ballots.find(digest) for digest in value.commits]
+            yield ev.RecordProof(tuple(entry.message for entry in found if entry))
         was_listed, final = view.is_listed_in(value), self.standing.final.value
         self.standing.advance(link, lambda one: self._new_view(one, final, now_s))
         if view is not self.standing.base:

@@ -216,6 +216,12 @@ class BranchPeer(Peer):
         counted = [commit for link in path for commit in link.value.commits]
         if len(counted) != len(set(counted)):
             return "S5: a contribution counts twice"
+        if not self.journal.keys() >= {
+            digest for link in self.branch for digest in link.value.commits
+        }:
+            return (
+                "I5: it may make a round final of which it would have no receipts after a restart"
+            )
         left = len(standing.given_up)
         if len(standing.views) != len(standing.branch) + 1 or left > GIVEN_UP_MAX:
             return f"I7: {len(standing.views)} rounds are kept, and {left} that were left"
