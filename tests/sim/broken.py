@@ -81,11 +81,11 @@ def _rows_as_they_came() -> Iterator[None]:
     reduce = ShardStore.reduce
 
     def reduce_as_they_came(
-        store: ShardStore, digest: bytes, entries: Sequence[Any], *, first: int, stop: int
+        store: ShardStore, digest: bytes, entries: Sequence[Any], **where: Any
     ) -> bytes:
         came = {root: number for number, root in enumerate(store._parts)}
         ordered = sorted(entries, key=lambda entry: came[entry[1]])
-        return reduce(store, digest, ordered, first=first, stop=stop)
+        return reduce(store, digest, ordered, **where)
 
     with patch.object(ShardStore, "reduce", reduce_as_they_came):
         yield
