@@ -133,7 +133,8 @@ class Libp2pStream:
         if num_bytes <= muxed.num_buffered:
             await trio.lowlevel.checkpoint()
             self._raise_if_closed()
-            return b"".join(muxed.take(num_bytes))
+            if num_bytes <= muxed.num_buffered:  # It may have been reset meanwhile.
+                return b"".join(muxed.take(num_bytes))
         # Joined once at the end: growing one buffer instead costs a third of the processor time of
         # a transfer, in page faults. The stream puts small pieces together before we see them.
         parts: list[Part] = []

@@ -4,6 +4,7 @@ import random
 import tracemalloc
 
 import pytest
+import trio
 from libp2p.network.stream.exceptions import StreamError
 
 from dht.libp2p_stream import root_message
@@ -55,6 +56,21 @@ async def test_many_small_pieces_take_little_more_than_their_bytes():
     finally:
         tracemalloc.stop()
     assert peak - before < 12 * num_bytes
+
+
+async def test_stream_that_is_reset_while_bytes_are_taken_gives_an_error_and_no_fewer_bytes():
+    muxed = muxed_stream()
+    muxed.take_window(-4)
+    feed(muxed, [b"four"])
+    stream = stream_over(muxed, PEER)
+
+    async def receive():
+        with pytest.raises(StreamClosedError):
+            await stream.receive_exactly(4)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        nursery.start_soon(muxed.reset)
 
 
 def test_root_message_is_the_deepest_that_says_something():
