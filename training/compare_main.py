@@ -7,25 +7,16 @@ An error is one line on standard error, and exit status 1.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from protocol.errors import BarnraiseError
 from protocol.manifest import RunManifest
-from training.child_process import (
-    exit_when_stdin_closes,
-    leave_interrupts_to_parent,
-    set_thread_budget,
-)
-from training.data import Dataset, open_corpus
-from training.manifest_file import read_manifest
+from training.data import Dataset
+from training.measuring import measure, measuring_parser, say
 
-EXIT_FAILED = 1
 POINTS = 24
 """Of the curve; a validation costs as much as some ten steps."""
 
@@ -33,19 +24,8 @@ POINTS = 24
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train one run; returns the exit status."""
     options = _parser().parse_args(arguments)
-    if options.child:
-        leave_interrupts_to_parent()
-        exit_when_stdin_closes()
-    try:
-        manifest = read_manifest(options.manifest, bytes.fromhex(options.run))
-        dataset = open_corpus(manifest.corpus)
-        # Replicas are threads; with threads of its own each, torch is many times slower.
-        set_thread_budget(1)
-        _train(manifest, dataset, options.peers)
-    except (BarnraiseError, OSError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return EXIT_FAILED
-    return 0
+    # Replicas are threads; with threads of its own each, torch is many times slower.
+    return measure(options, 1, lambda manifest, dataset: _train(manifest, dataset, options.peers))
 
 
 def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
@@ -64,7 +44,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     began_s, aside_s = time.monotonic(), 0.0
 
     def tell(loss: float) -> None:
-        _say(
+        say(
             "point",
             step=swarm.clock.step,
             loss=loss,
@@ -93,7 +73,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     run_replicas(swarm, train)
     wall_s = time.monotonic() - began_s - aside_s
     model = model_of(manifest, (swarm.anchor,))
-    _say(
+    say(
         "result",
         loss=finite_loss(model, held_out(manifest, dataset), 64),
         payload_bytes=swarm.payload_bytes // peers,
@@ -104,23 +84,9 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     )
 
 
-def _say(kind: str, **fields: object) -> None:
-    sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
-    sys.stdout.flush()
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="training.compare_main",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
-    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
+    parser = measuring_parser("training.compare_main", __doc__)
     parser.add_argument("--peers", type=int, required=True, help="replicas")
-    parser.add_argument(
-        "--child", action="store_true", help="end when standard input closes; ignore Ctrl+C"
-    )
     return parser
 
 

@@ -66,6 +66,18 @@ def make_outer(spec: OuterSpec) -> OuterOptimizer:
     return OUTER_OPTIMIZERS[spec.optimizer](spec.learning_rate, spec.momentum)
 
 
+def _momentum(
+    factor: np.float32, aggregate_N: NDArray[np.float32], info: OuterInfo
+) -> NDArray[np.float32]:
+    """mu v + g, with v = 0 before the first step."""
+    before_N = info.slots.get("momentum")
+    if before_N is None:
+        before_N = np.zeros_like(aggregate_N)
+    momentum_N = factor * before_N
+    momentum_N += aggregate_N
+    return momentum_N
+
+
 class Nesterov:
     """Nesterov momentum in the form of torch.optim.SGD (DiLoCo, algorithm 1).
 
@@ -84,11 +96,7 @@ class Nesterov:
         self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
     ) -> OuterStep:
         """See OuterOptimizer."""
-        before_N = info.slots.get("momentum")
-        if before_N is None:
-            before_N = np.zeros_like(anchor_N)
-        momentum_N = self._momentum * before_N
-        momentum_N += aggregate_N
+        momentum_N = _momentum(self._momentum, aggregate_N, info)
         update_N = self._momentum * momentum_N
         update_N += aggregate_N
         update_N *= self._learning_rate
@@ -135,11 +143,7 @@ class HeavyBall:
         self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
     ) -> OuterStep:
         """See OuterOptimizer."""
-        before_N = info.slots.get("momentum")
-        if before_N is None:
-            before_N = np.zeros_like(anchor_N)
-        momentum_N = self._momentum * before_N
-        momentum_N += aggregate_N
+        momentum_N = _momentum(self._momentum, aggregate_N, info)
         return OuterStep(anchor_N - self._learning_rate * momentum_N, {"momentum": momentum_N})
 
 
