@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from dht.announcements import Announcement, Announcements
-from dht.kademlia import Kademlia, KademliaConfig
-from dht.keyspace import Key, topic_key
-from dht.messages import (
+from dht.kademlia.announcements import Announcement, Announcements
+from dht.kademlia.kademlia import Kademlia, KademliaConfig
+from dht.kademlia.keyspace import Key, topic_key
+from dht.kademlia.messages import (
     PROTOCOL,
     Ping,
     Reply,
@@ -21,12 +21,12 @@ from dht.messages import (
     Stored,
     StoreVerdict,
 )
+from dht.kademlia.paths import Search
+from dht.kademlia.records import SignedRecord, is_timely, merge
+from dht.kademlia.requests import RequestConfig, Requester, RequestServer
+from dht.kademlia.routing import Contact
+from dht.kademlia.searching import Searcher
 from dht.origins import Doubt, Origins
-from dht.paths import Search
-from dht.records import SignedRecord, is_timely, merge
-from dht.requests import RequestConfig, Requester, RequestServer
-from dht.routing import Contact
-from dht.searching import Searcher
 from protocol.clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
 from protocol.transport import Transport

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import combinations
 
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
 from protocol.identity import PeerId
 
 ORIGINS_MAX = 6

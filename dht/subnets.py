@@ -7,7 +7,7 @@ must all find room. A name is resolved by whoever dials it, and belongs to none 
 import ipaddress
 from collections.abc import Iterable
 
-from dht.gone import host_and_port
+from dht.reaching.gone import host_and_port
 
 NARROW_BITS = {4: 24, 6: 48}
 WIDE_BITS = {4: 16, 6: 32}

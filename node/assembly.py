@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import Libp2pTransport
+from dht.transport.libp2p_transport import Libp2pTransport
 from node.cells.shard_store import ShardStore
 from node.config import NodeConfig
 from node.core import NodeCore

@@ -16,10 +16,10 @@ from pathlib import Path
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import TransportConfig, open_transport
-from dht.relay_books import RelayLimits
-from dht.relay_server import RelayServer
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
+from dht.reaching.relay_books import RelayLimits
+from dht.reaching.relay_server import RelayServer
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, PeerAddress, parse_dialable
 from node.exit_codes import user_error

@@ -12,7 +12,7 @@ from typing import TextIO
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import Libp2pTransport
+from dht.transport.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
 from node.cells.bulk_streams import BULK_PROTOCOL

@@ -1,7 +1,8 @@
 """SEAM Transport and Stream: all that Barnraise asks of a network.
 
 The node and the DHT open and serve streams through this seam alone, so that loopback TCP, libp2p
-and memory behave alike. Implementations: `dht.libp2p_transport`, the tests' memory transport.
+and memory behave alike. Implementations: `dht.transport.libp2p_transport`, the tests' memory
+transport.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

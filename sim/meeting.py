@@ -12,12 +12,12 @@ from functools import partial
 
 from blake3 import blake3
 
-from dht.announcements import Announcement, Announcements
 from dht.directory import DirectoryConfig
-from dht.kademlia import Kademlia
-from dht.keyspace import Key, topic_key
-from dht.lookup import LookupResult, Query
-from dht.messages import (
+from dht.kademlia.announcements import Announcement, Announcements
+from dht.kademlia.kademlia import Kademlia
+from dht.kademlia.keyspace import Key, topic_key
+from dht.kademlia.lookup import LookupResult, Query
+from dht.kademlia.messages import (
     Nodes,
     Ping,
     Reply,
@@ -30,9 +30,9 @@ from dht.messages import (
     decode_request,
     encode_message,
 )
-from dht.paths import Search
-from dht.records import SignedRecord, is_timely, merge
-from dht.routing import Contact
+from dht.kademlia.paths import Search
+from dht.kademlia.records import SignedRecord, is_timely, merge
+from dht.kademlia.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId
 from sim.timeline import Timeline
 

@@ -55,7 +55,7 @@ def bootstrap(
 ) -> None:
     """Serve the DHT to strangers, and as a relay, in the foreground, until Ctrl+C: no training."""
     with handling(end_at_once):
-        from dht.relay_books import RelayLimits
+        from dht.reaching.relay_books import RelayLimits
         from node.bootstrap import LISTEN, bootstrap_in_foreground
         from node.config import NodeConfig
         from node.state.folder import default_state

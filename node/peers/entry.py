@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
 from node.assembly import Node
 from node.config import parse_peer_address
 from node.peers.links import Links

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from blake3 import blake3
 
-from dht.circuits import is_circuit, is_public
+from dht.reaching.circuits import is_circuit, is_public
 from node.config import PeerAddress
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError

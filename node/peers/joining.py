@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dht.libp2p_transport import TransportConfig, open_transport
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress, parse_dialable
 from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
 from node.peers.manifest_fetch import Fetched, fetch_manifest

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
+from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from node.config import LISTEN_DEFAULT, NodeConfig
 from node.state.folder import keep_port, read_port
 from node.state.psk import read_psk

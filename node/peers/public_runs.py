@@ -11,7 +11,7 @@ from typing import Annotated
 import trio
 
 from dht.directory import Directory
-from dht.records import SignedRecord
+from dht.kademlia.records import SignedRecord
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, peer_id_text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
 from node.state.folder import write_atomically
 from node.state.known_peers import (
     ADDRESSES_MAX,

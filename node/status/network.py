@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import Libp2pTransport
+from dht.transport.libp2p_transport import Libp2pTransport
 from protocol.identity import PeerId
 
 

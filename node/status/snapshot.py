@@ -47,7 +47,7 @@ _PHASES: dict[str, State] = {
 
 
 class Network(Protocol):
-    """SEAM: paths and counts, by peer; `dht.libp2p_transport` has them."""
+    """SEAM: paths and counts, by peer; `dht.transport.libp2p_transport` has them."""
 
     def path(self, peer: PeerId) -> str:
         """The word for how a peer is reached; empty without a connection."""

@@ -162,7 +162,7 @@ def measured(
 
 def security() -> str:
     """How connections are secured: every protocol that a node offers and takes."""
-    from dht.libp2p_host import TransportConfig, securities  # It takes a second to load.
+    from dht.transport.libp2p_host import TransportConfig, securities  # It takes a second to load.
 
     return " ".join(securities(TransportConfig()))
 

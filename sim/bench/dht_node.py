@@ -17,8 +17,8 @@ import time
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.libp2p_transport import TransportConfig, open_transport
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.cells.heap import keep_freed_memory
 from node.config import parse_peer_address
 from node.peers.listening import full_addresses

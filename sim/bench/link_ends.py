@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import trio
 
-from dht.libp2p_host import securities
-from dht.libp2p_transport import TransportConfig, open_transport
+from dht.transport.libp2p_host import securities
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from protocol.errors import BarnraiseError
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.limits import MIB

@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from dht.keyspace import Key
-from dht.messages import (
+from dht.kademlia.keyspace import Key
+from dht.kademlia.messages import (
     PROTOCOL,
     FindNode,
     FindValue,
@@ -21,8 +21,8 @@ from dht.messages import (
     decode_request,
     encode_message,
 )
-from dht.records import SignedRecord
-from dht.routing import Contact
+from dht.kademlia.records import SignedRecord
+from dht.kademlia.routing import Contact
 from protocol.transport import Stream
 from tests.dht.nodes import Node, ask, seed_of
 from tests.memory_transport import MemoryNetwork, MemoryTransport

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from dht.libp2p_transport import TransportConfig, open_transport
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from protocol.identity import PeerId, parse_peer_id
 
 ROOT = Path(__file__).parents[2]

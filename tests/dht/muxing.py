@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from dht.libp2p_muxed_stream import MuxedStream
-from dht.libp2p_stream import Libp2pStream, Traffic
+from dht.transport.libp2p_muxed_stream import MuxedStream
+from dht.transport.libp2p_stream import Libp2pStream, Traffic
 from protocol.identity import PeerId
 
 

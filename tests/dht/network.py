@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from dht.kademlia import Kademlia, KademliaConfig
-from dht.keyspace import Key, distance, node_key
-from dht.lookup import Lookup, LookupResult, Query
-from dht.messages import Nodes, Request, Store, Values, decode_reply, decode_request, encode_message
-from dht.paths import Search
-from dht.records import SignedRecord
-from dht.routing import Contact
+from dht.kademlia.kademlia import Kademlia, KademliaConfig
+from dht.kademlia.keyspace import Key, distance, node_key
+from dht.kademlia.lookup import Lookup, LookupResult, Query
+from dht.kademlia.messages import (
+    Nodes,
+    Request,
+    Store,
+    Values,
+    decode_reply,
+    decode_request,
+    encode_message,
+)
+from dht.kademlia.paths import Search
+from dht.kademlia.records import SignedRecord
+from dht.kademlia.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId
 
 WALL_S = 1_800_000_000.0

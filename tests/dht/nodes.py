@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import trio
 
 from dht.directory import DirectoryConfig, KademliaDirectory
-from dht.messages import PROTOCOL, Reply, Request, decode_reply, encode_message
-from dht.routing import Contact
+from dht.kademlia.messages import PROTOCOL, Reply, Request, decode_reply, encode_message
+from dht.kademlia.routing import Contact
 from protocol.identity import Ed25519Signer
 from protocol.transport import Stream
 from tests.dht.network import WALL_S

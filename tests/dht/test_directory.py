@@ -5,8 +5,8 @@ import trio
 from trio.testing import MockClock
 
 from dht.directory import Directory, KademliaDirectory
-from dht.keyspace import topic_key
-from dht.messages import PROTOCOL
+from dht.kademlia.keyspace import topic_key
+from dht.kademlia.messages import PROTOCOL
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.transport import Stream

@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dht.keyspace import topic_key
-from dht.messages import (
+from dht.kademlia.keyspace import topic_key
+from dht.kademlia.messages import (
     PROTOCOL,
     FindNode,
     FindValue,
@@ -18,8 +18,8 @@ from dht.messages import (
     StoreVerdict,
     Values,
 )
-from dht.records import sign_record
-from dht.routing import Contact
+from dht.kademlia.records import sign_record
+from dht.kademlia.routing import Contact
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.identity import Ed25519Signer

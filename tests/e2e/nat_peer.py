@@ -10,7 +10,7 @@ import sys
 
 import trio
 
-from dht.libp2p_transport import TransportConfig, open_transport
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import parse_peer_address
 from node.peers.listening import full_addresses
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.fuzz import (
     channel_targets,
+    dht_targets,
     file_targets,
     folder_targets,
     peer_targets,
@@ -22,6 +23,7 @@ from tests.fuzz.target import Target
 
 TARGETS: list[Target] = [
     *protocol_targets.TARGETS,
+    *dht_targets.TARGETS,
     *state_targets.TARGETS,
     *channel_targets.TARGETS,
     *file_targets.TARGETS,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dht.circuits import decode_word, encode_word, parse_circuit
-from dht.punching import decode_signal, encode_signal
+from dht.reaching.circuits import decode_word, encode_word, parse_circuit
+from dht.reaching.punching import decode_signal, encode_signal
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
@@ -28,8 +28,8 @@ from protocol.wire import encode
 from sim.trials.scenario import settled
 from sim.trials.scenario_file import read_scenario, read_scenario_file
 from sim.trials.scenario_text import scenario_text
-from tests.dht.test_circuits import WORDS
-from tests.dht.test_punching import SIGNALS
+from tests.dht.reaching.test_circuits import WORDS
+from tests.dht.reaching.test_punching import SIGNALS
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
 from tests.fuzz.target import (
@@ -172,7 +172,7 @@ TARGETS = [
     ),
     Target(
         name="words of relays",
-        covers=("dht.circuits.decode_word",),
+        covers=("dht.reaching.circuits.decode_word",),
         read=lambda data, _: decode_word(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_word(word) for word in WORDS),
@@ -180,7 +180,7 @@ TARGETS = [
     ),
     Target(
         name="signals of a punch",
-        covers=("dht.punching.decode_signal",),
+        covers=("dht.reaching.punching.decode_signal",),
         read=lambda data, _: decode_signal(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_signal(signal) for signal in SIGNALS),
@@ -188,7 +188,7 @@ TARGETS = [
     ),
     Target(
         name="address through a relay",
-        covers=("dht.circuits.parse_circuit",),
+        covers=("dht.reaching.circuits.parse_circuit",),
         read=from_text(parse_circuit),
         errors=(DecodeError,),
         examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from dht.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
+from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from node.config import PeerAddress
 from node.peers.handshake import shake_hands
 from node.peers.links import CONTROL_PROTOCOL

@@ -247,7 +247,7 @@ def test_long_text_is_refused_before_it_is_read():
 
 
 def test_no_signing_domain_is_the_beginning_of_another():
-    from dht import records
+    from dht.kademlia import records
 
     domains = [
         messages._MESSAGE_DOMAIN,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.routing import Contact
+from dht.kademlia.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.announcement import Announcement

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from trio.testing import MockClock
 
-from dht.keyspace import topic_key
-from dht.records import SignedRecord, sign_record
-from dht.routing import Contact
+from dht.kademlia.keyspace import topic_key
+from dht.kademlia.records import SignedRecord, sign_record
+from dht.kademlia.routing import Contact
 from node.peers.public_runs import advert_of, find_public_runs, keep_said, public_runs, topic_of
 from node.state.dht_table import DHT_TABLE_FILE, read_table
 from node.state.known_peers import KnownPeer, KnownPeers

@@ -1,0 +1,102 @@
+"""Driving searches over a Transport: the edge of `paths`. It tells the table who answered."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import trio
+
+from dht.kademlia.kademlia import Kademlia
+from dht.kademlia.lookup import LookupResult, Query
+from dht.kademlia.messages import Nodes, Reply, Request, Values
+from dht.kademlia.paths import Search
+from dht.kademlia.requests import Requester
+from dht.kademlia.routing import Contact
+from protocol.errors import NetworkError, PeerError
+from protocol.identity import PeerId, short_id
+from protocol.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_Answer = tuple[PeerId, Reply | None]
+
+
+class Searcher:
+    """Asks for one node. What a search gave up goes on in `nursery`, to learn who failed."""
+
+    def __init__(
+        self,
+        kademlia: Kademlia,
+        transport: Transport,
+        requester: Requester,
+        *,
+        nursery: Callable[[], trio.Nursery],
+        answered: Callable[[bool], None],
+    ) -> None:
+        """`answered` hears of every answer, and whether its peer is new to the table."""
+        self._kademlia = kademlia
+        self._transport = transport
+        self._requester = requester
+        self._nursery = nursery
+        self._answered = answered
+
+    async def run(self, search: Search) -> LookupResult:
+        """Drive `search` to its end, and tell the table what it taught."""
+        # Unread answers are bounded by the peers that a search may ask.
+        answers_in, answers = trio.open_memory_channel[_Answer](search.config.queries_max * 2)
+        async with answers_in, answers:
+            queries = search.start(trio.current_time())
+            while True:
+                for query in queries:
+                    self._nursery().start_soon(self._query, search, query, answers_in.clone())
+                if search.is_done:
+                    break
+                answer = None
+                with trio.move_on_at(search.deadline_s()):
+                    answer = await answers.receive()
+                queries = _feed(search, answer)
+        now_s = trio.current_time()
+        self._kademlia.table.refreshed(search.key, now_s)
+        result = search.result()
+        for liar in result.liars:
+            logger.warning("dht peer passed on what it cannot have checked peer=%s", short_id(liar))
+            self._kademlia.failed(liar, now_s)
+        for peer in result.silent:
+            self._kademlia.suspect(peer, now_s)
+        return result
+
+    async def ask(self, contact: Contact, request: Request) -> Reply | None:
+        """The reply of a peer, or None; the table learns of either."""
+        is_dialled = contact.peer not in self._transport.connected()
+        asked_s = trio.current_time()
+        try:
+            reply = await self._requester.ask(contact, request)
+        except (NetworkError, PeerError) as error:
+            logger.debug("dht request failed peer=%s error=%s", short_id(contact.peer), error)
+            self._kademlia.failed(contact.peer, trio.current_time())
+            return None
+        now_s = trio.current_time()
+        self._kademlia.times.answered(contact.peer, now_s - asked_s, is_dialled=is_dialled)
+        is_new = contact.peer not in self._kademlia.table
+        self._kademlia.answered(contact.peer, reply.addresses, now_s)
+        self._answered(is_new and contact.peer in self._kademlia.table)
+        return reply
+
+    async def _query(
+        self, search: Search, query: Query, answers_in: trio.MemorySendChannel[_Answer]
+    ) -> None:
+        async with answers_in:
+            reply = await self.ask(query.contact, self._kademlia.request_for(search, query))
+            # Broken: the search has ended without this peer.
+            with contextlib.suppress(trio.BrokenResourceError):
+                answers_in.send_nowait((query.contact.peer, reply))
+
+
+def _feed(search: Search, answer: _Answer | None) -> list[Query]:
+    now_s = trio.current_time()
+    if answer is None:
+        return search.tick(now_s)
+    peer, reply = answer
+    if isinstance(reply, Nodes | Values):
+        return search.replied(peer, reply, now_s)
+    return search.failed(peer, now_s)

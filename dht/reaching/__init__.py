@@ -1,0 +1,1 @@
+"""How a peer is reached: addresses, relays, holes through routers."""

@@ -1,0 +1,173 @@
+"""Circuits: byte streams between two peers through a relay. Their addresses and messages. Pure.
+
+    /ip4/203.0.113.1/tcp/4001/p2p/12D3Relay.../p2p-circuit
+
+is where a peer behind a router may be dialled: a relay, and where that listens. What runs over a
+circuit is a connection like any other, with its own handshake, so that a relay sees nothing but
+how much it carries and between whom.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from dht.kademlia.records import WirePeerId
+from dht.reaching.gone import host_and_port
+from protocol import limits
+from protocol.errors import DecodeError
+from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.wire import Range, Size, decode, encode
+
+RELAY_PROTOCOL = "/barnraise/relay/1"
+"""To a relay: keep a place for me, or lead me to somebody who has one."""
+
+CIRCUIT_PROTOCOL = "/barnraise/circuit/1"
+"""From a relay: somebody wants to speak with you."""
+
+SEEN_BYTES_MAX = 64
+REASON_BYTES_MAX = 128
+
+_CIRCUIT = re.compile(
+    r"(?P<address>/(?:ip4|ip6|dns|dns4|dns6)/[^/\s]+/tcp/\d{1,5})"
+    r"/p2p/(?P<relay>[1-9A-HJ-NP-Za-km-z]+)/p2p-circuit"
+)
+
+_NEAR = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
+            *("127.0.0.0/8", "169.254.0.0/16", "0.0.0.0/8"),
+            *("fc00::/7", "fe80::/10", "::1/128", "::/128"),
+        ),
+    )
+)
+"""Where an address means another machine in each home. Not `is_private`: that also holds networks
+that are public in somebody's laboratory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """A relay, and where it listens."""
+
+    relay: PeerId
+    address: str
+
+
+def circuit_address(relay: PeerId, address: str) -> str:
+    """Where somebody may be dialled who has a place at the relay."""
+    return f"{address}/p2p/{peer_id_text(relay)}/p2p-circuit"
+
+
+def parse_circuit(address: str) -> Circuit | None:
+    """The relay in a circuit's address; None for any other address.
+
+    Raises DecodeError where what should name the relay names nobody.
+    """
+    if len(address) > limits.ADDRESS_BYTES_MAX:
+        return None
+    match = _CIRCUIT.fullmatch(address)
+    if match is None:
+        return None
+    return Circuit(parse_peer_id(match["relay"]), match["address"])
+
+
+def is_circuit(address: str) -> bool:
+    """Whether an address leads through a relay."""
+    return address.endswith("/p2p-circuit")
+
+
+def is_public(address: str) -> bool:
+    """Whether an address of TCP over IP means the same machine wherever it is dialled from."""
+    place = host_and_port(address)
+    if place is None:
+        return False
+    try:
+        host = ipaddress.ip_address(place[0])
+    except ValueError:
+        return False
+    return not host.is_multicast and not any(
+        host in network for network in _NEAR if network.version == host.version
+    )
+
+
+def dial_order(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Each once: near ones first, since they cost nobody's line, then public ones, then relays.
+
+    Sorting is stable: what the peer says first is tried first.
+    """
+    return tuple(sorted(dict.fromkeys(addresses), key=is_circuit))
+
+
+# Messages -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Keep a place for me as long as this stream lasts; said again and again as a sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Lead me to `target`; what follows the answer is for it."""
+
+    target: WirePeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """To `Reserve`: the place is yours. `seen` is the address that you come from, or nothing."""
+
+    seen: Annotated[str, Size(0, SEEN_BYTES_MAX)]
+    day_bytes_left: Annotated[int, Range(0, 2**62)]
+    """What the relay will carry for you today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """To `Join`: from now on the other end hears you."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """To either: no, and why."""
+
+    reason: Annotated[str, Size(0, REASON_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """From a relay: `source`, as it has proved to the relay, wants to speak with you."""
+
+    source: WirePeerId
+
+
+Ask = Reserve | Join
+Answer = Granted | Joined | Refused
+
+FRAME_BYTES_MAX = 256
+
+_KINDS: dict[int, type[Ask | Answer | Incoming]] = {
+    1: Reserve,
+    2: Granted,
+    3: Join,
+    4: Joined,
+    5: Incoming,
+    6: Refused,
+}
+_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
+
+
+def encode_word(message: Ask | Answer | Incoming) -> bytes:
+    """The frame of a message: one type byte, then canonical msgpack."""
+    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
+
+
+def decode_word(frame: bytes) -> Ask | Answer | Incoming:
+    """The message in `frame`. Raises DecodeError for all other bytes."""
+    kind = _KINDS.get(frame[0]) if frame else None
+    if kind is None:
+        raise DecodeError("no message of a relay")
+    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)

@@ -1,0 +1,141 @@
+"""Dialling a peer: its addresses one beside the other, through a relay where none answers."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from libp2p.abc import INetworkService
+from libp2p.exceptions import BaseLibp2pError
+from multiaddr import Multiaddr
+
+from dht.reaching.circuits import Circuit, dial_order, parse_circuit
+from dht.reaching.relay_client import join_circuit
+from dht.transport.libp2p_circuit import CircuitConnection
+from dht.transport.libp2p_host import TransportConfig, dialable, library_id
+from dht.transport.libp2p_inbound import BAD_BYTES
+from dht.transport.libp2p_links import Links
+from dht.transport.libp2p_names import LOOKUPS_MAX, located
+from dht.transport.libp2p_stream import root_message
+from protocol.errors import NetworkError, PeerError, UnreachableError
+from protocol.identity import PeerId, short_id
+from protocol.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+DIAL_STAGGER_S = 1.0
+"""How long an address has for itself before the next is tried beside it. An address of somebody
+else's home network swallows packets, and sixteen of those in a row would take over a minute."""
+
+
+class Dialer:
+    """Opens the connections of one transport."""
+
+    def __init__(
+        self, transport: Transport, config: TransportConfig, links: Links, network: INetworkService
+    ) -> None:
+        self._transport = transport
+        self._config = config
+        self._links = links
+        self._network = network
+        self._locks: dict[PeerId, trio.Lock] = {}
+        self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """See `Libp2pTransport.connect`."""
+        if self._links.is_up(peer):
+            return
+        if peer == self._transport.peer_id:
+            raise UnreachableError("that is this node itself")
+        async with self._dialling(peer):
+            if not self._links.is_up(peer):
+                await self._dial_first(peer, addresses)
+
+    async def second(self, peer: PeerId) -> None:
+        """One more connection to a peer that we have dialled, for bulk; without it, all share."""
+        async with self._dialling(peer):
+            links = self._links.of(peer)
+            if len(links) != 1 or links[0].has_no_second or not links[0].is_initiator:
+                return
+            link = links[0]
+            link.has_no_second = True
+            if link.remote is None or link.is_punched or not link.is_direct:
+                return
+            host, port = link.remote
+            target = Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}")
+            with trio.move_on_after(self._config.dial_timeout_s):
+                link.has_no_second = await self._dial_target(peer, target) is not None
+
+    @asynccontextmanager
+    async def _dialling(self, peer: PeerId) -> AsyncIterator[None]:
+        """Two callers with the same peer in mind share one connection."""
+        lock = self._locks.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._locks.pop(peer, None)
+
+    async def _dial_first(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        failures: dict[str, str] = {}
+        async with trio.open_nursery() as nursery:
+
+            async def attempt(address: str, finished: trio.Event) -> None:
+                why = await self._dial(peer, address)
+                if why is None:
+                    nursery.cancel_scope.cancel()
+                else:
+                    failures[address] = why
+                finished.set()
+
+            for address in dial_order(addresses):
+                finished = trio.Event()
+                nursery.start_soon(attempt, address, finished)
+                with trio.move_on_after(DIAL_STAGGER_S):
+                    await finished.wait()
+        if not self._links.is_up(peer):
+            tried = "; ".join(f"{address!r}: {why}" for address, why in failures.items())
+            raise UnreachableError(f"{short_id(peer)}: {tried or 'no address known'}")
+
+    async def _dial(self, peer: PeerId, address: str) -> str | None:
+        """Why it failed, or None."""
+        why: str | None = None
+        try:
+            with trio.fail_after(self._config.dial_timeout_s):
+                circuit = parse_circuit(address)
+                if circuit is not None:
+                    return await self._dial_circuit(peer, circuit)
+                for target in await located(dialable(address), self._lookups):
+                    why = await self._dial_target(peer, target)
+                    if why is None:
+                        break
+        except (ValueError, PeerError, NetworkError) as error:
+            return str(error)
+        except trio.TooSlowError:
+            return f"no answer within {self._config.dial_timeout_s} s"
+        return why
+
+    async def _dial_target(self, peer: PeerId, target: Multiaddr) -> str | None:
+        try:
+            # Not `host.connect`: that one tries a single address, waits a quarter of a second
+            # first, and after a failure refuses the peer for a minute.
+            await self._network.dial_addr(target, library_id(peer))
+        except BaseLibp2pError as error:
+            return root_message(error)
+        return None
+
+    async def _dial_circuit(self, peer: PeerId, circuit: Circuit) -> str | None:
+        await self.connect(circuit.relay, (circuit.address,))
+        stream = await join_circuit(self._transport, circuit.relay, peer)
+        raw = CircuitConnection(stream, is_initiator=True)
+        is_up = False
+        try:
+            await self._network.upgrade_outbound_raw_conn(raw, library_id(peer))
+            is_up = True
+        except BAD_BYTES as error:
+            return root_message(error)
+        finally:
+            if not is_up:
+                await raw.close()
+        return None

@@ -1,0 +1,325 @@
+"""The libp2p host as Barnraise wants it: TCP, Noise and yamux only, on one fixed port.
+
+The host is put together by hand and not with the library's `new_host`, because that one also
+offers plaintext, dials peers on its own, and cannot be told otherwise. What is mended here:
+
+- After 250 inbound connections, counted over its life, a stock host accepts no more: the place
+  of a closed connection is never given back.
+- It binds its port with SO_REUSEPORT (hole punching needs it), so that a second node on the same
+  port would start without an error and take half of the first one's connections.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyPair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.tls.transport import PROTOCOL_ID as TLS_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.transport.exceptions import SecurityUpgradeFailure
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+from psutil import net_if_addrs
+
+from dht.reaching.interfaces import told_hosts
+from dht.transport.libp2p_link import OpenLink
+from dht.transport.libp2p_psk import PSK_BYTES, PSK_PROTOCOL, PskNoise
+from dht.transport.libp2p_security import TunedNoise, link_of
+from dht.transport.libp2p_tls import TunedTls, tls_is_safe
+from dht.transport.libp2p_yamux import Muxers, Yamux
+from protocol import limits
+from protocol.errors import ConfigError
+from protocol.identity import PeerId, peer_id_text
+
+UPGRADE_TIMEOUT_S = 5.0
+"""For the handshakes of a connection, each way: five round trips over a bad satellite link."""
+
+CONNECTIONS_PER_PEER_MAX = 5
+"""Two that crossed each other while both ends dialled, one for bulk beside each, and one punched
+hole."""
+
+SECURITIES = ("tls", "noise")
+"""What `TransportConfig.security` may say."""
+
+_NOT_PRIVATE = "it is not in our private swarm: it takes no PSK"
+_PRIVATE = "it takes neither TLS nor Noise: a private swarm has a PSK, which its members give you"
+
+_DIALABLE = (
+    {"ip4", "tcp"},
+    {"ip6", "tcp"},
+    {"dns", "tcp"},
+    {"dns4", "tcp"},
+    {"dns6", "tcp"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """Where a node listens, and how long it waits for others."""
+
+    listen_host: str = "0.0.0.0"  # noqa: S104 - a peer-to-peer node is there to be reached
+    """IP address to listen on; 0.0.0.0 or :: for all."""
+
+    listen_port: int = 0
+    """TCP port; 0 picks a free one at the start. Routers remember a port, so better name one."""
+
+    announce: tuple[str, ...] = ()
+    """Multiaddrs to tell others instead of our own guess, e.g. those of a forwarded port."""
+
+    connections_max: int = 300
+    """Open at one time, in and out. Each costs about 0.1 MB, while busy also its unread bytes."""
+
+    dial_timeout_s: float = 5.0
+    """Per address. Higher reaches slower peers, and waits longer for those that left."""
+
+    stream_timeout_s: float = 10.0
+    """To open a stream. A frozen peer never refuses: only this number ends the waiting."""
+
+    security: str = "tls"
+    """`tls`: where both ends can do it safely, and else Noise; `noise`: nothing else. TLS takes
+    less processor time on machines with instructions for AES."""
+
+    bulk_protocols: frozenset[str] = frozenset()
+    """Their streams travel on a second connection to the peer, as soon as there is one: what is
+    written on the first, such as a vote, never waits behind them."""
+
+    psk: bytes | None = field(default=None, repr=False)
+    """Of a private swarm: connections are only with those who know it, by Noise and never TLS."""
+
+    def __post_init__(self) -> None:
+        if self.psk is not None and len(self.psk) != PSK_BYTES:
+            raise ConfigError(f"psk: {len(self.psk)} bytes instead of {PSK_BYTES}")
+        try:
+            ipaddress.ip_address(self.listen_host)
+        except ValueError as error:
+            raise ConfigError(f"listen_host: {error}") from error
+        if not 0 <= self.listen_port <= 65535:
+            raise ConfigError(f"listen_port: {self.listen_port} is outside 0..65535")
+        if self.security not in SECURITIES:
+            raise ConfigError(f"security: {self.security!r} is none of {', '.join(SECURITIES)}")
+        if not 1 <= self.connections_max <= 10_000:
+            raise ConfigError(f"connections_max: {self.connections_max} is outside 1..10000")
+        for address in self.announce:
+            try:
+                dialable(address)
+            except ValueError as error:
+                raise ConfigError(f"announce: {error}") from error
+
+
+class _NoAutoConnector(AutoConnector):
+    """The library would dial peers of its own choice until it has 200; the node decides that."""
+
+    async def maybe_connect(self) -> None:
+        """Connect to nobody."""
+
+
+class _Swarm(Swarm):
+    """The library's network, which gives back the place of a closed inbound connection."""
+
+    def __init__(
+        self, peer_id: ID, peerstore: PeerStore, upgrader: TransportUpgrader, num_max: int
+    ) -> None:
+        super().__init__(
+            peer_id,
+            peerstore,
+            upgrader,
+            [TCP()],
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=ConnectionConfig(
+                max_connections=num_max,
+                min_connections=0,
+                low_watermark=0,
+                high_watermark=num_max,
+                max_connections_per_peer=CONNECTIONS_PER_PEER_MAX,
+                inbound_upgrade_timeout=UPGRADE_TIMEOUT_S,
+                outbound_upgrade_timeout=UPGRADE_TIMEOUT_S,
+            ),
+        )
+        self.auto_connector = _NoAutoConnector(self)
+
+    async def upgrade_inbound_raw_conn(
+        self, raw_conn: IRawConnection, maddr: Multiaddr
+    ) -> IMuxedConn:
+        """Secure an inbound connection; for one of the listener, also wait until it is gone.
+
+        The listener's task holds the connection's place and would wait for the end of the whole
+        network. The exception makes it leave. Relayed connections come from elsewhere.
+        """
+        muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        link = link_of(muxed)
+        if link is not None and _from_listener(raw_conn):
+            await link.lost.wait()
+            raise SwarmException(link.lost_reason)
+        return muxed
+
+
+class _Upgrader(TransportUpgrader):
+    """The library's, which says why two ends have no security in common: mostly the PSK."""
+
+    def __init__(
+        self, secured: dict[TProtocol, ISecureTransport], *, negotiate_timeout: int
+    ) -> None:
+        super().__init__(secured, {}, negotiate_timeout=negotiate_timeout)
+        self._is_private = PSK_PROTOCOL in secured
+
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        """As the library does. Raises SecurityUpgradeFailure."""
+        try:
+            return await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        except SecurityUpgradeFailure as error:
+            if isinstance(error.__cause__, MultiselectError | MultiselectClientError):
+                why = _NOT_PRIVATE if self._is_private else _PRIVATE
+                raise SecurityUpgradeFailure(why) from None
+            raise
+
+
+def _from_listener(raw: IRawConnection) -> bool:
+    return isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)
+
+
+def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink) -> BasicHost:
+    """A host that does not run yet. `open_link` wraps each connection before its handshake."""
+    # The library reports every failed dial and every disconnect as an error, some with a traceback.
+    # The same facts reach our callers as exceptions.
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    # It writes four lines at DEBUG for each part of each address that it parses.
+    logging.getLogger("multiaddr").setLevel(logging.WARNING)
+    key_pair = create_new_key_pair(signer_seed)
+    peer_id = ID.from_pubkey(key_pair.public_key)
+    peerstore = PeerStore()
+    peerstore.add_key_pair(peer_id, key_pair)
+    upgrader = _Upgrader(
+        _secure_transports(config, key_pair, open_link),
+        negotiate_timeout=int(UPGRADE_TIMEOUT_S),
+    )
+    upgrader.muxer_multistream = Muxers(
+        {TProtocol(YAMUX_PROTOCOL): Yamux}, negotiate_timeout=int(UPGRADE_TIMEOUT_S)
+    )
+    announce = [Multiaddr(address) for address in config.announce]
+    return BasicHost(
+        _Swarm(peer_id, peerstore, upgrader, config.connections_max),
+        addrs_factory=lambda found: announce or [a for one in found for a in reachable(one)],
+    )
+
+
+def securities(config: TransportConfig) -> tuple[str, ...]:
+    """What a node offers and takes, the preferred first."""
+    if config.psk is not None:
+        return ("noise-psk",)
+    return SECURITIES if config.security == "tls" and tls_is_safe() else ("noise",)
+
+
+def _secure_transports(
+    config: TransportConfig, key_pair: KeyPair, open_link: OpenLink
+) -> dict[TProtocol, ISecureTransport]:
+    if config.psk is not None:
+        return {PSK_PROTOCOL: PskNoise(key_pair, open_link, config.psk)}
+    found: dict[TProtocol, ISecureTransport] = {}
+    if "tls" in securities(config):
+        found[TLS_PROTOCOL] = TunedTls(key_pair, open_link)
+    found[NOISE_PROTOCOL] = TunedNoise(key_pair, open_link)
+    return found
+
+
+def library_id(peer: PeerId) -> ID:
+    """The library's form of a peer id."""
+    return ID.from_base58(peer_id_text(peer))
+
+
+def dialable(address: str) -> Multiaddr:
+    """Parse an address of TCP over IP or a name, without `/p2p/`. Raises ValueError, saying why."""
+    if len(address) > limits.ADDRESS_BYTES_MAX:
+        raise ValueError(f"longer than {limits.ADDRESS_BYTES_MAX} characters")
+    try:
+        parsed = Multiaddr(address)
+        names = [part.name for part in parsed.protocols()]
+    except (MultiaddrError, ValueError) as error:
+        raise ValueError(f"no multiaddr: {error}") from error
+    if len(names) != 2 or set(names) not in _DIALABLE:
+        raise ValueError("not /ip4, /ip6 or /dns with /tcp and nothing else")
+    return parsed
+
+
+def reachable(address: Multiaddr) -> Iterator[Multiaddr]:
+    """The address itself, or where it says "all addresses", each of this machine's."""
+    text = str(address)
+    for wildcard, family in (("/ip4/0.0.0.0/", 4), ("/ip6/::/", 6)):
+        if text.startswith(wildcard):
+            here = told_hosts(_interfaces(), family)
+            for host in here or ("127.0.0.1" if family == 4 else "::1",):
+                yield Multiaddr(text.replace(wildcard, f"/ip{family}/{host}/", 1))
+            return
+    yield address
+
+
+def _interfaces() -> dict[str, list[str]]:
+    """The addresses of each interface of this machine, as the library's dependencies find them."""
+    return {name: [one.address for one in found] for name, found in net_if_addrs().items()}
+
+
+@contextlib.contextmanager
+def reserved_port(config: TransportConfig) -> Iterator[int]:
+    """The port to listen on, kept from others until the context ends. Raises ConfigError.
+
+    A port of 0 is resolved here, because the library must know the port before it listens:
+    DCUtR dials from it.
+    """
+    ip = ipaddress.ip_address(config.listen_host)
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as holder:
+            if config.listen_port:
+                _refuse_shared_port(family, config)
+            _share_port(holder)
+            holder.bind((config.listen_host, config.listen_port))
+            yield int(holder.getsockname()[1])
+    except OSError as error:
+        where = f"{config.listen_host} port {config.listen_port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
+
+
+def _refuse_shared_port(family: socket.AddressFamily, config: TransportConfig) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Without it, connections of an earlier run in TIME_WAIT would hold the port for a minute.
+        # On Windows the option means to take a port from whoever has it.
+        exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
+        probe.setsockopt(socket.SOL_SOCKET, exclusive or socket.SO_REUSEADDR, 1)
+        probe.bind((config.listen_host, config.listen_port))
+
+
+def _share_port(holder: socket.socket) -> None:
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+def listen_address(config: TransportConfig, port: int) -> Multiaddr:
+    """The multiaddr at which the host listens."""
+    version = ipaddress.ip_address(config.listen_host).version
+    return Multiaddr(f"/ip{version}/{config.listen_host}/tcp/{port}")
+
+
+def plain_addresses(addresses: Sequence[Multiaddr]) -> tuple[str, ...]:
+    """Their text without `/p2p/`, each once, in order."""
+    return tuple(dict.fromkeys(str(address).partition("/p2p/")[0] for address in addresses))

@@ -1,0 +1,194 @@
+"""What was agreed in a handshake, used for many records at once.
+
+The library encrypts and decrypts record by record, each with a few copies and two reads of what is
+below it. Here everything that one read of the socket brought is decrypted in one go, and what is
+sent is encrypted from where it lies into the buffer that the socket takes. The bytes on the wire
+stay standard: a stock peer sees records like any other.
+"""
+
+import struct
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.security.base_session import BaseSession
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, NoiseTransportReadWriter
+from libp2p.security.secure_session import SecureSession
+from multiaddr import Multiaddr
+
+from dht.transport.libp2p_link import Link
+from protocol import limits
+
+Bytes = bytes | bytearray | memoryview
+
+SEND_BYTES_MAX = 256 * limits.KIB
+"""Plain bytes that are encrypted and handed to the socket together. More gains nothing, and what is
+encrypted cannot be overtaken."""
+
+_SPARE_BUFFERS_MAX = 8
+_TAG_BYTES = 16
+_LENGTH = struct.Struct("!H")
+_NONCE = struct.Struct("<4xQ")
+_NOISE_NAMES = (b"Noise_XX_25519_ChaChaPoly_SHA256", b"Noise_XXpsk0_25519_ChaChaPoly_SHA256")
+
+
+class Session(BaseSession):
+    """A secured connection. `send` and `receive` are for one task each at a time."""
+
+    security = ""
+    """What it is secured with, in a word."""
+
+    def __init__(self, agreed: SecureSession, link: Link) -> None:
+        super().__init__(
+            local_peer=agreed.local_peer,
+            local_private_key=agreed.local_private_key,
+            remote_peer=agreed.remote_peer,
+            remote_permanent_pubkey=agreed.remote_permanent_pubkey,
+            is_initiator=agreed.is_initiator,
+        )
+        self.link = link
+        self._plain = b""
+
+    @abstractmethod
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        """Send up to `SEND_BYTES_MAX` bytes. Cancelled, all of them are sent in the background.
+
+        Raises ConnectionClosedError.
+        """
+
+    @abstractmethod
+    async def receive(self) -> list[Bytes]:
+        """What arrives next, decrypted; never nothing. Raises ConnectionClosedError."""
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most `n` bytes, for the library; raises ConnectionClosedError at the end."""
+        if not self._plain:
+            self._plain = b"".join(await self.receive())
+        stop = len(self._plain) if n is None else n
+        data, self._plain = self._plain[:stop], self._plain[stop:]
+        return data
+
+    def unread(self) -> bytes:
+        """What `read` left of the records that it took, once."""
+        data, self._plain = self._plain, b""
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send every byte, for the library."""
+        view = memoryview(data)
+        for start in range(0, len(view), SEND_BYTES_MAX):
+            await self.send((view[start : start + SEND_BYTES_MAX],))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.link.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other end."""
+        return self.link.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end as a multiaddr."""
+        return self.link.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Direct or relayed."""
+        return self.link.get_connection_type()
+
+
+class NoiseSession(Session):
+    """Noise after the library's handshake: ChaCha20-Poly1305 over records of up to 65 535 bytes."""
+
+    security = "noise"
+    _spare: list[bytearray] = []  # noqa: RUF012 - shared, because few connections send at a time
+
+    def __init__(self, agreed: SecureSession, link: Link) -> None:
+        """Raises HandshakeFailure for anything but the Noise that libp2p prescribes."""
+        super().__init__(agreed, link)
+        lines = agreed.conn
+        if not isinstance(lines, NoiseTransportReadWriter):
+            raise HandshakeFailure("no Noise")
+        noise = lines.noise_state.noise_protocol
+        if noise.name not in _NOISE_NAMES:
+            raise HandshakeFailure(f"Noise of another kind: {noise.name!r}")
+        sending, receiving = noise.cipher_state_encrypt, noise.cipher_state_decrypt
+        self._encrypt = ChaCha20Poly1305(sending.k).encrypt_into
+        self._decrypt = ChaCha20Poly1305(receiving.k).decrypt
+        self._num_sent, self._num_received = sending.n, receiving.n
+        self._half = bytearray()
+
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
+        buffer = self._spare.pop() if self._spare else bytearray(_buffer_bytes())
+        view = memoryview(buffer)
+        stop = 0
+        for plain in _records(parts):
+            start, stop = stop + _LENGTH.size, stop + _LENGTH.size + len(plain) + _TAG_BYTES
+            _LENGTH.pack_into(buffer, start - _LENGTH.size, stop - start)
+            self._encrypt(_NONCE.pack(self._num_sent), plain, None, view[start:stop])
+            self._num_sent += 1
+        # Cancelled, the link still holds the buffer: it is not spare then.
+        await self.link.write(view[:stop])
+        if len(self._spare) < _SPARE_BUFFERS_MAX:
+            self._spare.append(buffer)
+
+    async def receive(self) -> list[Bytes]:
+        """The next records in plain; see `Session.receive`."""
+        while True:
+            data = await self.link.read()
+            try:
+                found: list[Bytes] = list(self._decrypted(data))
+            except InvalidTag as error:
+                self.link.lose("a record that does not decrypt")
+                raise ConnectionClosedError(self.link.lost_reason, transport="tcp") from error
+            if found:
+                return found
+
+    def _decrypted(self, data: bytes) -> Iterator[bytes]:
+        view = memoryview(data)
+        if self._half:
+            # Only the record that was cut is put together, not all that came behind it.
+            head = self._half + data[: max(0, _LENGTH.size - len(self._half))]
+            missing = _record_bytes(head) - len(self._half)
+            if len(data) < missing:
+                self._half += data
+                return
+            self._half += view[:missing]
+            yield from self._plain_of(memoryview(self._half)[_LENGTH.size :])
+            view = view[missing:]
+        start = 0
+        while (stop := start + _record_bytes(view[start : start + _LENGTH.size])) <= len(view):
+            yield from self._plain_of(view[start + _LENGTH.size : stop])
+            start = stop
+        self._half = bytearray(view[start:])
+
+    def _plain_of(self, record: memoryview) -> Iterator[bytes]:
+        plain = self._decrypt(_NONCE.pack(self._num_received), record, None)
+        self._num_received += 1
+        if plain:
+            yield plain
+
+
+def _record_bytes(head: Bytes) -> int:
+    """The size of a record with its length; of a length that is cut, more than there is."""
+    if len(head) < _LENGTH.size:
+        return 1 << 20
+    length: int = _LENGTH.unpack_from(head)[0]
+    return _LENGTH.size + length
+
+
+def _buffer_bytes() -> int:
+    """For the largest send: a record for the header beside those that are full."""
+    num_records: int = -(-SEND_BYTES_MAX // MAX_PLAINTEXT_LENGTH) + 2
+    return SEND_BYTES_MAX + num_records * (_LENGTH.size + _TAG_BYTES)
+
+
+def _records(parts: Sequence[Bytes]) -> Iterator[Bytes]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), MAX_PLAINTEXT_LENGTH):
+            yield view[start : start + MAX_PLAINTEXT_LENGTH]

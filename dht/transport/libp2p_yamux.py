@@ -1,0 +1,301 @@
+"""yamux, the standard way to many streams on one connection, without the library's waiting.
+
+The library's muxer copies each byte four times, polls for a window every 10 ms, gives a stream up
+whose reader does not read for 5 s, takes what a peer sends beyond its windows, and answers a peer
+from the task that reads, so that two ends that write to each other can wait for each other for
+ever. The frames here are the same (github.com/hashicorp/yamux/blob/master/spec.md), and any peer
+may have any muxer.
+"""
+
+import logging
+import struct
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from multiaddr import Multiaddr
+
+from dht.transport.libp2p_muxed_stream import MuxedStream
+from dht.transport.libp2p_session import SEND_BYTES_MAX, Bytes, Session
+from protocol import limits
+
+HEADER = struct.Struct("!BBHII")
+"""Version, type, flags, stream, length."""
+
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+JOINED_BYTES_MAX = 4096
+"""Up to so many bytes travel in one record with their header; above, a second record costs less
+than the copy."""
+
+INBOUND_STREAMS_MAX = 256
+"""Streams that one connection may have open to us. The library opens no more than 256 itself, so
+only a hostile peer gets there; each costs a task and up to a window of memory."""
+
+UNSENT_BYTES_MAX = 64 * limits.KIB
+"""Answers that wait for the socket, 12 bytes each. A peer that asks so often reads nothing."""
+
+UNREAD_BYTES_MAX = 64 * limits.MIB
+"""That may lie unread, over all streams of a connection: windows grow no further."""
+
+GOODBYE_S = 0.1
+
+
+logger = logging.getLogger(__name__)
+
+
+class ProtocolError(Exception):
+    """The peer sends what is no yamux; its connection is cut."""
+
+
+class Yamux(IMuxedConn):
+    """The streams of one connection."""
+
+    def __init__(self, conn: ISecureConn, peer_id: ID) -> None:
+        assert isinstance(conn, Session)
+        self.secured_conn = conn
+        self.peer_id = peer_id
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.on_close: object = None
+        self.streams: dict[int, MuxedStream] = {}
+        self._next_id = 1 if conn.is_initiator else 2
+        self._num_inbound = 0
+        self._accepted, self._to_accept = trio.open_memory_channel[MuxedStream](INBOUND_STREAMS_MAX)
+        self._sending = trio.Lock()
+        self._unsent = bytearray()
+        self._has_unsent = trio.Event()
+        self._head = bytearray()
+        self._left = 0
+        self._flags = 0
+        self._sink: MuxedStream | None = None
+
+    # What the library asks -----------------------------------------------------------------------
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether this end dialled."""
+        return self.secured_conn.is_initiator
+
+    @property
+    def is_established(self) -> bool:
+        """Whether streams can be opened."""
+        return self.event_started.is_set() and not self.is_closed
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self.event_closed.is_set()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """IP address and port of the other end."""
+        return self.secured_conn.get_remote_address()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other end as a multiaddr."""
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Direct or relayed."""
+        return self.secured_conn.get_connection_type()
+
+    async def start(self) -> None:
+        """Read and answer until the connection is gone. Raises nothing: the library would stop."""
+        self.event_started.set()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer)
+                await self._read()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._end()
+
+    async def open_stream(self) -> IMuxedStream:
+        """A new stream; the other end hears of it with its first bytes at the latest."""
+        if self.is_closed:
+            raise MuxedConnUnavailable("the connection is gone")
+        stream = MuxedStream(self, self._next_id, is_ours=True)
+        self.streams[self._next_id] = stream
+        self._next_id += 2
+        self.post(WINDOW_UPDATE, SYN, stream.stream_id, 0)
+        await trio.lowlevel.checkpoint()
+        return stream
+
+    async def accept_stream(self) -> IMuxedStream:
+        """The next stream that the other end opens. Raises MuxedConnUnavailable at the end."""
+        try:
+            return await self._to_accept.receive()
+        except trio.EndOfChannel:
+            raise MuxedConnUnavailable("the connection is gone") from None
+
+    async def close(self) -> None:
+        """Say goodbye, if the other end takes it at once, and close the connection."""
+        if not self.is_closed:
+            self.post(GO_AWAY, 0, 0, 0)
+            with trio.move_on_after(GOODBYE_S):
+                await self._send_unsent()
+        self._end()
+        await self.secured_conn.close()
+
+    def _end(self) -> None:
+        self.event_closed.set()
+        self.secured_conn.link.lose("closed by yamux")
+        self._accepted.close()
+        for stream in tuple(self.streams.values()):
+            stream.end("the connection is gone")
+        self.streams.clear()
+        self._has_unsent.set()
+
+    # Out -----------------------------------------------------------------------------------------
+
+    def post(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        """Send a frame without data soon, from whatever task."""
+        self._unsent += HEADER.pack(0, kind, flags, stream_id, length)
+        if len(self._unsent) > UNSENT_BYTES_MAX:
+            self.secured_conn.link.lose("it asks, and does not read the answers")
+            self._unsent.clear()
+        self._has_unsent.set()
+
+    async def _answer(self) -> None:
+        while not self.is_closed:
+            await self._has_unsent.wait()
+            self._has_unsent = trio.Event()
+            try:
+                await self._send_unsent()
+            except ConnectionClosedError:
+                return
+
+    async def _send_unsent(self) -> None:
+        async with self._sending:
+            if self._unsent:
+                data = bytes(self._unsent)
+                self._unsent.clear()
+                await self.secured_conn.send((data,))
+
+    async def send_data(self, stream: MuxedStream, data: memoryview) -> int:
+        """Send what fits the stream's window and one frame; how many bytes that was.
+
+        Cancelled, they are all sent or none is, and the stream's position is unknown.
+        Raises ConnectionClosedError, and MuxedStreamReset.
+        """
+        async with self._sending:
+            stream.raise_if_not_sending()
+            # What opens a stream goes before its bytes.
+            room = SEND_BYTES_MAX - HEADER.size - len(self._unsent)
+            num_bytes = min(len(data), stream.send_window, room)
+            if num_bytes <= 0:
+                return 0
+            stream.send_window -= num_bytes
+            head = self._unsent + HEADER.pack(0, DATA, 0, stream.stream_id, num_bytes)
+            self._unsent.clear()
+            parts: tuple[Bytes, ...] = (bytes(head), data[:num_bytes])
+            if num_bytes <= JOINED_BYTES_MAX:
+                parts = (b"".join(parts),)
+            await self.secured_conn.send(parts)
+            return num_bytes
+
+    # In ------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        link = self.secured_conn.link
+        try:
+            self.feed(self.secured_conn.unread())
+            while True:
+                for data in await self.secured_conn.receive():
+                    self.feed(data)
+        except ConnectionClosedError as error:
+            link.lose(str(error))
+        except ProtocolError as error:
+            logger.warning("connection cut peer=%s reason=%s", self.peer_id, error)
+            link.lose(f"no yamux: {error}")
+
+    def feed(self, data: Bytes) -> None:
+        """Take what arrived. Raises ProtocolError."""
+        view = memoryview(data)
+        while view:
+            if self._left:
+                piece = view[: self._left]
+                self._left -= len(piece)
+                if self._sink is not None:
+                    self._sink.feed(piece, whole=data)
+                view = view[len(piece) :]
+                if not self._left:
+                    self._flagged(self._sink, self._flags)
+            elif not self._head and len(view) >= HEADER.size:
+                self._frame(*HEADER.unpack_from(view))
+                view = view[HEADER.size :]
+            else:
+                missing = HEADER.size - len(self._head)
+                self._head += view[:missing]
+                view = view[missing:]
+                if len(self._head) == HEADER.size:
+                    head, self._head = self._head, bytearray()
+                    self._frame(*HEADER.unpack(head))
+
+    def _frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
+        if version or kind > GO_AWAY:
+            raise ProtocolError(f"version {version}, type {kind}")
+        if kind == PING:
+            if flags & SYN:
+                self.post(PING, ACK, 0, length)
+        elif kind == GO_AWAY:
+            raise ConnectionClosedError("the other end says goodbye", transport="tcp")
+        else:
+            self._stream_frame(kind, flags, stream_id, length)
+
+    def _stream_frame(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        stream = self._opened(stream_id) if flags & SYN else self.streams.get(stream_id)
+        if kind == DATA:
+            if stream is not None and not stream.take_window(length):
+                raise ProtocolError(f"{length} bytes beyond the window of a stream")
+            self._left, self._sink, self._flags = length, stream, flags
+            if length:
+                return
+        elif stream is not None:
+            stream.widen(length)
+        self._flagged(stream, flags)
+
+    def _flagged(self, stream: MuxedStream | None, flags: int) -> None:
+        if stream is not None and flags & FIN:
+            stream.finish()
+        if stream is not None and flags & RST:
+            stream.end("reset by the other end")
+
+    def _opened(self, stream_id: int) -> MuxedStream | None:
+        if stream_id % 2 == self._next_id % 2 or stream_id in self.streams or not stream_id:
+            raise ProtocolError(f"opens stream {stream_id}")
+        stream = MuxedStream(self, stream_id, is_ours=False)
+        # Those that came and went before anybody looked lie in the channel, too.
+        waiting = self._accepted.statistics().current_buffer_used
+        if self.is_closed or max(waiting, self._num_inbound) >= INBOUND_STREAMS_MAX:
+            self.post(WINDOW_UPDATE, RST, stream_id, 0)
+            return None
+        self._accepted.send_nowait(stream)
+        self.streams[stream_id] = stream
+        self._num_inbound += 1
+        self.post(WINDOW_UPDATE, ACK, stream_id, 0)
+        return stream
+
+    def may_widen(self, num_bytes: int) -> bool:
+        """Whether the windows of all streams together may grow by so many bytes."""
+        granted = sum(stream.window_target for stream in self.streams.values())
+        return granted + num_bytes <= UNREAD_BYTES_MAX
+
+    def forget(self, stream: MuxedStream) -> None:
+        """Both ends are done with a stream."""
+        if self.streams.pop(stream.stream_id, None) is not None and not stream.is_ours:
+            self._num_inbound -= 1
+
+
+class Muxers(MuxerMultistream):
+    """Agrees on yamux as the library does, and makes ours of it."""
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """Raises MultiselectError when the other end has no yamux."""
+        await self.select_transport(conn)
+        return Yamux(conn, peer_id)

@@ -1,0 +1,88 @@
+"""When what we say is due again, and that what we say later wins."""
+
+import pytest
+
+from dht.kademlia.announcements import Announcements
+from dht.kademlia.records import Verdict, rank, verdict
+from protocol.identity import KeyedHashSigner
+from tests.dht.network import WALL_S, peer_id
+
+SIGNER = KeyedHashSigner(peer_id(1))
+REPLICAS = 8
+
+
+def announcements() -> Announcements:
+    return Announcements(SIGNER, replicas=REPLICAS)
+
+
+def test_nothing_said_is_never_due() -> None:
+    assert announcements().next_due_s() == float("inf")
+    assert announcements().due(1e9) == []
+
+
+def test_fully_stored_announcement_is_renewed_at_a_third_of_its_life() -> None:
+    said = announcements()
+    one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
+    said.published(one, REPLICAS, 10.0)
+    assert said.next_due_s() == 40.0
+    assert said.due(39.9) == []
+    assert said.due(40.0) == [one]
+
+
+def test_announcement_with_too_few_replicas_is_repeated_soon_then_less_often() -> None:
+    said = announcements()
+    one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
+    waits = []
+    for _ in range(7):
+        said.published(one, REPLICAS - 1, 0.0)
+        waits.append(said.next_due_s())
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_new_peer_makes_only_the_incomplete_announcement_hurry() -> None:
+    said = announcements()
+    complete = said.add(b"complete", b"v", ttl_s=90.0, now_s=0.0)
+    incomplete = said.add(b"incomplete", b"v", ttl_s=90.0, now_s=0.0)
+    said.published(complete, REPLICAS, 0.0)
+    for _ in range(5):
+        said.published(incomplete, 1, 0.0)
+    said.hurry(2.0)
+    assert said.due(3.0) == [incomplete]
+
+
+def test_announcement_that_was_never_published_is_due_soon() -> None:
+    said = announcements()
+    one = said.add(b"topic", b"v", ttl_s=90.0, now_s=5.0)
+    assert said.due(6.0) == [one]
+
+
+def test_later_records_win_also_over_those_of_the_run_before() -> None:
+    before, after = announcements(), announcements()
+    one = before.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
+    first, second = (before.sign(one, WALL_S) for _ in range(2))
+    again = after.sign(after.add(b"topic", b"v", ttl_s=90.0, now_s=0.0), WALL_S + 0.01)
+    assert rank(first) < rank(second) < rank(again)
+
+
+@pytest.mark.parametrize("ttl_s", [1.0, 30.0, 24 * 3600.0])
+def test_record_is_valid_for_its_lifetime_and_a_withdrawal_outlives_it(ttl_s: float) -> None:
+    said = announcements()
+    one = said.add(b"topic", b"v", ttl_s=ttl_s, now_s=0.0)
+    record = said.sign(one, WALL_S)
+    withdrawal = said.sign_withdrawal(one, WALL_S)
+    assert verdict(record, SIGNER, WALL_S + ttl_s - 0.01) is Verdict.VALID
+    assert verdict(record, SIGNER, WALL_S + ttl_s + 1.0) is Verdict.UNTIMELY
+    assert withdrawal.value == b""
+    assert rank(withdrawal) > rank(record)
+    assert withdrawal.expires_unix_s >= record.expires_unix_s
+
+
+def test_removed_or_replaced_announcement_is_no_longer_current() -> None:
+    said = announcements()
+    old = said.add(b"topic", b"old", ttl_s=90.0, now_s=0.0)
+    new = said.add(b"topic", b"new", ttl_s=90.0, now_s=0.0)
+    assert not said.is_current(old)
+    assert said.is_current(new)
+    assert said.remove(b"topic") is new
+    assert said.remove(b"topic") is None
+    assert not said.is_current(new)

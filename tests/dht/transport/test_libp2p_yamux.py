@@ -1,0 +1,365 @@
+"""Our muxer: windows are kept, streams end cleanly, and a stock peer notices no difference."""
+
+import os
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from cryptography.exceptions import InvalidTag
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
+
+from dht.transport import libp2p_yamux
+from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_MAX, WINDOW_BYTES_START
+from dht.transport.libp2p_session import SEND_BYTES_MAX, NoiseSession, Session
+from dht.transport.libp2p_yamux import (
+    ACK,
+    DATA,
+    FIN,
+    HEADER,
+    INBOUND_STREAMS_MAX,
+    PING,
+    RST,
+    SYN,
+    UNREAD_BYTES_MAX,
+    WINDOW_UPDATE,
+    ProtocolError,
+    Yamux,
+)
+from protocol.identity import parse_peer_id
+from sim.bench.libp2p_stock import open_stock, stock_stream
+from tests.dht.loopback import DEADLINE_S, ECHO, MIB, open_loopback
+from tests.dht.muxing import Muxer, feed, muxed_stream
+
+
+class Pipe(Session):
+    """A session in memory: what one end sends the other receives, as it is."""
+
+    def __init__(self, *, is_initiator, out, into):
+        self.is_initiator = is_initiator
+        self.out, self.into = out, into
+        self._plain = b""
+        self.reasons: list[str] = []
+        self.link: Any = SimpleNamespace(lose=self.lose, close=trio.lowlevel.checkpoint)
+
+    def lose(self, why):
+        self.reasons.append(why)
+        self.out.close()
+
+    async def send(self, parts):
+        assert sum(map(len, parts)) <= SEND_BYTES_MAX
+        try:
+            await self.out.send(b"".join(parts))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(str(error)) from error
+
+    async def receive(self):
+        try:
+            return [await self.into.receive()]
+        except (trio.EndOfChannel, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(str(error)) from error
+
+
+def muxers():
+    """Two muxers that are connected with each other; only `start` moves bytes."""
+    one_out, two_in = trio.open_memory_channel[bytes](1)
+    two_out, one_in = trio.open_memory_channel[bytes](1)
+    peer = ID(b"peer")
+    one = Yamux(Pipe(is_initiator=True, out=one_out, into=one_in), peer)
+    return one, Yamux(Pipe(is_initiator=False, out=two_out, into=two_in), peer)
+
+
+def frame(kind, flags, stream_id, length, data=b""):
+    return HEADER.pack(0, kind, flags, stream_id, length) + data
+
+
+def posted(muxer):
+    data = bytes(muxer._unsent)
+    muxer._unsent.clear()
+    return [HEADER.unpack_from(data, start)[1:] for start in range(0, len(data), HEADER.size)]
+
+
+async def test_many_streams_carry_what_was_sent_in_order(seed, autojump_clock):
+    rng = random.Random(seed)
+    one, two = muxers()
+    sent = [rng.randbytes(rng.randrange(1, 3 * MIB)) for _ in range(5)]
+
+    async def send(data):
+        stream: Any = await one.open_stream()
+        start = 0
+        while start < len(data):
+            stop = start + rng.choice((1, 100, 5000, 300_000, MIB))
+            await stream.write(memoryview(data)[start:stop])
+            start = stop
+        await stream.close()
+        with pytest.raises(MuxedStreamEOF):
+            await stream.read(1)
+
+    async def receive(found):
+        stream: Any = await two.accept_stream()
+        data = b""
+        try:
+            while True:
+                data += await stream.read(rng.choice((1, 1000, 100_000, MIB)))
+        except MuxedStreamEOF:
+            found.append(data)
+        await stream.close()
+
+    found: list[bytes] = []
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.start)
+            nursery.start_soon(two.start)
+            async with trio.open_nursery() as streams:
+                for data in sent:
+                    streams.start_soon(send, data)
+                    streams.start_soon(receive, found)
+            assert sorted(found) == sorted(sent)
+            assert not one.streams
+            assert not two.streams
+            await one.close()
+
+
+async def test_answers_that_wait_leave_with_a_full_frame():
+    one, _ = muxers()
+    stream: Any = await one.open_stream()
+    stream.send_window = MIB
+    for _ in range(5000):
+        one.post(PING, ACK, 0, 7)
+    taken = await one.send_data(stream, memoryview(bytes(MIB)))
+    assert taken + len(HEADER.pack(0, 0, 0, 0, 0)) * 5002 == SEND_BYTES_MAX
+    assert not one._unsent
+
+
+async def test_writer_waits_for_the_window_as_long_as_its_caller_does(autojump_clock):
+    one, two = muxers()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(two.start)
+        stream: Any = await one.open_stream()
+        with trio.move_on_after(600) as scope:
+            await stream.write(bytes(WINDOW_BYTES_START + 1))
+        assert scope.cancelled_caught
+        other: Any = await two.accept_stream()
+        assert other.num_buffered == WINDOW_BYTES_START
+        other.take(WINDOW_BYTES_START)
+        await stream.write(bytes(WINDOW_BYTES_START))
+        nursery.cancel_scope.cancel()
+
+
+async def test_byte_beyond_the_window_is_refused():
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0))
+    muxer.feed(frame(DATA, 0, 2, WINDOW_BYTES_START, bytes(WINDOW_BYTES_START)))
+    with pytest.raises(ProtocolError, match="beyond the window"):
+        muxer.feed(frame(DATA, 0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        HEADER.pack(1, DATA, 0, 2, 0),
+        HEADER.pack(0, 9, 0, 2, 0),
+        frame(WINDOW_UPDATE, SYN, 0, 0),
+        frame(WINDOW_UPDATE, SYN, 3, 0),
+        frame(WINDOW_UPDATE, SYN, 2, 0) * 2,
+        frame(DATA, SYN, 2, WINDOW_BYTES_START + 1),
+    ],
+    ids=["version", "type", "stream 0", "our number", "opened twice", "too much at once"],
+)
+async def test_frame_that_makes_no_sense_is_refused(wrong):
+    muxer, _ = muxers()
+    with pytest.raises(ProtocolError):
+        muxer.feed(wrong)
+
+
+async def test_more_streams_than_allowed_are_reset_one_by_one():
+    muxer, _ = muxers()
+    for number in range(INBOUND_STREAMS_MAX + 1):
+        muxer.feed(frame(WINDOW_UPDATE, SYN, 2 * number + 2, 0))
+    answers = posted(muxer)
+    assert [flags for _, flags, _, _ in answers] == [ACK] * INBOUND_STREAMS_MAX + [RST]
+    assert len(muxer.streams) == INBOUND_STREAMS_MAX
+
+
+async def test_streams_that_nobody_accepts_in_time_are_bounded_though_they_end():
+    muxer, _ = muxers()
+    for number in range(2 * INBOUND_STREAMS_MAX):
+        muxer.feed(frame(WINDOW_UPDATE, SYN, 2 * number + 2, 0))
+        muxer.feed(frame(WINDOW_UPDATE, RST, 2 * number + 2, 0))
+    flags = [flags for _, flags, _, _ in posted(muxer)]
+    assert flags.count(RST) == INBOUND_STREAMS_MAX
+
+
+async def test_peer_that_asks_without_reading_is_cut_off(monkeypatch):
+    monkeypatch.setattr(libp2p_yamux, "UNSENT_BYTES_MAX", 1200)
+    muxer, _ = muxers()
+    muxer.feed(frame(PING, SYN, 0, 7) * 100)
+    assert not muxer.secured_conn.reasons
+    muxer.feed(frame(PING, SYN, 0, 7))
+    assert muxer.secured_conn.reasons == ["it asks, and does not read the answers"]
+
+
+async def test_end_of_a_stream_comes_behind_its_last_byte():
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0))
+    stream = muxer.streams[2]
+    data = frame(DATA, FIN, 2, 3, b"abc")
+    muxer.feed(data[:13])
+    assert stream.num_buffered == 1
+    muxer.feed(data[13:])
+    assert await stream.read(9) == b"abc"
+    with pytest.raises(MuxedStreamEOF):
+        await stream.readable()
+
+
+async def test_bytes_of_a_stream_that_is_gone_are_dropped():
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0) + frame(WINDOW_UPDATE, RST, 2, 0))
+    muxer.feed(frame(DATA, 0, 2, 5, b"stray") + frame(PING, SYN, 0, 7))
+    assert posted(muxer)[-1] == (PING, ACK, 0, 7)
+    assert not muxer.streams
+
+
+async def test_window_grows_while_it_is_read_fast_and_stays_when_not(autojump_clock):
+    fast, slow = muxed_stream(), muxed_stream()
+    for _ in range(20):
+        feed_half(fast)
+    for _ in range(20):
+        await trio.sleep(2)
+        feed_half(slow)
+    assert fast.window_target == WINDOW_BYTES_MAX
+    assert slow.window_target == WINDOW_BYTES_START
+
+
+def feed_half(muxed):
+    size = muxed.window_target // 2
+    assert muxed.take_window(size)
+    muxed.feed(memoryview(bytes(size)), whole=bytes(size))
+    muxed.take(size)
+
+
+async def test_windows_of_all_streams_together_are_bounded():
+    muxer, _ = muxers()
+    for number in range(INBOUND_STREAMS_MAX):
+        muxer.feed(frame(WINDOW_UPDATE, SYN, 2 * number + 2, 0))
+    for _ in range(20):
+        for stream in muxer.streams.values():
+            feed_half(stream)
+    assert sum(one.window_target for one in muxer.streams.values()) <= UNREAD_BYTES_MAX
+
+
+async def test_small_pieces_of_a_large_record_do_not_hold_it():
+    muxed = muxed_stream()
+    record = bytes(60_000)
+    muxed.feed(memoryview(record)[:10_000], whole=record)
+    assert all(isinstance(part, bytearray) for part in muxed.take(10_000))
+
+
+async def test_reset_stream_says_why_but_keeps_what_came():
+    muxed = muxed_stream(Muxer())
+    muxed.feed(memoryview(b"here"), whole=b"here")
+    muxed.end("reset by the other end")
+    assert await muxed.read(4) == b"here"
+    with pytest.raises(MuxedStreamReset, match="reset by the other end"):
+        await muxed.readable()
+    with pytest.raises(MuxedStreamReset):
+        await muxed.write(b"x")
+
+
+async def test_half_closed_stream_still_reads():
+    muxer = Muxer()
+    muxed = muxed_stream(muxer)
+    await muxed.close()
+    feed(muxed, [b"answer"])
+    assert await muxed.read(9) == b"answer"
+    assert muxer.posted == [(WINDOW_UPDATE, FIN, 1, 0)]
+
+
+class KeyedLink:
+    """Where records lie between two sessions."""
+
+    def __init__(self):
+        self.data = bytearray()
+        self.lost_reason = ""
+
+    async def write(self, data):
+        self.data += data
+
+    async def read(self, _num_bytes=None):
+        data, self.data = bytes(self.data), bytearray()
+        return data
+
+    def lose(self, why):
+        self.lost_reason = why
+
+
+def noise_session():
+    """A session that reads what it has written itself."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    session: Any = NoiseSession.__new__(NoiseSession)
+    cipher = ChaCha20Poly1305(bytes(32))
+    session._encrypt, session._decrypt = cipher.encrypt_into, cipher.decrypt
+    session._num_sent = session._num_received = 0
+    session._plain, session._half = b"", bytearray()
+    session.link = KeyedLink()
+    return session
+
+
+@pytest.mark.parametrize("size", [1, 12, 65_519, 65_520, 200_000, SEND_BYTES_MAX])
+async def test_records_are_decrypted_wherever_the_socket_cuts_them(seed, size):
+    rng = random.Random(f"{seed}/{size}")
+    session = noise_session()
+    sent = b""
+    for _ in range(3):
+        parts = (rng.randbytes(12), rng.randbytes(size - min(size, 12)))
+        await session.send(parts)
+        sent += b"".join(parts)
+    wire = bytes(session.link.data)
+    received = b""
+    while wire:
+        cut = rng.choice((1, 2, 3, 30, 70_000, 300_000))
+        received += b"".join(session._decrypted(wire[:cut]))
+        wire = wire[cut:]
+    assert received == sent
+
+
+async def test_flipped_bit_ends_the_connection(seed):
+    session = noise_session()
+    await session.send((b"hello",))
+    session.link.data[random.Random(seed).randrange(2, len(session.link.data))] ^= 4
+    with pytest.raises(ConnectionClosedError, match="does not decrypt") as caught:
+        await session.receive()
+    assert isinstance(caught.value.__cause__, InvalidTag)
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("dials", ["ours", "theirs"])
+async def test_stock_peer_notices_no_difference(dials):
+    data = os.urandom(2 * MIB)
+
+    async def send_back(stream):
+        await stream.send_all(await stream.receive_exactly(len(data)))
+
+    async def check(stream):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, data)
+            assert await stream.receive_exactly(len(data)) == data
+        await stream.aclose()
+
+    with trio.fail_after(DEADLINE_S):
+        async with (
+            open_stock(ECHO, send_back) as (host, peer, addresses),
+            open_loopback({ECHO: send_back}) as transport,
+        ):
+            if dials == "ours":
+                await transport.connect(parse_peer_id(peer), addresses)
+                await check(await transport.open_stream(parse_peer_id(peer), ECHO))
+            else:
+                ours = ID.from_base58(str(transport.host.get_id()))
+                await check(await stock_stream(host, str(ours), list(transport.addresses()), ECHO))
