@@ -57,8 +57,7 @@ def recover(
     }
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
-    known = _provisional(chain[head].value.digest, messages)
-    signed = max((m.slot.round for m in messages if m.slot.basis not in known), default=0)
+    signed = _signed_through(chain[head].value.digest, messages)
     silent_through = max(closed if closed > head else 0, signed if signed > head + 1 else 0)
     return Restart(
         chain=tuple(chain[: head + 1]),
@@ -70,18 +69,27 @@ def recover(
     )
 
 
-def _provisional(final: bytes, messages: Sequence[SignedMessage]) -> set[bytes]:
-    """The last final seal, and all seals behind it of whose provisional rounds the log tells (R4).
+def _signed_through(final: bytes, messages: Sequence[SignedMessage]) -> int:
+    """The last round in whose final chain something was signed, for all that the log tells.
 
-    What was signed on them is in the log, since no round behind a final seal is cut off.
+    A round that a provisional seal opened proves nothing of final ones, also on a branch that was
+    given up (R4): what was signed there is in the log, whose cut leaves the rounds behind a final
+    seal. VOTE and SEAL are signed in none but the round behind a final seal.
     """
     known = {final}
-    for message in sorted(messages, key=lambda message: message.slot.round):
-        if message.slot.kind is Kind.PSEAL and message.slot.basis in known:
+    for message in messages:
+        if message.slot.kind is Kind.PSEAL:
             body = decode_body(message)
             assert isinstance(body, Seal)
             known.add(body.value)
-    return known
+    return max(
+        (
+            message.slot.round
+            for message in messages
+            if message.slot.basis not in known or message.slot.kind in (Kind.VOTE, Kind.SEAL)
+        ),
+        default=0,
+    )
 
 
 def _linked(genesis: SealCertificate, stored: Sequence[SealCertificate]) -> list[SealCertificate]:

@@ -3,6 +3,7 @@
 from node.reporting.tracing import Advanced, Began, Confirmed, FellBack, Record
 from sim.nodes import peer_named
 from tests.node.builders import peers_named
+from tests.sim.mixed import Mixed
 from tests.sim.worlds import world_of
 
 
@@ -100,3 +101,8 @@ def test_newcomer_is_seated_on_a_branch(seed):
     for peer in others:
         world.bounce(peer)
     world.finish(max_s=400.0)
+
+
+def test_one_lost_disk_and_one_restart_after_a_lost_branch_leave_a_run_able_to_seal():
+    # Kept: of four voters, one without memory and one silent for what it had said on its branch.
+    Mixed(213, rounds=14).run()

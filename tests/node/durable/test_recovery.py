@@ -12,9 +12,11 @@ from node.cells.shard_store import ShardStore
 from node.durable.recovery import StoredState, recover
 from node.rules.chain import genesis
 from node.rules.restart import Restart, own_seal, was_listed
-from protocol.messages import SealCertificate, SignedMessage
+from protocol.identity import PeerId
+from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage
 from sim.disk import Disk
 from sim.world import World, peer_named
+from tests.node.builders import Voice
 from tests.sim.worlds import world_of
 
 ROUNDS = 7
@@ -157,6 +159,36 @@ def test_signatures_beyond_the_head_keep_their_rounds_silent(world, disk):
     signed = max(message.slot.round for message in restart.messages)
     assert restart.chain[-1].value.round + 1 < signed
     assert restart.silent_through == signed
+
+
+def given_up(head: SealValue, peer: PeerId, rounds: int) -> tuple[SealValue, list[SignedMessage]]:
+    """What a peer signed on a branch behind `head`, and the value that a further round gets."""
+    signed = []
+    for index in range(rounds):
+        voice = Voice(peer, head)
+        value = replace(head, round=head.round + 1, before=head.digest, root=bytes([index]) * 32)
+        body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+        signed += [
+            voice.commit().message,
+            voice.sign(Kind.PSEAL, body, subject=head.digest),
+        ]
+        head = value
+    return head, signed
+
+
+def test_what_was_signed_on_a_branch_that_was_given_up_keeps_no_round_silent(world, disk):
+    # Otherwise one lost disk and one restart of four end a run: two of them sign nothing for good.
+    (node,) = world.nodes.values()
+    fork = disk.stored_chain[-3].value
+    head, signed = given_up(fork, node.peer, rounds=8)
+    disk.stored_messages += signed
+    restart, _ = recovered(world, disk)
+    assert max(m.slot.round for m in restart.messages) > restart.chain[-1].value.round + 1
+    assert restart.silent_through == 0
+    sealed = Voice(node.peer, head).seal(replace(head, round=head.round + 1)).message
+    disk.stored_messages += [*signed, sealed]
+    restart, _ = recovered(world, disk)
+    assert restart.silent_through == sealed.slot.round, "a SEAL is of the final chain"
 
 
 def test_empty_disk_is_a_first_start(world):
