@@ -93,6 +93,7 @@ async def _serve(
                     ]
                 )
             )
+            nursery.start_soon(transport.reach.run)
             nursery.start_soon(keep_table, state, directory.contacts, time.time)
             nursery.start_soon(directory.join, _origins(state, config.bootstrap))
             await departure.asked()

@@ -11,6 +11,11 @@ from protocol.identity import PeerId, parse_peer_id
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
 DEVICE_DEFAULT = "auto"
+RELAY_GIB_DEFAULT, RELAY_MBIT_DEFAULT = 5.0, 16.0
+"""What a node gives as a relay unless its owner says otherwise: 2 MB/s of its line, 45 minutes of
+it a day. A bootstrap node, which is there for it, gives more."""
+
+RELAY_GIB_MAX = 2.0**20
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 4096
@@ -133,6 +138,13 @@ class NodeConfig:
     """Mbit/s that joiners get of our line for their state, all together; 0 sets no limit. Rounds go
     before them in any case: they get half of it at least."""
 
+    relay_gib: float = RELAY_GIB_DEFAULT
+    """GiB in a day that it carries for peers behind routers, once others have found it at a public
+    address; 0: none."""
+
+    relay_mbit: float = RELAY_MBIT_DEFAULT
+    """Mbit/s that this may take, all of it together; 0 sets no limit."""
+
     is_observer: bool = False
     """Follow the run without a seat."""
 
@@ -165,6 +177,10 @@ class NodeConfig:
                 f"state_mbit: {self.state_mbit:g} is neither 0 (no limit) nor"
                 f" within {least:g}..{most:g}"
             )
+        if not 0.0 <= self.relay_gib <= RELAY_GIB_MAX:
+            raise ConfigError(f"relay_gib: {self.relay_gib} is not within 0..{RELAY_GIB_MAX:.0f}")
+        if not 0.0 <= self.relay_mbit <= 1e6:
+            raise ConfigError(f"relay_mbit: {self.relay_mbit} is not within 0..1e6")
         if not 0.0 <= self.linger_s <= LINGER_S_MAX:
             raise ConfigError(f"linger_s: {self.linger_s} is not within 0..{LINGER_S_MAX:.0f}")
         if self.status_port is not None and not 0 <= self.status_port <= PORT_MAX:

@@ -12,10 +12,13 @@ from typing import TextIO
 import trio
 
 from dht.directory import KademliaDirectory
+from dht.reaching.relay_books import volunteer_limits
+from dht.reaching.relay_server import RelayServer
 from dht.transport.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
 from node.cells.bulk_streams import BULK_PROTOCOL
+from node.config import NodeConfig
 from node.exchange import Driver
 from node.peers.departure import Departure
 from node.peers.entry import Entry
@@ -90,6 +93,7 @@ async def run_node(node: Node, around: Around) -> None:
         transport.serve(CONTROL_PROTOCOL, made.links.accept)
         transport.serve(BULK_PROTOCOL, made.driver.bulk.accept)
         transport.serve(MANIFEST_PROTOCOL, ManifestServer(node.signed).serve)
+        _volunteer(node.config, transport)
         departure.begin()
         try:
             async with trio.open_nursery() as nursery:
@@ -98,7 +102,7 @@ async def run_node(node: Node, around: Around) -> None:
                 await _start_status(node, around, made, transport, directory, nursery)
                 _tell_listening(node, transport)
                 nursery.start_soon(_keep_inviting, node, transport)
-                nursery.start_soon(transport.keep_reachable)
+                nursery.start_soon(transport.reach.run)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
                 nursery.start_soon(made.entries.run, around.board)
@@ -177,6 +181,14 @@ async def _linger(driver: Driver, linger_s: float) -> None:
             await driver.changed()
 
 
+def _volunteer(config: NodeConfig, transport: Libp2pTransport) -> None:
+    """Be a relay, within the owner's limits, from when others have found this node on."""
+    if config.relay_gib:
+        limits = volunteer_limits(config.relay_gib, config.relay_mbit)
+        reach = transport.reach
+        RelayServer(transport, limits, seen=transport.seen, is_open=reach.is_proved)
+
+
 # Telling --------------------------------------------------------------------------------------
 
 
@@ -197,7 +209,7 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
     A node behind a router waits for its first relay: a link without it is good at home only.
     """
     me, manifest = node.signer.peer_id, node.signed.manifest
-    places = transport.places
+    places = transport.reach.places
     if places.is_wanted and node.config.bootstrap:
         with trio.move_on_after(PLACE_S):
             while not places.addresses():
@@ -210,7 +222,7 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
             told = addresses
             link = invite_link(invite_to(manifest, me, addresses))
             node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
-        await places.changed()
+        await transport.reach.changed()
 
 
 async def _start_status(

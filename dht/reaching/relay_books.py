@@ -54,6 +54,19 @@ class RelayLimits:
                 raise ConfigError(f"{name}: {getattr(self, name)} is outside 0..2^62")
 
 
+def volunteer_limits(gib_a_day: float, mbit: float) -> RelayLimits:
+    """What a node gives that has something else to do: fewer places, a quarter of it to a peer."""
+    day_bytes = round(gib_a_day * 2**30)
+    return RelayLimits(
+        places_max=64,
+        circuits_max=64,
+        circuits_per_peer=16,
+        mbit=mbit,
+        day_bytes=day_bytes,
+        peer_day_bytes=day_bytes // 4,
+    )
+
+
 class RelayBooks:
     """Who has a place, which circuits there are, and what was sent today."""
 

@@ -100,9 +100,19 @@ class Places:
         """From where relays see us come, each address once."""
         return tuple(dict.fromkeys(one.seen for one in self._places.values() if one.seen))
 
+    @property
+    def change(self) -> trio.Event:
+        """Set when a place has come or gone; another one from then on."""
+        return self._changed
+
     async def changed(self) -> None:
         """Until a place has come or gone."""
         await self._changed.wait()
+
+    def start_over(self) -> None:
+        """The machine is in another network: ask everybody anew."""
+        for one in self._candidates.values():
+            one.due_s, one.delay_s = 0.0, _AGAIN_FIRST_S
 
     async def run(self) -> None:
         """Find relays among the peers that we dial, and keep places there, until cancelled."""

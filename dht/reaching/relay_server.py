@@ -55,10 +55,19 @@ Seen = Callable[[PeerId], str]
 class RelayServer:
     """Serves `RELAY_PROTOCOL` on a transport; `serve` is its handler."""
 
-    def __init__(self, transport: Transport, config: RelayLimits, *, seen: Seen) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: RelayLimits,
+        *,
+        seen: Seen,
+        is_open: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_open`: whether new places are given and new circuits opened."""
         self.books = RelayBooks(config, now_s=trio.current_time())
         self._transport = transport
         self._seen = seen
+        self._is_open = is_open
         self._num_streams: dict[PeerId, int] = {}
         transport.serve(RELAY_PROTOCOL, self.serve)
 
@@ -71,7 +80,9 @@ class RelayServer:
         try:
             with trio.fail_after(ASK_S):
                 ask = await _receive_ask(stream)
-            if isinstance(ask, Reserve):
+            if not self._is_open():
+                await _refuse(stream, "it is no relay: nobody has found it from outside so far")
+            elif isinstance(ask, Reserve):
                 await self._keep_place(stream)
             else:
                 await self._lead(stream, ask.target)

@@ -22,9 +22,9 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import CIRCUIT_PROTOCOL, is_public
+from dht.reaching.circuits import CIRCUIT_PROTOCOL
 from dht.reaching.gone import is_gone
-from dht.reaching.relay_client import Places, accept_circuit
+from dht.reaching.relay_client import accept_circuit
 from dht.transport import libp2p_negotiate
 from dht.transport.libp2p_circuit import CircuitConnection
 from dht.transport.libp2p_dialing import Dialer
@@ -33,13 +33,12 @@ from dht.transport.libp2p_host import (
     build_host,
     library_id,
     listen_address,
-    plain_addresses,
     reserved_port,
 )
 from dht.transport.libp2p_inbound import BAD_BYTES, Inbound
 from dht.transport.libp2p_link import Task
 from dht.transport.libp2p_links import ConnectionEvent, Links
-from dht.transport.libp2p_punching import Puncher
+from dht.transport.libp2p_reach import Reach
 from dht.transport.libp2p_security import link_of
 from dht.transport.libp2p_stream import Libp2pStream, Traffic, root_message
 from protocol.errors import ConfigError, RefusedError, StreamClosedError, UnreachableError
@@ -59,9 +58,6 @@ DISCONNECT_GRACE_S = 0.2
 
 CLOSE_S_MAX = 0.9
 """For an orderly end of the transport; what is left then is cancelled."""
-
-OWN_ADDRESSES_MAX = 6
-"""That are told. Records have room for eight, and those that lead through relays come last."""
 
 _NOWHERE = Multiaddr("/p2p-circuit")
 """Where a circuit comes from, in the library's log."""
@@ -86,10 +82,8 @@ class Libp2pTransport:
             timeout_s=config.stream_timeout_s,
         )
         self._dialer = Dialer(self, config, self._links, self._host.get_network())
-        self.places = Places(self, listens=self._listens, is_wanted=self._needs_relay)
-        """At relays; see `keep_reachable`."""
-        network = self._host.get_network()
-        self._puncher = Puncher(self, self._links, self.places, network)
+        self.reach = Reach(self, config, self._links, self._host)
+        """How others reach this node; `run` it in a nursery of the node's."""
         self.serve(CIRCUIT_PROTOCOL, self._accept_circuit)
         self._host.get_network().register_notifee(self._links)
         self._host.get_network().set_stream_handler(self._inbound.accept)
@@ -106,34 +100,11 @@ class Libp2pTransport:
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial us, never 0.0.0.0; empty until `run` listens. With relays last."""
-        return (*self._own_addresses()[:OWN_ADDRESSES_MAX], *self.places.addresses())
-
-    def _own_addresses(self) -> tuple[str, ...]:
-        return plain_addresses(self._host.get_addrs())
-
-    def _needs_relay(self) -> bool:
-        """Whether nobody elsewhere can dial us: no address is public, and the user names none."""
-        own = self._own_addresses()
-        return not self._config.announce and bool(own) and not any(map(is_public, own))
-
-    async def keep_reachable(self) -> None:
-        """Keep places at relays where this node needs some, and make relayed connections direct.
-
-        Runs until cancelled. Raises nothing.
-        """
-        listening = self._host.get_transport_addrs()[0]
-        port = int(listening.value_for_protocol("tcp"))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.places.run)
-            nursery.start_soon(self._puncher.run, self._config.listen_host, port)
+        return self.reach.addresses()
 
     def is_direct(self, peer: PeerId) -> bool:
         """Whether streams to a peer go to it directly from now on, and not through a relay."""
         return self._links.is_direct(peer)
-
-    def _listens(self, peer: PeerId) -> str:
-        address = self._links.dialled(peer)
-        return address if is_public(address) else ""
 
     def seen(self, peer: PeerId) -> str:
         """The address that a connected peer comes from, whoever dialled; or nothing."""
@@ -181,7 +152,7 @@ class Libp2pTransport:
 
     def path(self, peer: PeerId) -> str:
         """How a connected peer is reached: "LAN", "direct", "mapped", "punched" or "relayed"."""
-        return self._links.path(peer, is_listed=any(map(is_public, self._own_addresses())))
+        return self._links.path(peer, is_listed=self.reach.is_listed())
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer`; the next address starts when one fails, or beside it after a second.
@@ -193,7 +164,7 @@ class Libp2pTransport:
 
     async def _accept_circuit(self, stream: Stream) -> None:
         """A relay that we have a place at brings somebody, who proves who it is."""
-        if not self.places.holds(stream.peer):
+        if not self.reach.places.holds(stream.peer):
             raise RefusedError("a circuit from a peer that is no relay of ours")
         source = await accept_circuit(stream)
         raw = CircuitConnection(stream, is_initiator=False)

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
+from node.config import (
+    DEVICE_DEFAULT,
+    LISTEN_DEFAULT,
+    RELAY_GIB_DEFAULT,
+    RELAY_MBIT_DEFAULT,
+    NodeConfig,
+)
 from node.settings.toml_file import Section, parse_sections, read_toml
 from node.state.folder import NODE_FILE, write_atomically
 from protocol.errors import ConfigError
@@ -26,6 +32,8 @@ _TEMPLATE = """\
 # validate_every = 1     # rounds between looks at held-out text, each some inner steps; 0: never
 # linger_s = 15.0        # seconds to serve others after the last round
 # state_mbit = 0.0       # Mbit/s that joiners may take of our line for their state; 0: no limit
+# relay_gib = 5.0        # GiB a day that it carries for peers behind routers, where it can; 0: none
+# relay_mbit = 16.0      # Mbit/s of the line that this may take; 0: no limit
 # is_observer = false    # follow the run without training
 # status_port = 0        # of the status server on this machine; 0 takes a free one
 # has_status = true      # whether there is one
@@ -48,6 +56,8 @@ class NodeFile(Section):
     validate_every: int = 1
     linger_s: float = 15.0
     state_mbit: float = 0.0
+    relay_gib: float = RELAY_GIB_DEFAULT
+    relay_mbit: float = RELAY_MBIT_DEFAULT
     is_observer: bool = False
     status_port: int = 0
     has_status: bool = True

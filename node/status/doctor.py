@@ -68,15 +68,28 @@ def _reachability(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
     own = [text for text in status.addresses if _PROXY not in text]
     public = [text for text in own if _is_public(text)]
     came = [peer for peer in linked if peer.path == "mapped"]
+    if status.answers_at:
+        said = f"others have dialled this node at {status.answers_at[0]} and found it"
+        return Finding(subject="reachability", level="ok", said=said)
     if came:
         said = f"{len(came)} peers came in from the internet by a mapped port"
         return Finding(subject="reachability", level="ok", said=said)
+    silent = [text for text in public if text.partition("/p2p/")[0] in (status.silent_at or ())]
+    if silent:
+        return Finding(
+            subject="reachability",
+            level="problem",
+            said=f"others have dialled {silent[0]} and found nobody",
+            advice="a firewall keeps the port shut: open this TCP port on the machine and on the "
+            "router, or at the provider; until then relays bring peers to this node",
+        )
     if public:
         return Finding(
             subject="reachability",
             level="ok",
             said=f"this machine has or announces a public address: {public[0]}",
-            advice="if no stranger links, a firewall may keep the port shut",
+            advice="nobody has dialled it back yet; if no stranger links, a firewall may keep the "
+            "port shut",
         )
     if any(_PROXY in text for text in status.addresses):
         return Finding(

@@ -28,8 +28,16 @@ class LiveNetwork:
 
     def seen_as(self) -> tuple[str, ...]:
         """See Network. By the relays that hold a place for us, or were asked for one."""
-        return self.transport.places.seen()
+        return self.transport.reach.places.seen()
 
     def needs_relay(self) -> bool:
         """See Network."""
-        return self.transport.places.is_wanted
+        return self.transport.reach.places.is_wanted
+
+    def answers_at(self) -> tuple[str, ...]:
+        """See Network. By dial-back."""
+        return self.transport.reach.dial_back.proved()
+
+    def silent_at(self) -> tuple[str, ...]:
+        """See Network. By dial-back."""
+        return self.transport.reach.dial_back.refuted()

@@ -183,6 +183,12 @@ class NodeStatus:
     needs_relay: bool | None = None
     """Whether it has no address that strangers could dial."""
 
+    answers_at: tuple[str, ...] | None = None
+    """Public addresses at which others have dialled this node and found it."""
+
+    silent_at: tuple[str, ...] | None = None
+    """Public addresses at which others have dialled this node and found nobody."""
+
     clock_offset_s: float | None = None
     """By how much its clock is ahead of most peers', to a second or two; None if not known."""
 

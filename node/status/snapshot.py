@@ -69,6 +69,14 @@ class Network(Protocol):
         """Whether strangers have no address of ours to dial."""
         ...
 
+    def answers_at(self) -> tuple[str, ...]:
+        """Public addresses at which others find us."""
+        ...
+
+    def silent_at(self) -> tuple[str, ...]:
+        """Public addresses at which others do not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSources:
@@ -155,6 +163,8 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         catching_up=progress.text if progress is not None else None,
         seen_as=_cut(sources.network.seen_as()) if sources.network is not None else None,
         needs_relay=sources.network.needs_relay() if sources.network is not None else None,
+        answers_at=_cut(sources.network.answers_at()) if sources.network is not None else None,
+        silent_at=_cut(sources.network.silent_at()) if sources.network is not None else None,
         clock_offset_s=sources.clocks.look(sources.told(), sources.wall_clock()),
     )
     return Snapshot(

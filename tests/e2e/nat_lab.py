@@ -105,6 +105,16 @@ class NatLab:
         ):
             self.run(gateway, "iptables", *rule.split())
 
+    def forward(self, home: str, port: int) -> str:
+        """Have a home's router lead a TCP port to the machine behind it; the address outside."""
+        there = f"192.168.{HOMES[home]}.2"
+        for rule in (
+            f"-t nat -A PREROUTING -i wan -p tcp --dport {port} -j DNAT --to {there}",
+            f"-I FORWARD -i wan -p tcp -d {there} --dport {port} -j ACCEPT",
+        ):
+            self.run(f"gw{home}", "iptables", *rule.split())
+        return f"/ip4/198.51.100.{20 + HOMES[home]}/tcp/{port}"
+
 
 @contextmanager
 def nat_lab(*, is_symmetric: bool = False) -> Iterator[NatLab]:

@@ -72,10 +72,10 @@ async def main(relay_address, *target):
         trio.open_nursery() as nursery,
     ):
         await transport.connect(relay.peer, (relay.address,))
-        nursery.start_soon(transport.keep_reachable)
-        while not transport.places.addresses():
-            await transport.places.changed()
-        tell(addresses=full_addresses(transport.peer_id, transport.places.addresses()))
+        nursery.start_soon(transport.reach.run)
+        while not transport.reach.places.addresses():
+            await transport.reach.places.changed()
+        tell(addresses=full_addresses(transport.peer_id, transport.reach.places.addresses()))
         if target:
             to = parse_peer_address(target[0])
             await dial(transport, to.peer, to.address, int(target[1]))

@@ -73,6 +73,41 @@ def test_three_homes_meet_by_the_link_alone_and_train_together(
             assert "Traceback" not in one.said()
 
 
+def test_forwarded_port_is_found_announced_and_enough_when_the_bootstrap_node_is_dead(
+    tmp_path: Path,
+) -> None:
+    founded(tmp_path)
+    (tmp_path / "a" / "node.toml").write_text("wait_seats = 1\n")
+    with (
+        nat_lab() as lab,
+        bootstrap(lab, tmp_path, "pub") as (pub, address),
+        node(
+            tmp_path,
+            *("a", "run", "run.toml", "--bootstrap", address, "--listen", "/ip4/0.0.0.0/tcp/4001"),
+            inside=lab.command("homeA", []),
+        ) as a,
+    ):
+        wait_for_logs([a], "silent=/ip4/198.51.100.21/tcp/4001", 1)
+        outer = lab.forward("A", 4001)
+        # Nobody told the node: others find it, some time after the port is there.
+        wait_for_logs([a], f"answered={outer}", 1)
+        with node(tmp_path, "b", "join", a.link(), inside=lab.command("homeB", [])) as b:
+            a.wait_for(r"2 of 2 listed", 2)
+            # It has what a relay needs, and is one.
+            wait_for_logs([b], "place at relay=", 2)
+            pub.process.kill()
+            since = len(a.said())
+            link = a.link()
+            assert outer in [one.address for one in parse_invite(link).addresses()]
+            with node(tmp_path, "c", "join", link, inside=lab.command("homeC", [])) as c:
+                for one in (a, b, c):
+                    one.wait_for(ALL, 3)
+                # Those who had met have gone on meanwhile.
+                assert 0 not in listed_from(a.said(), since)
+                for one in (a, b, c):
+                    assert "Traceback" not in one.said()
+
+
 def wait_for_logs(nodes: Sequence[NodeCommand], words: str, count: int) -> None:
     """Until the logs of all of them together have so many lines with these words."""
     began_s = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from dht.reaching.circuits import decode_word, encode_word, parse_circuit
+from dht.reaching.dial_back import decode_check, encode_check
 from dht.reaching.punching import decode_signal, encode_signal
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
@@ -29,6 +30,7 @@ from sim.trials.scenario import settled
 from sim.trials.scenario_file import read_scenario, read_scenario_file
 from sim.trials.scenario_text import scenario_text
 from tests.dht.reaching.test_circuits import WORDS
+from tests.dht.reaching.test_dial_back import CHECKS
 from tests.dht.reaching.test_punching import SIGNALS
 from tests.fuzz.mutations import toml_bytes
 from tests.fuzz.protocol_targets import INVITE
@@ -184,6 +186,14 @@ TARGETS = [
         read=lambda data, _: decode_signal(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_signal(signal) for signal in SIGNALS),
+        memory_base=STACK_BYTES + PACKER_BYTES,
+    ),
+    Target(
+        name="dial-back",
+        covers=("dht.reaching.dial_back.decode_check",),
+        read=lambda data, _: decode_check(data),
+        errors=(DecodeError,),
+        examples=lambda: tuple(encode_check(check) for check in CHECKS),
         memory_base=STACK_BYTES + PACKER_BYTES,
     ),
     Target(

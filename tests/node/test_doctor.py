@@ -63,6 +63,18 @@ def test_reachability_by_address_relay_or_mapped_port():
     assert mapped["reachability"].level == "ok"
 
 
+def test_reachability_is_what_others_found_out():
+    outer = PUBLIC.partition("/p2p/")[0]
+    silent = found(silent_at=(outer,))["reachability"]
+    assert (silent.level, "firewall" in silent.advice) == ("problem", True)
+    for addresses in ((PUBLIC,), (HOME, PUBLIC)):
+        proved = found(addresses=addresses, answers_at=(outer,))["reachability"]
+        assert (proved.level, "dialled this node" in proved.said) == ("ok", True)
+    # Where nobody was to be expected.
+    home = found(addresses=(HOME, RELAYED), silent_at=(outer,))["reachability"]
+    assert (home.level, "relays bring" in home.said) == ("note", True)
+
+
 def test_relay_that_is_needed_and_missing_is_told():
     assert "--bootstrap" in found(addresses=(HOME,), needs_relay=True)["relay"].advice
     named = found(

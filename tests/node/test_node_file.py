@@ -75,6 +75,8 @@ def test_peers_of_the_command_are_asked_besides_those_of_the_file(tmp_path: Path
         ("bootstrap = ['x']", "'x' is no address like"),
         ("status_port = 70000", "status_port: 70000 is not within 0..65535"),
         ("linger_s = -1", "linger_s: -1.0 is not within"),
+        ("relay_gib = -1", "relay_gib: -1.0 is not within 0..1048576"),
+        ("relay_mbit = 1e7", "relay_mbit: 10000000.0 is not within 0..1e6"),
         ("threads = [", "node.toml: no TOML"),
     ],
 )

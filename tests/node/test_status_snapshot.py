@@ -50,7 +50,7 @@ STATUS_KEYS = {
     *("validation_loss", "trainer", "checkpoint", "checkpoint_round", "uptime_s", "rss_bytes"),
     *("tasks", "descriptors"),
     *("num_faults", "faults", "warnings"),
-    *("seen_as", "needs_relay", "clock_offset_s"),
+    *("seen_as", "needs_relay", "answers_at", "silent_at", "clock_offset_s"),
 }
 
 
@@ -341,6 +341,12 @@ class Seen:
     def needs_relay(self) -> bool:
         return True
 
+    def answers_at(self) -> tuple[str, ...]:
+        return ()
+
+    def silent_at(self) -> tuple[str, ...]:
+        return ("/ip4/45.33.7.9/tcp/4001",)
+
 
 def test_peers_show_their_path_and_what_was_exchanged_with_them() -> None:
     sources = replace(sources_of(core_of(A, B, C)), network=Seen())
@@ -350,3 +356,4 @@ def test_peers_show_their_path_and_what_was_exchanged_with_them() -> None:
     assert (here.path, here.rtt_ms, here.bytes_up, here.bytes_down) == ("punched", 12.35, 7, 8)
     assert (gone.path, gone.rtt_ms, gone.bytes_up, gone.bytes_down) == (None, None, None, None)
     assert (shot.status.seen_as, shot.status.needs_relay) == (("/ip4/45.33.7.9/tcp/4001",), True)
+    assert (shot.status.answers_at, shot.status.silent_at) == ((), shot.status.seen_as)

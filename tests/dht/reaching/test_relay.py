@@ -19,7 +19,7 @@ from dht.reaching.circuits import (
     decode_word,
     encode_word,
 )
-from dht.reaching.relay_books import RelayLimits
+from dht.reaching.relay_books import RelayLimits, volunteer_limits
 from dht.reaching.relay_client import Places, accept_circuit, join_circuit
 from dht.reaching.relay_server import RelayServer
 from protocol.errors import DecodeError, StreamClosedError, UnreachableError
@@ -200,6 +200,27 @@ async def test_peer_that_opens_streams_without_end_gets_so_many(autojump_clock):
 def places_of(peer, relays):
     where = {relay.peer_id: relay.addresses()[0] for relay in relays}
     return Places(peer, listens=lambda one: where.get(one, ""), is_wanted=lambda: True)
+
+
+async def test_relay_that_is_not_open_gives_no_place_and_leads_nowhere(autojump_clock):
+    is_open = False
+    network = MemoryNetwork()
+    async with network.open(signer_seed=os.urandom(32)) as relay:
+        made = MemoryRelay(network, relay)
+        relay._handlers.clear()
+        made.server = RelayServer(
+            relay, volunteer_limits(1.0, 16.0), seen=lambda _peer: SEEN, is_open=lambda: is_open
+        )
+        async with made.peer({CIRCUIT_PROTOCOL: agree}) as far, made.peer() as near:
+            _, refused = await made.reserve(far)
+            assert isinstance(refused, Refused)
+            assert "nobody has found it" in refused.reason
+            is_open = True
+            _, granted = await made.reserve(far)
+            assert granted == Granted(SEEN, 2**28)  # A quarter of the day's GiB.
+            is_open = False
+            with pytest.raises(UnreachableError, match="nobody has found it"):
+                await join_circuit(near, relay.peer_id, far.peer_id)
 
 
 async def test_node_keeps_two_places_and_takes_another_when_a_relay_dies(autojump_clock):

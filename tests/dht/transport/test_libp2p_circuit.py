@@ -41,11 +41,11 @@ class Lab:
         async with open_loopback(handlers) as peer, trio.open_nursery() as nursery:
             await peer.connect(self.relay.peer_id, self.relay.addresses())
             # Loopback is nowhere public.
-            peer.places._listens = lambda one: (
+            peer.reach.places._listens = lambda one: (
                 self.relay.addresses()[0] if one == self.relay.peer_id else ""
             )
-            nursery.start_soon(peer.places.run)
-            await until(lambda: peer.places.holds(self.relay.peer_id))
+            nursery.start_soon(peer.reach.places.run)
+            await until(lambda: peer.reach.places.holds(self.relay.peer_id))
             yield peer
             nursery.cancel_scope.cancel()
 
@@ -59,7 +59,7 @@ async def lab(**limits):
 
 def relayed(peer):
     """Its addresses through relays alone."""
-    return peer.places.addresses()
+    return peer.reach.places.addresses()
 
 
 @pytest.mark.net
