@@ -22,6 +22,7 @@ from node.core import NodeCore
 from node.durable.batch import batch_of
 from node.durable.checkpoints import Checkpoints
 from node.durable.journal import Journal
+from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
 from node.peers.links import Links
 from node.reporting.narrator import Narrator
@@ -88,6 +89,7 @@ class Driver:
         self._chain_readers: set[PeerId] = set()
         self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
+        self.ahead = WriteAhead(parts.journal)
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log, parts.states)
         self.finished = trio.Event()
         self.was_finished = False
@@ -117,6 +119,7 @@ class Driver:
         """Handle events until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self.ahead.run)
             await self._go_on_from_disk()
             if self.core.manifest.stop.unix_s:
                 nursery.start_soon(self._watch_end)
@@ -204,8 +207,7 @@ class Driver:
         step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
         root: bytes | None = None
         async with trio.open_nursery() as nursery:
-            keep = partial(self._parts.journal.keep_result, index, digest, cells)
-            nursery.start_soon(trio.to_thread.run_sync, keep)
+            nursery.start_soon(self.ahead.keep, index, digest, cells)
             root = await self._compute_in(view, step)
         return root
 
@@ -304,9 +306,9 @@ class Driver:
         await self.tell(event)
         if isinstance(event, ev.Reduced):
             # The others have its root first: they wait for it.
-            cells = range(event.first, event.stop)
-            ahead = bulk.stepping_ahead(self.core, store, event.list_digest, cells)
-            await self._compute_in(view, ahead)
+            digest, cells = event.list_digest, range(event.first, event.stop)
+            self.ahead.offer(view.index, digest, store.results_to_keep(digest, cells))
+            await self._compute_in(view, bulk.stepping_ahead(self.core, store, digest, cells))
 
     async def _adopt(self, action: ev.Adopt) -> None:
         value = action.certificate.value

@@ -101,9 +101,11 @@ class SimFile:
         """See OpenFile."""
         self.put(len(self._file.data), bytes(data))
 
-    def put(self, offset: int, data: bytes) -> None:
-        """Write somewhere."""
+    def put(self, start: int, data: Bytes) -> None:
+        """See OpenFile."""
+        offset, data = start, bytes(data)
         file, files = self._file, self._files
+        file.data += bytes(max(0, offset - len(file.data)))
         try:
             files.begin("write", self._path)
         except OSError:

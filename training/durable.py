@@ -29,6 +29,10 @@ class OpenFile(Protocol):
         """Append all of it; of a write that fails a part may be there."""
         ...
 
+    def put(self, start: int, data: Bytes) -> None:
+        """Write all of it from byte `start` on; a gap before it is zeros."""
+        ...
+
     def sync(self) -> None:
         """Make what was written durable."""
         ...
@@ -101,6 +105,11 @@ class SystemFile:
             view = view.cast("B")
             while view:
                 view = view[self._file.write(view) :]
+
+    def put(self, start: int, data: Bytes) -> None:
+        """See OpenFile."""
+        self._file.seek(start)
+        self.write(data)
 
     def sync(self) -> None:
         """See OpenFile."""

@@ -17,6 +17,7 @@ from node.cells import bulk
 from node.cells.bulk_queue import Meter, Pace, PushQueue
 from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
+from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
 from node.state_transfer.state_streams import Fetching, InMemory, Outgoing, Serving, StateParts
 from node.status.board import EventLog
@@ -59,6 +60,7 @@ class Owner(Protocol):
 
     core: NodeCore
     store: ShardStore
+    ahead: WriteAhead
 
     def is_linked(self, peer: PeerId) -> bool:
         """Whether a peer's hello is checked and its control stream is open."""
@@ -298,6 +300,11 @@ class BulkStreams:
                 accept()
             else:
                 await owner.compute(accept)
+            if header.bulk is Bulk.RESULT:
+                view = owner.core.machine.standing.about(header.subject)
+                if view is not None:
+                    here = owner.store.results_to_keep(header.subject, (item.index,))
+                    owner.ahead.offer(view.index, header.subject, here)
             inbound.cells.append(item.index)
             await inbound.tell_if_due()
         await inbound.tell()

@@ -44,6 +44,15 @@ class ShardStore(CellStore):
             if (payload := held.get(cell)) is not None:
                 ahead[2].take(cell, payload)
 
+    def results_to_keep(self, digest: bytes, cells: Iterable[int]) -> list[tuple[int, bytes]]:
+        """Those of the cells of a result that are here, each with where it begins in the whole."""
+        held = self._results.get(digest)
+        if held is None:
+            return []
+        # All cells but the last have as many elements.
+        found = ((cell * self.result_bytes(0), held.get(cell)) for cell in cells)
+        return [(start, payload) for start, payload in found if payload is not None]
+
     def _take(self, digest: bytes, step: Step) -> State:
         # Whose state is not the sealed one gets another root than the others, and sees that.
         before = self._states.get(step.base, self.final)

@@ -13,28 +13,20 @@ checkpoint that is kept has them in it.
 
 import errno
 import logging
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from blake3 import blake3
-
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
 from node.durable.record_log import RecordLog
+from node.durable.results import Placed, ResultFiles
 from node.rules.credit import Folded
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import decode, encode
-from training.durable import (
-    SYSTEM_FILES,
-    WRITING,
-    Files,
-    make_folder_durably,
-    replace_durably,
-)
+from training.durable import SYSTEM_FILES, Files
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +38,6 @@ ROTATE_BYTES = 256 << 10
 cutting it holds all of it in memory for a moment."""
 
 ROUNDS_OF_SLOTS = 2
-
-_DIGEST_BYTES = 32
-_RESULT_NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
 
 
 class Journal(Protocol):
@@ -64,6 +53,10 @@ class Journal(Protocol):
 
     def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
         """The encoded result of a certified LIST; no cells of an empty one."""
+        ...
+
+    def write_ahead(self, round_index: int, digest: bytes, cells: Iterable[Placed]) -> None:
+        """Cells of a result that may have to be kept soon. Not durable, and raises nothing."""
         ...
 
     def extend_chain(
@@ -144,15 +137,8 @@ class FileJournal:
         self._files = files
         self._rotate_bytes = self._rotate_at_bytes = rotate_bytes
         self._lock = threading.Lock()
-        """Signatures and results come from different threads."""
-        self._results = folder / RESULTS_FOLDER
-        self._whole: set[str] = set()
-        """Names of results that this process wrote, or read and found whole."""
-        make_folder_durably(self._results, files)
-        for name in files.names(self._results):
-            if name.startswith(WRITING):
-                files.unlink(self._results / name)
-        files.sync_folder(self._results)
+        """Signatures and seals come from different threads."""
+        self._results = ResultFiles(folder / RESULTS_FOLDER, files)
         self._lost = folder / LOST_FILE
         has_slots = files.exists(folder / SLOTS_FILE)
         if is_wiped or (files.exists(folder / CHAIN_FILE) and not has_slots):
@@ -252,13 +238,12 @@ class FileJournal:
 
     def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
         """See Journal."""
-        name = f"round-{round_index:06d}-{digest.hex()}.bin"
-        if cells and name not in self._whole:
-            hasher = blake3()
-            for cell in cells:
-                hasher.update(cell)
-            replace_durably(self._results / name, [*cells, hasher.digest()], self._files)
-            self._whole.add(name)
+        if cells:
+            self._results.keep(round_index, digest, cells)
+
+    def write_ahead(self, round_index: int, digest: bytes, cells: Iterable[Placed]) -> None:
+        """See Journal."""
+        self._results.write_ahead(round_index, digest, cells)
 
     def begin_receipts(self, start: SealValue, messages: Sequence[SignedMessage]) -> None:
         """See Journal."""
@@ -319,14 +304,7 @@ class FileJournal:
 
     def saved_up_to(self, round_index: int) -> None:
         """See Journal; the results of the last rounds stay, for those who step through them."""
-        names = self._files.names(self._results)
-        rounds = {n: int(match[1]) for n in names if (match := _RESULT_NAME.fullmatch(n))}
-        newest = max(rounds.values(), default=0)
-        first = min(round_index - 1, newest - limits.RESULT_ROUNDS_KEPT + 1)
-        for name, of_round in rounds.items():
-            if of_round < first:
-                self._whole.discard(name)
-                self._files.unlink(self._results / name)
+        self._results.remove_before(round_index - 1)
 
     def chain(self) -> Sequence[SealCertificate]:
         """See Journal."""
@@ -346,24 +324,11 @@ class FileJournal:
 
     def results(self, round_index: int) -> Mapping[bytes, bytes]:
         """See Journal; files that are not whole are left out, with a warning."""
-        found = {}
-        for name in self._files.names(self._results):
-            match = _RESULT_NAME.fullmatch(name)
-            if match is None or int(match[1]) != round_index:
-                continue
-            data = self._files.content(self._results / name)
-            body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-            if blake3(body).digest() == digest:
-                found[bytes.fromhex(match[2])] = body
-                self._whole.add(name)
-            else:
-                self._whole.discard(name)
-                path = self._results / name
-                logger.warning("result skipped path=%s reason=not what was written", path)
-        return found
+        return self._results.of_round(round_index)
 
     def close(self) -> None:
         """Close the files."""
+        self._results.close()
         self._slots.close()
         self._chain.close()
         self._receipts.close()

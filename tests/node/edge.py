@@ -12,6 +12,7 @@ from node.cells.bulk_streams import BulkStreams
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
 from node.durable.journal import FileJournal
+from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
 from node.rules.chain import genesis
 from node.rules.round_view import RoundConfig
@@ -56,6 +57,7 @@ class Desk:
         self.files = SimFiles(random.Random(0))
         folder = Path("/run")
         self.journal = FileJournal(folder, files=self.files)
+        self.ahead = WriteAhead(self.journal)
         self.state_parts = StateParts(
             gathered=Gathered(self.store, self.journal, PartialCells(folder, self.files)),
             served=Served(self.store, self.journal, lambda _: None),

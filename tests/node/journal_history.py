@@ -207,7 +207,9 @@ def do(journal: FileJournal, step: Step) -> None:
             journal.extend_chain(certificates)
         case Keep():
             half = len(step.body) // 2
-            journal.keep_result(step.round, step.digest, [step.body[:half], step.body[half:]])
+            cells = [step.body[:half], step.body[half:]]
+            journal.write_ahead(step.round, step.digest, [(half, cells[1])])
+            journal.keep_result(step.round, step.digest, cells)
         case Saved(round=round_index):
             journal.saved_up_to(round_index)
         case Forgive():

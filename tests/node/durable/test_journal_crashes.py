@@ -318,7 +318,8 @@ class NoFileSync(SimFiles):
 
 class Unsynced:
     def __init__(self, file):
-        self.write, self.truncate, self.close = file.write, file.truncate, file.close
+        self.write, self.put = file.write, file.put
+        self.truncate, self.close = file.truncate, file.close
 
     def sync(self):
         pass

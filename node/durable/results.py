@@ -1,0 +1,184 @@
+"""Files of encoded results: one for each certified LIST, the cells behind one another.
+
+    results/round-000042-<LIST>.bin    the cells, and BLAKE3 over them
+
+A SEAL waits for its result to be on the disk, and every node of a round writes one at the same
+time. So cells are written ahead as they come, in any order, and what is left to do at the end is
+little. Until it is whole a file has a name that the next start removes.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+from blake3 import blake3
+
+from protocol import limits
+from training.durable import WRITING, Files, OpenFile, make_folder_durably, replace_durably
+
+logger = logging.getLogger(__name__)
+
+SYNC_BYTES = 16 * limits.MIB
+"""Of what is written ahead the disk is given so much at a time: the sync at the end waits for the
+last of them only, and the syncs of other files for one."""
+
+_DIGEST_BYTES = 32
+_NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
+
+Placed = tuple[int, bytes]
+"""Where a cell begins in its file, and its bytes."""
+
+
+class _Unfinished:
+    """The file of one result while it is written. Raises OSError; then it is to be dropped."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self._files = files
+        self._writing = path.with_name(WRITING + path.name)
+        self._file: OpenFile = files.create(self._writing)
+        self._placed: dict[int, bytes] = {}
+        self._unsynced_bytes = 0
+
+    def place(self, cells: Iterable[Placed]) -> None:
+        """Write cells, but for those whose very bytes stand there."""
+        for start, payload in cells:
+            if self._placed.get(start) is not payload:
+                # Held as well as written: another object in its place would be other bytes.
+                self._placed[start] = payload
+                self._file.put(start, payload)
+                self._unsynced_bytes += len(payload)
+                if self._unsynced_bytes >= SYNC_BYTES:
+                    self._unsynced_bytes = 0
+                    self._file.sync()
+
+    def finish(self, cells: Sequence[bytes]) -> None:
+        """All cells are known: the file is on the disk under its name when this returns."""
+        starts = list(accumulate((len(payload) for payload in cells), initial=0))
+        if not self._placed.keys() <= set(starts[:-1]):
+            self._file.truncate(0)  # Written ahead for another grid.
+            self._placed.clear()
+        self.place(zip(starts, cells, strict=False))
+        self._file.put(starts[-1], _digest(cells))
+        self._file.sync()
+        self._file.close()
+        self._files.rename(self._writing, self.path)
+        self._files.sync_folder(self.path.parent)
+
+    def drop(self) -> None:
+        """Leave nothing of it: it would take the space that the disk may not have."""
+        self._file.close()
+        with suppress(OSError):  # The next start removes it.
+            self._files.unlink(self._writing)
+
+
+class ResultFiles:
+    """The results in one folder. Its methods block, and may be called from several threads."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        """Removes what a crash has left unfinished. Raises OSError."""
+        self._folder, self._files = folder, files
+        self._lock = threading.Lock()
+        self._unfinished: _Unfinished | None = None
+        self._whole: set[str] = set()
+        """Names of results that this process wrote, or read and found whole."""
+        make_folder_durably(folder, files)
+        for name in files.names(folder):
+            if name.startswith(WRITING):
+                files.unlink(folder / name)
+        files.sync_folder(folder)
+
+    def write_ahead(self, round_index: int, digest: bytes, cells: Iterable[Placed]) -> None:
+        """Cells of a result that may have to be kept. At most one result is written ahead.
+
+        A disk that does not take them is no loss: `keep` tries again, and says so.
+        """
+        name = _name(round_index, digest)
+        with self._lock:
+            if name in self._whole:
+                return
+            try:
+                self._open(name).place(cells)
+            except OSError as error:
+                # A sync that failed has lost bytes, and the next one would not say so.
+                self._drop()
+                logger.warning("result not written ahead reason=%s", error)
+
+    def keep(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
+        """On the disk when it returns. Raises OSError."""
+        name = _name(round_index, digest)
+        with self._lock:
+            if name in self._whole:
+                return
+            unfinished, path = self._unfinished, self._folder / name
+            if unfinished is None or unfinished.path != path:
+                replace_durably(path, [*cells, _digest(cells)], self._files)
+            else:
+                try:
+                    unfinished.finish(cells)
+                except OSError:
+                    self._drop()
+                    raise
+                self._unfinished = None
+            self._whole.add(name)
+
+    def _open(self, name: str) -> _Unfinished:
+        path = self._folder / name
+        if self._unfinished is None or self._unfinished.path != path:
+            self._drop()
+            self._unfinished = _Unfinished(path, self._files)
+        return self._unfinished
+
+    def _drop(self) -> None:
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.drop()
+
+    def remove_before(self, round_index: int) -> None:
+        """Those of older rounds go, but for the last ones, which others step through."""
+        names = self._files.names(self._folder)
+        rounds = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+        newest = max(rounds.values(), default=0)
+        first = min(round_index, newest - limits.RESULT_ROUNDS_KEPT + 1)
+        for name, of_round in rounds.items():
+            if of_round < first:
+                self._whole.discard(name)
+                self._files.unlink(self._folder / name)
+
+    def of_round(self, round_index: int) -> Mapping[bytes, bytes]:
+        """By LIST digest all cells behind one another; what is not whole is left out, and named."""
+        found = {}
+        for name in self._files.names(self._folder):
+            match = _NAME.fullmatch(name)
+            if match is None or int(match[1]) != round_index:
+                continue
+            path = self._folder / name
+            data = self._files.content(path)
+            body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+            if blake3(body).digest() == digest:
+                found[bytes.fromhex(match[2])] = body
+                self._whole.add(name)
+            else:
+                self._whole.discard(name)
+                logger.warning("result skipped path=%s reason=not what was written", path)
+        return found
+
+    def close(self) -> None:
+        """What is unfinished goes."""
+        with self._lock:
+            self._drop()
+
+
+def _digest(cells: Sequence[bytes]) -> bytes:
+    hasher = blake3()
+    for payload in cells:
+        hasher.update(payload)
+    return hasher.digest()
+
+
+def _name(round_index: int, digest: bytes) -> str:
+    return f"round-{round_index:06d}-{digest.hex()}.bin"

@@ -1,0 +1,152 @@
+"""Files of results: written ahead in any order, whole and on the disk once they are kept."""
+
+import errno
+import random
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from node.durable import results, write_ahead
+from node.durable.journal import FileJournal
+from node.durable.results import ResultFiles
+from node.durable.write_ahead import WriteAhead
+from sim.files import Fate, SimFiles
+
+FOLDER = Path("/run/results")
+DIGEST, OTHER = bytes(range(32)), bytes(32)
+
+
+@pytest.fixture
+def rng(seed):
+    return random.Random(seed)
+
+
+@pytest.fixture
+def files(rng):
+    return SimFiles(rng)
+
+
+def made_up(rng: random.Random, count: int) -> list[bytes]:
+    return [rng.randbytes(rng.randrange(1, 50)) for _ in range(count)]
+
+
+def placed(cells: list[bytes]) -> list[tuple[int, bytes]]:
+    return list(zip(accumulate(map(len, cells), initial=0), cells, strict=False))
+
+
+def power_off(files: SimFiles, rng: random.Random) -> None:
+    files.power_off([rng.choice(list(Fate)) for _ in range(files.num_unsynced)])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_result_written_ahead_in_any_order_is_the_same_file(rng, files, monkeypatch, share):
+    monkeypatch.setattr(results, "SYNC_BYTES", 64)
+    cells = made_up(rng, 20)
+    plain = SimFiles(rng)
+    ResultFiles(FOLDER, plain).keep(7, DIGEST, cells)
+    ahead = [place for place in placed(cells) if rng.random() < share]
+    rng.shuffle(ahead)
+    folder = ResultFiles(FOLDER, files)
+    for place in ahead:
+        folder.write_ahead(7, DIGEST, [place])
+    assert folder.of_round(7) == {}
+    folder.keep(7, DIGEST, cells)
+    (name,) = files.names(FOLDER)
+    assert files.content(FOLDER / name) == plain.content(FOLDER / name)
+    assert folder.of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_cells_that_changed_since_they_were_written_ahead_are_written_again(rng, files):
+    cells = made_up(rng, 8)
+    wrong = [bytes(len(cell)) for cell in cells]
+    folder = ResultFiles(FOLDER, files)
+    folder.write_ahead(7, DIGEST, placed(wrong))
+    folder.write_ahead(7, DIGEST, [(10_000, b"of another grid")])
+    folder.keep(7, DIGEST, cells)
+    assert folder.of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_another_result_takes_the_place_of_one_that_was_written_ahead(rng, files):
+    one, two = made_up(rng, 5), made_up(rng, 5)
+    folder = ResultFiles(FOLDER, files)
+    folder.write_ahead(7, DIGEST, placed(one))
+    folder.write_ahead(7, OTHER, placed(two)[::-1])
+    assert len(files.names(FOLDER)) == 1
+    folder.keep(7, DIGEST, one)  # The round went on with the first one after all.
+    folder.keep(7, OTHER, two)
+    assert folder.of_round(7) == {DIGEST: b"".join(one), OTHER: b"".join(two)}
+    assert len(files.names(FOLDER)) == 2
+
+
+def test_disk_that_fails_while_a_result_is_written_ahead_costs_nothing(rng, monkeypatch):
+    monkeypatch.setattr(results, "SYNC_BYTES", 1)
+    cells, seen = made_up(rng, 6), []
+
+    def before(operation: str, path: Path) -> None:
+        seen.append(operation)
+        if seen.count("sync") == 2 and operation == "sync":
+            raise OSError(errno.EIO, "made up")
+
+    files = SimFiles(rng, before=before)
+    folder = ResultFiles(FOLDER, files)
+    folder.write_ahead(7, DIGEST, placed(cells))
+    assert not files.names(FOLDER)  # The next sync would succeed without what this one lost.
+    folder.keep(7, DIGEST, cells)
+    power_off(files, rng)
+    assert ResultFiles(FOLDER, files).of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_what_was_kept_is_on_the_disk_and_what_was_only_written_ahead_is_gone(
+    rng, files, monkeypatch
+):
+    monkeypatch.setattr(results, "SYNC_BYTES", rng.randrange(1, 200))
+    kept, begun = made_up(rng, 9), made_up(rng, 9)
+    folder = ResultFiles(FOLDER, files)
+    folder.write_ahead(7, DIGEST, placed(kept)[::2])
+    folder.keep(7, DIGEST, kept)
+    folder.write_ahead(7, OTHER, placed(begun))
+    power_off(files, rng)
+    again = ResultFiles(FOLDER, files)
+    assert again.of_round(7) == {DIGEST: b"".join(kept)}
+    assert len(files.names(FOLDER)) == 1
+
+
+class Recorder(FileJournal):
+    """Writes down what it is told, and keeps nothing."""
+
+    def __init__(self, files: SimFiles) -> None:
+        super().__init__(FOLDER.parent, files=files)
+        self.ahead: list[tuple[bytes, list[int]]] = []
+        self.kept: list[bytes] = []
+
+    def write_ahead(self, round_index, digest, cells) -> None:
+        self.ahead.append((digest, [start for start, _ in cells]))
+
+    def keep_result(self, round_index, digest, cells) -> None:
+        self.kept.append(digest)
+
+
+async def test_cells_are_written_in_batches_and_of_the_newest_result_only(files, monkeypatch):
+    monkeypatch.setattr(write_ahead, "SMALL_BYTES", 10)
+    monkeypatch.setattr(write_ahead, "BATCH_BYTES", 30)
+    journal = Recorder(files)
+    ahead = WriteAhead(journal)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ahead.run)
+        ahead.offer(7, DIGEST, [(0, bytes(10)), (10, bytes(10)), (20, bytes(9))])
+        await trio.testing.wait_all_tasks_blocked()
+        assert not journal.ahead  # Too little to wake a thread for; and one is too small.
+        ahead.offer(7, OTHER, [(0, bytes(10)), (10, bytes(10))])
+        ahead.offer(7, OTHER, [(20, bytes(10))])
+        with trio.fail_after(60):
+            while not journal.ahead:
+                await trio.lowlevel.checkpoint()
+        ahead.offer(7, OTHER, [(30, bytes(10))])
+        await ahead.keep(7, OTHER, [])
+        nursery.cancel_scope.cancel()
+    assert journal.ahead == [(OTHER, [0, 10, 20])]
+    assert journal.kept == [OTHER]
