@@ -95,7 +95,9 @@ class Narrator:
             round=value.round,
             digest=value.digest.hex(),
             listed=len(value.commits),
+            members=len(value.roster.seats),
             was_listed=action.was_listed,
+            ends_run=value.clock.ends_run,
         )
 
     def confirmed(self, action: ev.Confirm) -> None:

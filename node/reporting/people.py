@@ -91,6 +91,15 @@ class PeopleLog:
                 return "fetches the run's state anew from its peers"
             case "sealed", {"round": int(round_index), "listed": list(listed)}:
                 return self._sealed(round_index, rounds, len(listed), fields)
+            case "provisional", {"round": int(round_index), "listed": int(listed)}:
+                return self._provisional(round_index, rounds, listed, fields)
+            case "confirmed", {"round": int(round_index)}:
+                return f"round {round_index} is final now"
+            case "branch_lost", {"round": int(round_index), "rounds": int(count)}:
+                return (
+                    f"the last {count} provisional rounds give way to what others sealed: "
+                    f"goes on from round {round_index}"
+                )
             case "validation", {"round": int(round_index), "loss": float(loss)}:
                 return f"held-out loss {loss:.3f} after round {round_index}"
             case "warning", {"text": str(text)} if text:
@@ -118,6 +127,17 @@ class PeopleLog:
                 "  stop    Ctrl+C; the same command goes on from there",
                 f"  invite  {link}",
             ]
+        )
+
+    @staticmethod
+    def _provisional(round_index: int, rounds: int, listed: int, fields: dict[str, Field]) -> str:
+        start = f"round {round_index:{len(str(rounds))}} of {rounds} sealed provisionally"
+        line = f"{start}: {listed} of {fields.get('members')} listed, no quorum is in reach"
+        if fields.get("ends_run") is not True:
+            return line
+        return (
+            f"{line}\nall rounds are done, but not final: the node stays until enough of the "
+            "others are back to seal them. Ctrl+C leaves; the same command goes on waiting"
         )
 
     @staticmethod

@@ -188,6 +188,8 @@ def node_state(sources: StatusSources) -> State:
         return "starting"  # The core asks for a seat, or trains, when the trainer is up.
     if core.machine.is_held or view.is_diverged or not view.is_member:
         return "syncing"
+    if core.machine.standing.head.value.clock.ends_run:
+        return "waiting for quorum"
     if view.own_commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
     is_now = board.phase is not None and board.phase.round == view.index
@@ -206,7 +208,15 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
     reachable, num_voters = reachable_voters(view), len(view.electorate)
     if state == "finished":
         return ()
-    if machine.standing.branch or view.is_provisional:
+    if machine.standing.head.value.clock.ends_run:
+        final = set(machine.standing.views[0].electorate)
+        here = final & {view.me, *liveness.linked}
+        found.append(
+            f"all rounds are done, the last {len(machine.standing.branch)} provisionally: they"
+            " become final, or give way, when enough voters of the last final seal are back;"
+            f" {len(here)} of {len(final)} are here"
+        )
+    elif machine.standing.branch or view.is_provisional:
         found.append(
             f"{len(machine.standing.branch)} rounds are sealed provisionally: they become final or"
             " give way when enough voters are back"

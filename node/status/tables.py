@@ -102,7 +102,10 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
     state = Text(status.state, style=_STATE_STYLES.get(status.state, "green"))
     attempt = f", attempt {status.attempt}" if status.attempt else ""
     if status.state != "finished":
-        state.append(f" in round {status.round} of {status.rounds_total}{attempt}", style="default")
+        state.append(
+            f" in round {min(status.round, status.rounds_total)} of {status.rounds_total}{attempt}",
+            style="default",
+        )
     yield "state", state
     if status.catching_up is not None:
         yield "fetches", Text(status.catching_up)

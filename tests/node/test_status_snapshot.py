@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from rich.console import Console
 
 from node import events as ev
 from node.shared_state.told import Told
@@ -27,12 +28,14 @@ from node.status.snapshot import (
     rss_bytes,
     snapshot,
 )
+from node.status.tables import draw_status
 from protocol.errors import StateError
 from protocol.frames import Heartbeat
 from protocol.identity import PeerId, peer_id_text
 from tests.node.builders import contributed, peers_named
 from tests.node.cores import GENESIS, MANIFEST, A, B, C, D, core_of, run_idle
 from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of
+from tests.sim.worlds import world_of
 
 STATUS_KEYS = {
     "catching_up",
@@ -181,6 +184,24 @@ def test_finished_run_warns_of_nothing() -> None:
     core.machine.reset(dataclasses.replace(GENESIS, value=value), now_s=0.0)
     status = snapshot(sources_of(core), 0.0).status
     assert (status.state, status.warnings) == ("finished", ())
+
+
+def test_run_that_ended_provisionally_is_not_over_and_says_so(seed: int) -> None:
+    world = world_of(3, seed=seed, rounds=9)
+    world.until_round(4)
+    last, *others = peers_named(3)
+    for peer in others:
+        world.crash(peer)
+    core = world.nodes[last].core
+    world.run(lambda: core.machine.standing.head.value.clock.ends_run, max_s=120.0)
+    shot = snapshot(sources_of(core), world.now_s)
+    assert shot.status.state == "waiting for quorum"
+    (warning,) = (text for text in shot.status.warnings if "all rounds are done" in text)
+    assert "1 of 3 are here" in warning
+    drawn = Console(width=100)
+    with drawn.capture() as told:
+        drawn.print(draw_status(shot.status))
+    assert "in round 9 of 9" in told.get()
 
 
 def test_lonely_node_is_told_so() -> None:

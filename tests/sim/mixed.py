@@ -77,12 +77,25 @@ class Mixed:
         nodes = self.world.nodes.values()
         if 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes):
             return True
+        if self._is_ended_by_a_disk():
+            return True
         # Who is a quorum alone goes when it is through, also while others are cut off: what they
         # sealed since then nobody can make final any more.
         return any(node.is_over for node in nodes) and all(
             node.is_over or node.core.machine.standing.head.value.round >= self.rounds
             for node in nodes
         )
+
+    def _is_ended_by_a_disk(self) -> bool:
+        """R12: with one voter finality is as durable as its disk.
+
+        None is lost by whoever is alone already (`_lose_disk`), but the seal that makes it so may
+        be under way just then.
+        """
+        machines = [node.core.machine for node in self.world.nodes.values()]
+        newest = max((machine.head for machine in machines), key=lambda head: head.round)
+        lost = {machine.view.me for machine in machines if machine.has_forgotten}
+        return any(has_quorum(newest.roster, {peer}, trust=self.trust) for peer in lost)
 
     def _saw(self, record: Record) -> None:
         """Whoever signs a deadly kind is killed now and then, and soon back.

@@ -60,6 +60,17 @@ def test_each_round_has_a_line(changes: dict[str, Field], line: str) -> None:
     assert told(("sealed", SEALED | changes)) == line
 
 
+def test_provisional_rounds_are_told_of_and_what_becomes_of_them() -> None:
+    alone: dict[str, Field] = {"round": 8, "listed": 1, "members": 3, "ends_run": False}
+    said = told(("provisional", alone))
+    assert said == ("round   8 of 200 sealed provisionally: 1 of 3 listed, no quorum is in reach\n")
+    ended = told(("provisional", alone | {"round": 200, "ends_run": True}))
+    assert "all rounds are done, but not final" in ended
+    assert told(("confirmed", {"round": 8})) == "round 8 is final now\n"
+    lost = told(("branch_lost", {"round": 7, "rounds": 2}))
+    assert lost.endswith("goes on from round 7\n")
+
+
 def test_a_seat_is_told_of_once_until_it_is_lost() -> None:
     seated: tuple[str, dict[str, Field]] = ("seated", {"round": 3})
     assert told(seated, seated).count("takes part") == 1
