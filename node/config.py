@@ -106,6 +106,12 @@ class NodeConfig:
     announce: tuple[str, ...] = ()
     """Addresses to tell others in place of this machine's own, e.g. of a forwarded port."""
 
+    interface: str = ""
+    """Name of the interface whose addresses others are told; empty for all."""
+
+    has_port_mapping: bool = True
+    """Whether the home's router is asked for a port, by NAT-PMP and UPnP."""
+
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers that are asked first, besides the known peers. A founder has none."""
 

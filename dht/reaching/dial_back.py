@@ -187,5 +187,5 @@ def told_addresses(
     where a router lets others in."""
     gone = {one for one in refuted if is_public(one)}
     kept = [one for one in dict.fromkeys(own) if one not in gone]
-    outer = [one for one in dict.fromkeys(proved) if one not in kept][:num_max]
+    outer = [one for one in dict.fromkeys(proved) if one not in {*kept, *gone}][:num_max]
     return (*kept[: num_max - len(outer)], *outer)

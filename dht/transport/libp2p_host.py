@@ -85,6 +85,12 @@ class TransportConfig:
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell others instead of our own guess, e.g. those of a forwarded port."""
 
+    interface: str = ""
+    """Where all addresses are listened on, others are told those of this interface alone."""
+
+    has_port_mapping: bool = False
+    """Whether the home's router is asked for a port, by NAT-PMP and UPnP; given back at the end."""
+
     connections_max: int = 300
     """Open at one time, in and out. Each costs about 0.1 MB, while busy also its unread bytes."""
 
@@ -112,6 +118,9 @@ class TransportConfig:
             ipaddress.ip_address(self.listen_host)
         except ValueError as error:
             raise ConfigError(f"listen_host: {error}") from error
+        if self.interface and self.interface not in _interfaces():
+            here = ", ".join(_interfaces())
+            raise ConfigError(f"interface: there is no {self.interface}; there are {here}")
         if not 0 <= self.listen_port <= 65535:
             raise ConfigError(f"listen_port: {self.listen_port} is outside 0..65535")
         if self.security not in SECURITIES:
@@ -219,7 +228,9 @@ def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink)
     announce = [Multiaddr(address) for address in config.announce]
     return BasicHost(
         _Swarm(peer_id, peerstore, upgrader, config.connections_max),
-        addrs_factory=lambda found: announce or [a for one in found for a in reachable(one)],
+        addrs_factory=lambda found: (
+            announce or [a for one in found for a in reachable(one, config.interface)]
+        ),
     )
 
 
@@ -261,12 +272,15 @@ def dialable(address: str) -> Multiaddr:
     return parsed
 
 
-def reachable(address: Multiaddr) -> Iterator[Multiaddr]:
-    """The address itself, or where it says "all addresses", each of this machine's."""
+def reachable(address: Multiaddr, interface: str = "") -> Iterator[Multiaddr]:
+    """The address itself, or where it says "all addresses", each of this machine's, or of one of
+    its interfaces."""
     text = str(address)
     for wildcard, family in (("/ip4/0.0.0.0/", 4), ("/ip6/::/", 6)):
         if text.startswith(wildcard):
-            here = told_hosts(_interfaces(), family)
+            found = _interfaces()
+            chosen = {interface: found.get(interface, [])} if interface else found
+            here = told_hosts(chosen, family)
             for host in here or ("127.0.0.1" if family == 4 else "::1",):
                 yield Multiaddr(text.replace(wildcard, f"/ip{family}/{host}/", 1))
             return

@@ -1,5 +1,6 @@
 """How others reach this node: its own addresses, what others find out of them, relays, holes."""
 
+import ipaddress
 import logging
 
 import trio
@@ -14,7 +15,9 @@ from dht.reaching.dial_back import GIVE_UP_LEAD, told_addresses
 from dht.reaching.dial_back_client import DialBackClient
 from dht.reaching.dial_back_server import DialBackServer
 from dht.reaching.gone import host_and_port
+from dht.reaching.port_mapper import PortMapper
 from dht.reaching.relay_client import Places
+from dht.reaching.routers import NatPmp, Upnp, gateways
 from dht.transport.libp2p_host import TransportConfig, library_id, plain_addresses
 from dht.transport.libp2p_inbound import BAD_BYTES
 from dht.transport.libp2p_links import Links
@@ -49,6 +52,8 @@ class Reach:
         network = host.get_network()
         self._puncher = Puncher(transport, links, self.places, network)
         self.dial_back = DialBackClient(transport, observers=self._observers, ports=self._ports)
+        routers = (NatPmp(lambda: gateways(self._home_hosts())), Upnp())
+        self.port_mapper = PortMapper(routers, is_wanted=self._is_behind_router)
         DialBackServer(transport, seen=self._seen_directly, knock=self._knock)
 
     # What others are told ------------------------------------------------------------------------
@@ -82,6 +87,7 @@ class Reach:
             nursery.start_soon(wait, self._changed)
             nursery.start_soon(wait, self.places.change)
             nursery.start_soon(wait, self.dial_back.change)
+            nursery.start_soon(wait, self.port_mapper.change)
 
     def _own_addresses(self) -> tuple[str, ...]:
         now_s = trio.current_time()
@@ -92,6 +98,7 @@ class Reach:
                 logger.info("network changed addresses=%s", ",".join(self._own))
                 self.dial_back.start_over()
                 self.places.start_over()
+                self.port_mapper.start_over()
                 self._changed.set()
                 self._changed = trio.Event()
         return self._own
@@ -100,7 +107,9 @@ class Reach:
         own = self._own_addresses()
         if self._config.announce:
             return own[:OWN_ADDRESSES_MAX]
-        proved = self.dial_back.proved()
+        # What the router says counts until others say something else.
+        mapped = self.port_mapper.address()
+        proved = (*self.dial_back.proved(), *([mapped] if mapped else []))
         refuted = self.dial_back.refuted(lead=GIVE_UP_LEAD)
         return told_addresses(own, proved=proved, refuted=refuted, num_max=OWN_ADDRESSES_MAX)
 
@@ -113,6 +122,8 @@ class Reach:
             nursery.start_soon(self.places.run)
             nursery.start_soon(self._puncher.run, self._config.listen_host, self._port())
             nursery.start_soon(self.dial_back.run)
+            if self._config.has_port_mapping:
+                nursery.start_soon(self.port_mapper.run, self._port())
             while True:
                 await trio.sleep(LOOK_S)
                 self._own_addresses()
@@ -125,7 +136,19 @@ class Reach:
         names another."""
         named = (host_and_port(one) for one in self._config.announce)
         ports = [place[1] for place in named if place is not None]
+        mapped = host_and_port(self.port_mapper.address())
+        if mapped is not None:
+            ports.append(mapped[1])
         return tuple(dict.fromkeys(ports))[:2] or (self._port(),)
+
+    def _is_behind_router(self) -> bool:
+        return not self._config.announce and not self.is_listed() and bool(self._home_hosts())
+
+    def _home_hosts(self) -> tuple[str, ...]:
+        """This machine's IPv4 addresses in a home's network."""
+        places = (host_and_port(one) for one in self._own_addresses())
+        hosts = (place[0] for place in places if place is not None and ":" not in place[0])
+        return tuple(host for host in hosts if not ipaddress.ip_address(host).is_loopback)
 
     def _listens(self, peer: PeerId) -> str:
         address = self._links.dialled(peer)

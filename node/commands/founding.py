@@ -27,6 +27,10 @@ AnnounceOption = Annotated[
     list[str] | None,
     typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
 ]
+InterfaceOption = Annotated[
+    str | None,
+    typer.Option("--interface", help="Tell others the addresses of this interface alone."),
+]
 BootstrapOption = Annotated[
     list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
 ]
@@ -92,6 +96,7 @@ def run(
     state: StateOption = None,
     listen: ListenOption = None,
     announce: AnnounceOption = None,
+    interface: InterfaceOption = None,
     bootstrap: BootstrapOption = None,
     psk: PskOption = None,
     threads: ThreadsOption = None,
@@ -108,6 +113,7 @@ def run(
     given = {
         "listen": listen,
         "announce": _tuple(announce),
+        "interface": interface,
         "bootstrap": _tuple(bootstrap),
         "psk": psk,
         "threads": threads,
@@ -132,6 +138,7 @@ def join(
     state: StateOption = None,
     listen: ListenOption = None,
     announce: AnnounceOption = None,
+    interface: InterfaceOption = None,
     bootstrap: BootstrapOption = None,
     psk: PskOption = None,
     threads: ThreadsOption = None,
@@ -147,6 +154,7 @@ def join(
     given = {
         "listen": listen,
         "announce": _tuple(announce),
+        "interface": interface,
         "bootstrap": _tuple(bootstrap),
         "psk": psk,
         "threads": threads,

@@ -16,6 +16,10 @@ StateOption = Annotated[
     Path | None,
     typer.Option("--state", help="State folder.", show_default="the usual place"),
 ]
+InterfaceOption = Annotated[
+    str | None,
+    typer.Option("--interface", help="Tell others the addresses of this interface alone."),
+]
 BootstrapOption = Annotated[
     list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
 ]
@@ -40,6 +44,7 @@ def bootstrap(
         typer.Option("--listen", help="Where it is reached.", show_default="/ip4/0.0.0.0/tcp/4001"),
     ] = None,
     announce: AnnounceOption = None,
+    interface: InterfaceOption = None,
     peer: BootstrapOption = None,
     psk: PskOption = None,
     has_relay: Annotated[
@@ -67,6 +72,7 @@ def bootstrap(
             manifest=Path(),
             listen=LISTEN if listen is None else listen,
             announce=tuple(announce or ()),
+            interface=interface or "",
             bootstrap=tuple(peer or ()),
             psk=psk,
         )

@@ -59,6 +59,8 @@ async def _open(
         listen_host=config.listen_host,
         listen_port=port,
         announce=config.announce,
+        interface=config.interface,
+        has_port_mapping=config.has_port_mapping,
         bulk_protocols=bulk_protocols,
         psk=read_psk(config.psk) if config.psk is not None else None,
     )

@@ -23,6 +23,8 @@ _TEMPLATE = """\
 
 # listen = "/ip4/0.0.0.0/tcp/0"  # where peers reach us; port 0 takes a free one and keeps it
 # announce = []          # addresses to tell others, e.g. ["/ip4/203.0.113.1/tcp/4001"] of a router
+# interface = ""         # tell others the addresses of this interface alone, e.g. "eth0"
+# has_port_mapping = true  # ask the home's router for a port (NAT-PMP, UPnP); given back at the end
 # bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
 # psk = ""               # key file of a private swarm; its nodes meet each other and nobody else
 # threads = 1            # torch threads; left out, all cores but one
@@ -47,6 +49,8 @@ class NodeFile(Section):
 
     listen: str = LISTEN_DEFAULT
     announce: list[str] = Field(default_factory=list)
+    interface: str = ""
+    has_port_mapping: bool = True
     bootstrap: list[str] = Field(default_factory=list)
     psk: str = ""
     threads: int | None = None

@@ -41,7 +41,9 @@ def process(lab: NatLab, host: str, line: Sequence[str]) -> Iterator[subprocess.
 
 def hear(one: subprocess.Popen[str]) -> dict[str, object]:
     assert one.stdout is not None
-    return json.loads(one.stdout.readline())
+    said = json.loads(one.stdout.readline())
+    assert isinstance(said, dict)
+    return said
 
 
 def ours(lab: NatLab, relay: str, target: str, mib: int) -> float:

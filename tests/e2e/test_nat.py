@@ -108,6 +108,37 @@ def test_forwarded_port_is_found_announced_and_enough_when_the_bootstrap_node_is
                     assert "Traceback" not in one.said()
 
 
+def test_port_that_the_router_gives_is_announced_and_given_back(tmp_path: Path) -> None:
+    founded(tmp_path)
+    (tmp_path / "a" / "node.toml").write_text("wait_seats = 1\n")
+    host = "198.51.100.21"
+    line = [sys.executable, "-P", "-m", "tests.e2e.nat_pmp_gateway", host]
+    with (
+        nat_lab(is_symmetric=True) as lab,
+        bootstrap(lab, tmp_path, "pub") as (_, address),
+        subprocess.Popen(
+            lab.command("gwA", line), env=environment(), stdout=subprocess.PIPE, text=True
+        ) as gateway,
+    ):
+        try:
+            assert gateway.stdout is not None
+            assert gateway.stdout.readline() == "listening\n"
+            arguments = ("--bootstrap", address, "--listen", "/ip4/0.0.0.0/tcp/4001")
+            inside = lab.command("homeA", [])
+            with node(tmp_path, "a", "run", "run.toml", *arguments, inside=inside) as a:
+                assert gateway.stdout.readline() == "4001 5001 3600\n"
+                outer = f"/ip4/{host}/tcp/5001"
+                wait_for_logs([a], f"answered={outer}", 1)
+                link = a.link()
+                assert outer in [one.address for one in parse_invite(link).addresses()]
+                with node(tmp_path, "b", "join", link, inside=lab.command("homeB", [])):
+                    a.wait_for(r"2 of 2 listed", 2)
+                a.interrupt()
+            assert gateway.stdout.readline() == "4001 5001 0\n"
+        finally:
+            gateway.kill()
+
+
 def wait_for_logs(nodes: Sequence[NodeCommand], words: str, count: int) -> None:
     """Until the logs of all of them together have so many lines with these words."""
     began_s = time.monotonic()

@@ -19,6 +19,7 @@ from dht.kademlia.messages import (
     decode_request,
     encode_message,
 )
+from dht.reaching.nat_pmp import decode_address, decode_mapping
 from dht.transport.libp2p_muxed_stream import MuxedStream
 from dht.transport.libp2p_negotiate import accept, encode_line, request
 from dht.transport.libp2p_session import Bytes, NoiseSession, Session
@@ -215,6 +216,20 @@ TARGETS = [
         examples=lambda: tuple(encode_message(reply) for _, reply in PAIRS),
         memory_base=WIRE_BASE,
         memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="nat-pmp mapping",
+        covers=("dht.reaching.nat_pmp.decode_mapping",),
+        read=from_bytes(decode_mapping),
+        errors=(DecodeError,),
+        examples=lambda: (bytes.fromhex("00820000000000070fa10fa200000e10"),),
+    ),
+    Target(
+        name="nat-pmp address",
+        covers=("dht.reaching.nat_pmp.decode_address",),
+        read=from_bytes(decode_address),
+        errors=(DecodeError,),
+        examples=lambda: (bytes.fromhex("0080000000000007cb007107"),),
     ),
     Target(
         name="frames of a stream",

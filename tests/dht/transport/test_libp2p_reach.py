@@ -1,9 +1,14 @@
 """Being dialled back over libp2p on loopback: who answers, and what is told then."""
 
+import os
+
 import pytest
 import trio
+from psutil import net_if_addrs
 
 from dht.reaching.dial_back import Answered, Silent
+from dht.transport.libp2p_transport import TransportConfig, open_transport
+from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from tests.dht.loopback import DEADLINE_S, ECHO, ask, echo, open_loopback, silence, until
 
@@ -41,6 +46,20 @@ async def test_closed_and_silent_ports_are_no_answer():
         async with open_loopback() as near:
             assert not await near.reach._knock(PeerId(bytes(32)), f"/ip4/127.0.0.1/tcp/{port}")
     assert found  # It waited: the server gives it KNOCK_S.
+
+
+def test_interface_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(ConfigError, match="there is no eth99; there are"):
+        TransportConfig(interface="eth99")
+
+
+@pytest.mark.net
+async def test_addresses_of_one_interface_alone_are_told():
+    loopback = next(name for name in net_if_addrs() if name.startswith(("lo", "Loopback")))
+    config = TransportConfig(listen_host="0.0.0.0", interface=loopback)
+    with trio.fail_after(DEADLINE_S):
+        async with open_transport(config, signer_seed=os.urandom(32)) as node:
+            assert [one.split("/")[2] for one in node.addresses()] == ["127.0.0.1"]
 
 
 @pytest.mark.net
