@@ -44,6 +44,7 @@ from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_train
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
+from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
 
@@ -93,7 +94,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     is_ours = node.attached is None
     model_file = kept_model_file(manifest, config.model_file, folder) if is_ours else None
     journal = _open_journal(node, folder)
-    (anchor_N,) = genesis_weights(manifest, SHARD)
+    anchor_N = joined(genesis_weights(manifest, SHARD))
     store = ShardStore(manifest, SHARD, anchor_N)
     rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
     start = genesis(manifest, SHARD, store.state.root)

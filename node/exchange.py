@@ -245,10 +245,11 @@ class Driver:
                 self._trace.diverged(reason)
             case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 machine = self.core.machine
-                view = machine.view
+                view: RoundView | None = machine.view
                 if isinstance(action, OfRound):
-                    view = machine.standing.about(action.list_digest) or view
-                self._spawn(partial(self._answer, action, view))
+                    view = machine.standing.about(action.list_digest)
+                if view is not None:  # Else that round is over.
+                    self._spawn(partial(self._answer, action, view))
 
     async def _send_chain(self, action: ev.SendChain) -> None:
         assert self._links is not None
@@ -277,14 +278,14 @@ class Driver:
         event: CoreInput
         match action:
             case ev.Measure(list_digest=digest, first=first, stop=stop):
-                rows = bulk.rooted(self.core, action)
-                root = await self._compute_in(
-                    view, partial(store.measure, rows, first=first, stop=stop)
-                )
+                rows = bulk.rows_of(self.core, store, action)
+                span = {"first": first, "stop": stop, "fragment": rows.fragment}
+                root = await self._compute_in(view, partial(store.measure, rows.entries, **span))
                 event = ev.Measured(digest, first, stop, root or b"")
             case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
-                rows = bulk.rooted(self.core, action)
-                work = partial(store.reduce, digest, rows, first=first, stop=stop, grams=grams)
+                rows = bulk.rows_of(self.core, store, action)
+                span = {"first": first, "stop": stop, "fragment": rows.fragment}
+                work = partial(store.reduce, digest, rows.entries, **span, grams=grams)
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
@@ -307,7 +308,8 @@ class Driver:
         if isinstance(event, ev.Reduced):
             # The others have its root first: they wait for it.
             digest, cells = event.list_digest, range(event.first, event.stop)
-            self.ahead.offer(view.index, digest, store.results_to_keep(digest, cells))
+            here = store.results_to_keep(digest, cells, round_index=view.index)
+            self.ahead.offer(view.index, digest, here)
             await self._compute_in(view, bulk.stepping_ahead(self.core, store, digest, cells))
 
     async def _adopt(self, action: ev.Adopt) -> None:

@@ -30,13 +30,16 @@ class NodeHooks:
         del before_N
         return anchor_N
 
-    def contribution(self, payloads: Sequence[bytes], store: ShardStore) -> Sequence[bytes]:
+    def contribution(
+        self, payloads: Sequence[bytes], store: ShardStore, fragment: int
+    ) -> Sequence[bytes]:
         """What is contributed in place of these encoded cells; called in a worker thread."""
-        del store
+        del store, fragment
         return payloads
 
     def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
-        """The own contribution of this round; `decode` gives the vector that it stands for."""
+        """The own contribution of this round; `decode` gives the vector that it stands for: of the
+        whole shard, zeros where it is of another fragment."""
 
     def synced_state(self, state: State) -> State:
         """A state that came from peers and has the sealed root."""

@@ -213,10 +213,15 @@ def decode_frame(data: bytes) -> Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkHeader:
-    """First frame of a bulk stream: what follows, and how many items."""
+    """First frame of a bulk stream: what follows, and how many items.
+
+    `round` is the one that the cells are of, or whose seal the state is of: it says of which
+    fragment they are, and so how long (R5).
+    """
 
     bulk: Bulk
     subject: Digest
+    round: Round
     items: Annotated[int, Range(1, limits.WANT_CELLS_MAX)]
 
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated
 
 from blake3 import blake3
@@ -72,7 +73,8 @@ class ShardSpec:
 class Layout:
     """Cells of every fragment of one shard.
 
-    A fragment is the flat concatenation of its tensors, float32, in the order of the schema.
+    A fragment is the flat concatenation of its tensors, float32, in the order of the schema. The
+    vector of a shard is its fragments behind one another.
     """
 
     shard: ShardSpec
@@ -86,14 +88,57 @@ class Layout:
             for fragment in self.shard.fragments
         )
 
+    @cached_property
+    def fragment_starts(self) -> tuple[int, ...]:
+        """First element of each fragment in the vector of the shard."""
+        return tuple(accumulate(self.fragment_numels[:-1], initial=0))
+
+    @property
+    def numel(self) -> int:
+        """Elements of the shard."""
+        return sum(self.fragment_numels)
+
+    @property
+    def num_fragments(self) -> int:
+        """How many fragments are synced in turn."""
+        return len(self.shard.fragments)
+
+    def fragment_of(self, round_index: int) -> int:
+        """The fragment that a round is about: r mod F, whatever the rounds before sealed (R5)."""
+        return round_index % self.num_fragments
+
+    def fragment_span(self, fragment: int) -> slice:
+        """Where a fragment lies in the vector of the shard."""
+        start = self.fragment_starts[fragment]
+        return slice(start, start + self.fragment_numels[fragment])
+
+    @cached_property
+    def fragment_cells(self) -> tuple[int, ...]:
+        """Cells per fragment; the last of each may be shorter than the others."""
+        return tuple(-(-numel // self.cell_elements) for numel in self.fragment_numels)
+
+    @cached_property
+    def cell_numels(self) -> tuple[tuple[int, ...], ...]:
+        """For each fragment the elements of each of its cells."""
+        return tuple(
+            tuple(self.cell_numel(fragment, cell) for cell in range(count))
+            for fragment, count in enumerate(self.fragment_cells)
+        )
+
     def num_cells(self, fragment: int) -> int:
-        """Cells of `fragment`; the last may be shorter than the others."""
-        return -(-self.fragment_numels[fragment] // self.cell_elements)
+        """Cells of `fragment`."""
+        return self.fragment_cells[fragment]
 
     def cell_range(self, fragment: int, cell: int) -> tuple[int, int]:
         """First element of a cell and the one behind its last, within the fragment."""
         start = cell * self.cell_elements
         return start, min(start + self.cell_elements, self.fragment_numels[fragment])
+
+    def cell_span(self, fragment: int, cell: int) -> slice:
+        """Where a cell lies in the vector of the shard."""
+        start, stop = self.cell_range(fragment, cell)
+        first = self.fragment_starts[fragment]
+        return slice(first + start, first + stop)
 
     def cell_numel(self, fragment: int, cell: int) -> int:
         """Elements of one cell."""
@@ -151,17 +196,6 @@ class MerkleTree:
         return tuple(found)
 
 
-def proven_subtrees(
-    proof: Sequence[bytes], *, index: int, count: int
-) -> Iterator[tuple[int, int, bytes]]:
-    """What a proof that was checked says of the leaves beside number `index` of `count`.
-
-    Height and place of each subtree on its way, as `MerkleTree.node` takes them, and its root.
-    """
-    for (height, place), node in zip(_siblings(count, index), proof, strict=True):
-        yield height, place, node
-
-
 def _siblings(count: int, index: int) -> Iterator[tuple[int, int]]:
     """Height and place of the siblings on the way from leaf `index` of `count` to the root."""
     height = 0
@@ -200,6 +234,15 @@ def check_merkle_proof(
     root: bytes, node: bytes, proof: Sequence[bytes], *, index: int, count: int
 ) -> None:
     """Raise ProofError unless `node` is number `index` of the `count` nodes under `root`."""
+    found, rest = _climb(node, proof, index=index, count=count)
+    if rest or found != root:
+        raise ProofError("Merkle proof does not lead to the committed root")
+
+
+def _climb(
+    node: bytes, proof: Sequence[bytes], *, index: int, count: int
+) -> tuple[bytes, Sequence[bytes]]:
+    """The root over `count` nodes to which a proof leads, and what is left of the proof."""
     if not 0 <= index < count:
         raise ProofError(f"index {index} of a tree with {count} nodes")
     position, remaining = 0, count
@@ -213,8 +256,63 @@ def check_merkle_proof(
             node = blake3(b"\x01" + pair).digest()
         index //= 2
         remaining = (remaining + 1) // 2
-    if position != len(proof) or node != root:
-        raise ProofError("Merkle proof does not lead to the committed root")
+    return node, proof[position:]
+
+
+class StateTree:
+    """The tree over the cells of a state: of each fragment, and over the roots of the fragments.
+
+    State cells are numbered fragment by fragment. A cell that is not known is None.
+    """
+
+    def __init__(self, cell_roots: Sequence[Sequence[bytes | None]]) -> None:
+        self._trees = [MerkleTree(roots) for roots in cell_roots]
+        self._top = MerkleTree([tree.root for tree in self._trees])
+        self._counts = [len(roots) for roots in cell_roots]
+
+    @property
+    def root(self) -> bytes | None:
+        """What a seal names as its root; None while a cell is not known."""
+        return self._top.root
+
+    def proof(self, index: int) -> tuple[bytes, ...]:
+        """From a cell to the root, lowest first; all cells are known."""
+        fragment, place = state_place(self._counts, index)
+        return (*self._trees[fragment].proof(place), *self._top.proof(fragment))
+
+    def beside(self, index: int) -> Iterator[tuple[range, bytes | None]]:
+        """For each node of a cell's proof: the cells that are under it, and what it is here."""
+        fragment, place = state_place(self._counts, index)
+        count, first = self._counts[fragment], sum(self._counts[:fragment])
+        for height, number in _siblings(count, place):
+            start, stop = number << height, min((number + 1) << height, count)
+            yield range(first + start, first + stop), self._trees[fragment].node(height, number)
+        starts = list(accumulate(self._counts, initial=0))
+        for height, number in _siblings(len(self._counts), fragment):
+            last = min((number + 1) << height, len(self._counts))
+            yield range(starts[number << height], starts[last]), self._top.node(height, number)
+
+
+def state_place(counts: Sequence[int], index: int) -> tuple[int, int]:
+    """Fragment and place in it of a state cell; `counts` are the state cells of the fragments.
+
+    Raises ProofError where there is no such cell.
+    """
+    place = index
+    for fragment, count in enumerate(counts):
+        if 0 <= place < count:
+            return fragment, place
+        place -= count
+    raise ProofError(f"index {index} of a state with {sum(counts)} cells")
+
+
+def check_state_proof(
+    root: bytes, node: bytes, proof: Sequence[bytes], *, index: int, counts: Sequence[int]
+) -> None:
+    """Raise ProofError unless `node` is state cell `index` under `root`; see StateTree."""
+    fragment, place = state_place(counts, index)
+    found, rest = _climb(node, proof, index=place, count=counts[fragment])
+    check_merkle_proof(root, found, rest, index=fragment, count=len(counts))
 
 
 def cell_root(payload: bytes | memoryview) -> bytes:

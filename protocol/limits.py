@@ -56,7 +56,7 @@ LIST_ITEMS_MAX = 4096
 STRING_BYTES_MAX = 1 * KIB
 
 BULK_HEADER_BYTES_MAX = 64
-"""Kind, subject, number of items: 39 bytes."""
+"""Kind, subject, round, number of items: 48 bytes."""
 
 BULK_ITEM_HEADER_BYTES_MAX = 2 * KIB
 """Index, length and a Merkle proof of at most 32 nodes of 34 bytes; 14 for 12 288 state cells."""

@@ -37,7 +37,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     """The machines of a process, and the genesis that they start from."""
     manifest, path = world.manifest, short_id(peer)
     clock = Clock(world.luck(f"clock/{path}").uniform(*CLOCK_START_S), owned.device.clock_rate)
-    anchor_N = np.zeros(manifest.layout(0).fragment_numels[0], dtype=np.float32)
+    anchor_N = np.zeros(manifest.layout(0).numel, dtype=np.float32)
     store = ShardStore(manifest, 0, anchor_N)
     start = genesis_of(manifest, store.state.root, world.settings.seated)
     config = replace(owned.config, rare=_rare(world, path))

@@ -46,30 +46,34 @@ class Storing(SimNode):
     def _compute(self, action: Computed) -> None:
         """One thread: first come, first served."""
         machine = self.core.machine
-        view = machine.view
+        view: RoundView | None = machine.view
         if isinstance(action, OfRound):
-            view = machine.standing.about(action.list_digest) or view
-        entries: list[tuple[ev.ListEntry, bytes]] = []
+            view = machine.standing.about(action.list_digest)
+        if view is None:
+            return  # That round is over.
+        rows: bulk.Rows | None = None
         if isinstance(action, ev.Measure | ev.Reduce):
-            entries = bulk.rooted(self.core, action)
+            rows = bulk.rows_of(self.core, self.store, action)
         self._busy_s = max(self.world.now_s, self._busy_s) + self._computing_s()
-        self.world.push(self._busy_s, self, self.computed, action, view, entries)
+        self.world.push(self._busy_s, self, self.computed, action, view, rows)
 
-    def computed(
-        self, action: Computed, view: RoundView, entries: list[tuple[ev.ListEntry, bytes]]
-    ) -> None:
+    def computed(self, action: Computed, view: RoundView, rows: bulk.Rows | None) -> None:
         """A task of the thread is done; sums of a round that is over are dropped."""
         store, machine = self.store, self.core.machine
         if isinstance(action, OfRound) and not machine.has_view(view):
             return
         match action:
             case ev.Measure(list_digest=digest, first=first, stop=stop):
-                stats = store.measure(entries, first=first, stop=stop)
+                assert rows is not None
+                entries, fragment = rows.entries, rows.fragment
+                stats = store.measure(entries, first=first, stop=stop, fragment=fragment)
                 if self.sums_wrongly or self.lies_in_gram:
                     stats = spoiled_gram(stats)
                 self.tell(ev.Measured(digest, first, stop, stats))
             case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
-                root = store.reduce(digest, entries, first=first, stop=stop, grams=grams)
+                assert rows is not None
+                span = {"first": first, "stop": stop, "fragment": rows.fragment}
+                root = store.reduce(digest, rows.entries, **span, grams=grams)
                 if self.sums_wrongly:
                     root = spoiled_sum(store, digest, first, stop)
                 self.tell(ev.Reduced(digest, first, stop, root))

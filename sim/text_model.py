@@ -2,8 +2,8 @@
 
     K symbols   C contexts   B samples of a step
 
-The whole fragment is one table of K logits for each context; a context is the last two symbols, or
-the last one where the fragment is small. Softmax over a row, cross-entropy, plain gradient descent:
+The whole shard is one table of K logits for each context; a context is the last two symbols, or
+the last one where the shard is small. Softmax over a row, cross-entropy, plain gradient descent:
 the gradient is exact, and a round is H steps on the leased samples. numpy alone; `exp` and `log`
 are numpy's, so that losses and traces are equal where numpy's build is.
 """
@@ -31,11 +31,11 @@ class TextModel:
 
     def __init__(self, manifest: RunManifest, seed: int) -> None:
         """All nodes of a world share one: it holds the text and nothing that is learned."""
-        numel = manifest.layout(0).fragment_numels[0]
+        numel = manifest.layout(0).numel
         self._order = 2 if numel >= NUM_SYMBOLS**3 else 1
         self._num_contexts = NUM_SYMBOLS**self._order
         if numel < self._num_contexts * NUM_SYMBOLS:
-            raise ValueError(f"a fragment of {numel} elements is too small for a model of text")
+            raise ValueError(f"a model of {numel} elements is too small for a model of text")
         self._steps = manifest.inner.inner_steps
         self._batch = manifest.inner.batch
         self.context_B, self.next_B = _text(random.Random(f"{seed}/text"), self._order)

@@ -29,13 +29,21 @@ def toy_run(
     founder: PeerId,
     *,
     rounds: int,
-    cells: int,
+    cells: int | tuple[int, ...],
     timing: TimingSpec,
     ends_after_s: float = 0.0,
     trust: str = "friends",
 ) -> RunManifest:
-    """The manifest of a run over `cells` cells of one tensor; 0 s stands for no date of its end."""
-    tensor = TensorSpec("w", (cells * CELL_ELEMENTS - _SHORT_BY,))
+    """The manifest of a run over `cells` cells of one tensor, or so many of each of some that are
+    synced in turn; 0 s stands for no date of its end."""
+    counts = cells if isinstance(cells, tuple) else (cells,)
+    # Of one fragment the tensor is called as ever; no two fragments are of equal size.
+    names = ["w"] if len(counts) == 1 else [f"w{number:04}" for number in range(len(counts))]
+    tensors = tuple(
+        TensorSpec(name, (count * CELL_ELEMENTS - _SHORT_BY - number,))
+        for number, (name, count) in enumerate(zip(names, counts, strict=True))
+    )
+    fragments = tuple((number,) for number in range(len(counts)))
     return RunManifest(
         wire=WIRE_VERSION,
         arithmetic=ARITHMETIC_VERSION,
@@ -46,7 +54,7 @@ def toy_run(
         survive="any",
         rounds=rounds,
         model=ModelSpec(name="gpt", settings=(Setting("width", 3),), seed=0),
-        shards=(ShardSpec("model", (tensor,), ((0,),)),),
+        shards=(ShardSpec("model", tensors, fragments),),
         cell_elements=CELL_ELEMENTS,
         corpus=CorpusSpec(
             name="none",

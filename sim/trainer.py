@@ -6,7 +6,7 @@ same bytes again, and a residual is taken over, given back or dropped as there (
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,27 +37,35 @@ Learner = Callable[[Vector, Lease, random.Random], Learned]
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the trainer has on its disk of a round: its contribution, and the feedback around it."""
+    """What the trainer has on its disk of a round: its contribution, the residuals of all fragments
+    before it, that of its own behind it, and what had drifted."""
 
     anchor_N: Vector
     encoded: Encoded
-    before_N: Vector | None
+    before: tuple[Vector | None, ...]
     after_N: Vector | None
+    drift_N: Vector
 
 
 class SimTrainer:
-    """One trainer. Rounds are those that are trained for."""
+    """One trainer. Rounds are those that are trained for; anchors and drifts are of the shard."""
 
     def __init__(self, manifest: RunManifest, learner: Learner) -> None:
         self._learner = learner
-        self.feedback = ErrorFeedback(
-            make_codec(manifest.outer),
-            manifest.outer.feedback,
-            cell_elements=manifest.layout(0).cell_elements,
-        )
+        self._layout = manifest.layout(0)
+        self.feedback = [
+            ErrorFeedback(
+                make_codec(manifest.outer),
+                manifest.outer.feedback,
+                cell_elements=self._layout.cell_elements,
+            )
+            for _ in range(self._layout.num_fragments)
+        ]
         self._saved: dict[int, _Saved] = {}
         self._round = -1
         self._anchor_N: Vector | None = None
+        self._drift_N: Vector | None = None
+        """By how much the weights are below the anchor; None stands for zero."""
         self._lease: Lease = ()
         self._under_way: Encoded | None = None
         self.loss: float | None = None
@@ -69,11 +77,15 @@ class SimTrainer:
     def restarted(self) -> "SimTrainer":
         """The trainer that the next process starts, with what the disk has."""
         fresh = copy.copy(self)
-        fresh.feedback = copy.copy(self.feedback)
-        fresh.feedback.restore(None)
+        fresh.feedback = [copy.copy(feedback) for feedback in self.feedback]
+        fresh._restore([None] * len(fresh.feedback))
         fresh._saved = dict(self._saved)
-        fresh._under_way = None
+        fresh._under_way, fresh._drift_N = None, None
         return fresh
+
+    def _restore(self, residuals: Sequence[Vector | None]) -> None:
+        for feedback, residual_N in zip(self.feedback, residuals, strict=True):
+            feedback.restore(residual_N)
 
     def start(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> bool:
         """Begin; whether a contribution of the process before is under way, so that it is sent
@@ -84,14 +96,31 @@ class SimTrainer:
         saved = self._saved.get(newest)
         if saved is None:
             return False
+        fragment = self._layout.fragment_of(newest)
         is_same = newest == round_index and np.array_equal(saved.anchor_N, anchor_N)
         if is_same and lease:
-            self.feedback.reopen(saved.before_N, saved.after_N)
+            self._restore(saved.before)
+            self.feedback[fragment].reopen(saved.before[fragment], saved.after_N)
             self._under_way = saved.encoded
+            self._drift_on(saved, [])
         elif newest < round_index and not fates.is_behind(newest):
-            is_listed = fates.was_listed(newest)
-            self.feedback.restore(saved.after_N if is_listed else saved.before_N)
+            self._restore(saved.before)
+            if fates.was_listed(newest):
+                self.feedback[fragment].restore(saved.after_N)
+            self._drift_on(saved, [fragment])
         return self._under_way is not None
+
+    def _drift_on(self, saved: _Saved, settled: Sequence[int]) -> None:
+        """What had drifted against anchors that are still the same, but for settled fragments."""
+        assert self._anchor_N is not None
+        if self._layout.num_fragments == 1:
+            return
+        self._drift_N = saved.drift_N.copy()
+        for fragment in range(self._layout.num_fragments):
+            span = self._layout.fragment_span(fragment)
+            is_same = np.array_equal(saved.anchor_N[span], self._anchor_N[span])
+            if fragment in settled or not is_same:
+                self._drift_N[span] = 0.0
 
     def contribute(self, stream: random.Random) -> Encoded:
         """The encoded contribution of the round in hand, on the disk when it is given."""
@@ -99,12 +128,16 @@ class SimTrainer:
             encoded, self._under_way = self._under_way, None
             return encoded
         assert self._anchor_N is not None, "it was not started"
-        learned = self._learner(self._anchor_N, self._lease, stream)
+        before_N = self._drift_N
+        weights_N = self._anchor_N if before_N is None else self._anchor_N - before_N
+        learned = self._learner(weights_N, self._lease, stream)
         self.loss = learned.loss
-        before_N = self.feedback.residual_N
-        encoded = self.feedback.encode(learned.drift_N)
-        after_N = self.feedback.residual_after_N
-        self._saved[self._round] = _Saved(self._anchor_N, encoded, before_N, after_N)
+        drift_N = learned.drift_N if before_N is None else before_N + learned.drift_N
+        before = tuple(feedback.residual_N for feedback in self.feedback)
+        fragment = self._layout.fragment_of(self._round)
+        encoded = self.feedback[fragment].encode(drift_N[self._layout.fragment_span(fragment)])
+        after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
+        self._saved[self._round] = _Saved(self._anchor_N, encoded, before, after_N, drift_N)
         # Of later rounds there may be some of a branch that was given up.
         kept = sorted(index for index in self._saved if index <= self._round)[-INNER_STATES_KEPT:]
         self._saved = {index: self._saved[index] for index in kept}
@@ -112,12 +145,21 @@ class SimTrainer:
 
     def finish(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> None:
         """What became of the contribution; the next round, and its anchor."""
-        if fates.is_behind(self._round):
-            self.feedback.restore(None)
-        elif fates.was_listed(self._round):
-            self.feedback.commit()
+        layout, contributed = self._layout, self._round
+        fragment = layout.fragment_of(contributed)
+        if fates.is_behind(contributed):
+            self._restore([None] * len(self.feedback))
+            self._drift_N = None
+        elif fates.was_listed(contributed):
+            self.feedback[fragment].commit()
         else:
-            self.feedback.abort()
+            self.feedback[fragment].abort()
+        if layout.num_fragments == 1:
+            self._drift_N = None
+        elif self._drift_N is not None:
+            self._drift_N = self._drift_N.copy()
+            for index in range(contributed, round_index)[: layout.num_fragments]:
+                self._drift_N[layout.fragment_span(layout.fragment_of(index))] = 0.0
         self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
 
 

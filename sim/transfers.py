@@ -57,10 +57,11 @@ class Transfers:
                 self._queue.done(due)
                 return
             items = self._served(due) if due.bulk in bulk.IS_SERVED else self._of_round(due)
-            if not items or not bulk.is_of_use(node.core, due):
+            about = bulk.round_of(node.core, due)
+            if not items or about is None or not bulk.is_of_use(node.core, due):
                 self._queue.done(due)
                 continue
-            header = BulkHeader(bulk=due.bulk, subject=due.subject, items=len(items))
+            header = BulkHeader(bulk=due.bulk, subject=due.subject, round=about, items=len(items))
             if self._world.settings.is_encoding:
                 header, items = _as_on_the_wire(header, items)
             self._under_way.append((due, wire))
@@ -218,7 +219,7 @@ class Transfers:
         node, header = self._node, transfer.header
         source, gathered = transfer.wire.direction.source, self._node.gathered
         while transfer.next < transfer.num_here and node.is_alive:
-            if not gathered.takes(header.bulk, header.subject):
+            if not gathered.takes(header):
                 transfer.is_over = True
                 return
             item = transfer.items[transfer.next]
@@ -227,7 +228,7 @@ class Transfers:
             is_asked = node.core.catchup.is_asked(source, header.subject, item.index)
             if not (is_asked or header.bulk is Bulk.STATE):
                 continue
-            fresh = gathered.take(header.bulk, header.subject, item)
+            fresh = gathered.take(header, item)
             if fresh:
                 node.tell(ev.Fetched(source, header.subject, fresh))
                 if node.is_alive:

@@ -15,7 +15,7 @@ from sim.trainer import Vector
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The newest Train action, and the anchor that goes with it."""
+    """The newest Train action, and the anchor of the shard that goes with it."""
 
     action: ev.Train
     anchor_N: Vector
@@ -114,7 +114,8 @@ class SimWork:
         basis = self._taken.basis
         if node.core.machine.standing.top.basis == basis:
             self._fates.contributed(basis)
-            root, norms = node.store.contribute(encoded.payloads)
+            fragment = node.store.layout.fragment_of(self.round)
+            root, norms = node.store.contribute(encoded.payloads, fragment=fragment)
             inner = world.manifest.inner
             samples = inner.inner_steps * inner.batch
             node.tell(

@@ -28,6 +28,11 @@ def blocks(rows: int, numel: int) -> Iterator[slice]:
         yield slice(start, min(start + width, numel))
 
 
+def joined(vectors: Sequence[Vector]) -> Vector:
+    """The vectors of all fragments behind one another; of a single one that itself, no copy."""
+    return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
 def weighted_sum(rows_PN: Vector, coefficients_P: Vector) -> Vector:
     """Sum over P of coefficient times row, first row first, every operation in float32."""
     assert rows_PN.dtype == coefficients_P.dtype == np.float32

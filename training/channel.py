@@ -250,13 +250,17 @@ class ChannelExchange:
             if frame.validate:
                 self._validate_round = frame.clock.round
             fragment = self._sent.pop(frame.sequence)
-            self._anchors[fragment] = self._channel.read_anchor(fragment)
+            if not set(frame.others) <= set(range(len(self._anchors))) - {fragment}:
+                raise TrainerError(f"anchors of fragments {frame.others}")
+            for changed in (fragment, *frame.others):
+                self._anchors[changed] = self._channel.read_anchor(changed)
             self._outcomes[frame.sequence] = Outcome(
                 listed=frame.listed,
                 is_resync=frame.is_resync,
                 anchor_N=self._anchors[fragment],
                 clock=frame.clock,
                 lease=frame.lease,
+                others={other: self._anchors[other] for other in frame.others},
             )
         return self._outcomes.pop(sequence)
 

@@ -72,7 +72,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     tell(validation_loss(build_model(manifest), curve_BW))
     run_replicas(swarm, train)
     wall_s = time.monotonic() - began_s - aside_s
-    model = model_of(manifest, (swarm.anchor,))
+    model = model_of(manifest, tuple(swarm.anchors))
     say(
         "result",
         loss=finite_loss(model, held_out(manifest, dataset), 64),

@@ -191,6 +191,10 @@ class DiLoCo:
             if state.round in start.listed:
                 self._feedback[fragment].restore(state.residual_after_N)
         # From before a resync, or from another branch, the residual belongs to weights long gone.
+        if start.since <= state.round <= start.clock.round:
+            for other, (digest, local_N) in state.drifting.items():
+                if digest == anchor_digest(start.anchors[other]):
+                    write_fragment(self._model, self._shard, other, local_N)
         logger.info(
             "inner state taken up round=%d of=%d under_way=%s",
             start.clock.round,
@@ -246,15 +250,24 @@ class DiLoCo:
                 residual_after_N=self._feedback[fragment].residual_after_N,
                 optimizer=type(self._inner_optimizer).__name__,
                 moments=optimizer_tensors(self._model, self._inner_optimizer),
+                drifting=self._drifting(fragment),
             )
         )
+
+    def _drifting(self, fragment: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
+        """Anchor and working weights of all fragments but this one."""
+        return {
+            other: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, other))
+            for other, anchor_N in enumerate(self._anchors)
+            if other != fragment
+        }
 
     def _finish(self, fragment: int) -> Outcome:
         outcome = self._tickets.pop(fragment).result()
         feedback = self._feedback[fragment]
         if outcome.is_resync:
-            # Seals were missed: the residual belongs to weights long gone (R6).
-            feedback.restore(None)
+            # Seals were missed: residuals belong to weights long gone (R6).
+            self.restore_residuals([None] * len(self._feedback))
         elif outcome.listed:
             feedback.commit()
         else:
@@ -263,6 +276,10 @@ class DiLoCo:
         merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
         write_fragment(self._model, self._shard, fragment, merged_N)
         self._anchors[fragment] = outcome.anchor_N
+        for other, anchor_N in outcome.others.items():
+            # Sealed without us: what drifted since is dropped (R6).
+            write_fragment(self._model, self._shard, other, anchor_N)
+            self._anchors[other] = anchor_N
         self._clock, self._lease = outcome.clock, outcome.lease
         self._begin_round()
         return outcome

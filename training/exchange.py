@@ -4,7 +4,8 @@ The trainer hands over an encoded contribution and later learns the outcome of t
 asks at once; a streaming method goes on stepping in between.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -48,7 +49,8 @@ class Contribution:
 class Outcome:
     """What became of a round.
 
-    `anchor_N` is the new anchor of the fragment, float32; the caller must not write to it. `listed`
+    `anchor_N` is the new anchor of the fragment, float32; the caller must not write to it. `others`
+    are the new anchors of other fragments, about which this trainer missed rounds. `listed`
     says whether the own contribution is in the sealed aggregate: if not, its drift is dropped and
     the residual goes back to what it was before (R6). `is_resync` says that seals were missed and
     the state was fetched: then the residual is zero, whether it was listed or not. `lease` and
@@ -61,6 +63,7 @@ class Outcome:
     clock: RunClock
     lease: Lease
     is_resync: bool = False
+    others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class Ticket(Protocol):

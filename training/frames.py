@@ -65,7 +65,8 @@ class Start:
 class Deliver:
     """To the trainer: the outcome of contribution `sequence`; its new anchor lies in the mapping.
 
-    `validate` asks for the validation loss of the new anchor.
+    So do those of the fragments in `others`. `validate` asks for the validation loss of the new
+    anchor.
     """
 
     sequence: int
@@ -73,6 +74,7 @@ class Deliver:
     is_resync: bool = False
     clock: RunClock
     lease: Lease
+    others: tuple[int, ...] = ()
     validate: bool
 
 

@@ -6,7 +6,7 @@ generator and no transcendental, whose last bit depends on version and processor
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ file from a person: a manifest never carries code. Its schema is the manifest's 
 
 DIGEST_SETTING = "digest"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOCK = re.compile(r"(?:[^.]+\.)+?[0-9]{1,9}(?=\.)")
+"""What the tensors of one block of a model have in common: `blocks.3` of `blocks.3.norm.weight`."""
 
 _LAYERS_MAX = 1024
 _WIDTH_MAX = 65_536
@@ -43,14 +45,46 @@ SCHEMAS: Registry[Mapping[str, Initial]] = Registry("model")
 """Per model name, a function of the ModelSpec that gives the parameters by name."""
 
 
-def shard_spec(model: ModelSpec, name: str = "model") -> ShardSpec:
-    """The whole model as one shard of one fragment, tensors sorted by name.
+def shard_spec(model: ModelSpec, name: str = "model", *, fragments: int = 1) -> ShardSpec:
+    """The whole model as one shard, tensors sorted by name; see `cut`.
 
     Raises ConfigError for an unknown model, ManifestError for a setting that it refuses.
     """
     schema = SCHEMAS[model.name](model)
     tensors = tuple(TensorSpec(key, schema[key].shape) for key in sorted(schema))
-    return ShardSpec(name, tensors, (tuple(range(len(tensors))),))
+    return ShardSpec(name, tensors, cut(tensors, fragments))
+
+
+def cut(tensors: Sequence[TensorSpec], count: int) -> tuple[tuple[int, ...], ...]:
+    """The tensors, by number, in fragments that are synced in turn (Streaming DiLoCo).
+
+    A block, all tensors that share a name up to its first number, is never cut. Blocks go to the
+    fragments in turn, so that each has some from all depths; every tensor of no block, the largest
+    first, to whichever is smallest by then. Raises ManifestError where a fragment would be empty.
+    """
+    blocks: dict[str, list[int]] = {}
+    alone: list[int] = []
+    for index, tensor in enumerate(tensors):
+        found = _BLOCK.match(tensor.name)
+        if found is None:
+            alone.append(index)
+        else:
+            blocks.setdefault(found[0], []).append(index)
+    pieces: list[list[int]] = [[] for _ in range(count)]
+    for number, block in enumerate(sorted(blocks, key=_depth)):
+        pieces[number % count] += blocks[block]
+    for index in sorted(alone, key=lambda index: (-tensors[index].numel, index)):
+        sizes = [sum(tensors[i].numel for i in piece) for piece in pieces]
+        pieces[sizes.index(min(sizes))].append(index)
+    if not all(pieces):
+        most = len(blocks) + len(alone)
+        raise ManifestError(f"{count} fragments of a model of {most} blocks and other tensors")
+    return tuple(tuple(sorted(piece)) for piece in pieces)
+
+
+def _depth(block: str) -> tuple[str, int]:
+    stem, _, number = block.rpartition(".")
+    return stem, int(number)
 
 
 def genesis_weights(manifest: RunManifest, shard: int = 0) -> tuple[NDArray[np.float32], ...]:

@@ -14,7 +14,7 @@ import errno
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -41,6 +41,7 @@ _NAME = re.compile(r"round-(\d{6,12})" + re.escape(_SUFFIX))
 _MOMENTS = "moments/"
 _RESIDUAL = "residual/"
 _RESIDUAL_AFTER = "residual_after"
+_DRIFTING = "drifting/"
 _PAYLOAD, _LENGTHS = "payload", "lengths"
 _TENSORS_PER_PARAMETER_MAX = 8
 """AdamW keeps three per parameter, the greediest optimizer of torch five."""
@@ -55,6 +56,8 @@ class InnerState:
     `residuals` are those of all fragments before the contribution, `residual_after_N` that of the
     contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
     anchor that the contribution is relative to. `optimizer` names the class that `moments` are of.
+    `drifting` are the working weights of the other fragments, which go on against older anchors:
+    by fragment the digest of the anchor, and the weights.
     """
 
     round: int
@@ -64,6 +67,7 @@ class InnerState:
     residual_after_N: NDArray[np.float32] | None
     optimizer: str
     moments: Mapping[str, Tensor]
+    drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
 
 
 class InnerStore(Protocol):
@@ -163,12 +167,12 @@ class InnerFolder:
             "loss": contribution.loss.hex(),
             "residual_before": contribution.residual_before.hex(),
             "residual_after": contribution.residual_after.hex(),
-        }
+        } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
     def _load(self, path: Path, round_index: int) -> InnerState:
         fragments = len(self._numels)
         parameters = len(self._shard.tensors)
-        most = _TENSORS_PER_PARAMETER_MAX * parameters + fragments + 3
+        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3
         content = read_tensors(path, tensors_max=most)
         # A file with a right digest was written by us, if perhaps by another version of us.
         try:
@@ -180,6 +184,7 @@ class InnerFolder:
         expected = [
             *zip(state.residuals, self._numels, strict=True),
             (state.residual_after_N, numel),
+            *((local_N, self._numels[other]) for other, (_, local_N) in state.drifting.items()),
         ]
         if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
             raise CheckpointError(f"{path} has residuals of another size")
@@ -211,6 +216,8 @@ def _tensors(state: InnerState) -> dict[str, Tensor]:
             tensors[f"{_RESIDUAL}{fragment}"] = torch.from_numpy(residual_N)
     if state.residual_after_N is not None:
         tensors[_RESIDUAL_AFTER] = torch.from_numpy(state.residual_after_N)
+    for other, (_, local_N) in state.drifting.items():
+        tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
     payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
     tensors[_PAYLOAD] = torch.tensor(payload)
     tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
@@ -250,6 +257,11 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
             name.removeprefix(_MOMENTS): tensor
             for name, tensor in tensors.items()
             if name.startswith(_MOMENTS)
+        },
+        drifting={
+            other: (bytes.fromhex(metadata[name]), local_N)
+            for other in range(fragments)
+            if (local_N := _vector(tensors, name := f"{_DRIFTING}{other}")) is not None
         },
     )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
+from training.arithmetic import joined
 from training.compression import make_codec, result_codec
 from training.diloco import RunStart
 from training.exchange import Contribution, Lease, Outcome, RunClock
@@ -45,8 +46,10 @@ class Swarm:
     rounds_kept: int | None = None
     contributions: dict[tuple[int, int], Contribution] = field(default_factory=dict)
     clock: RunClock = field(init=False)
-    anchor: Weights = field(init=False)
-    slots: dict[str, Weights] = field(default_factory=dict)
+    anchors: list[Weights] = field(init=False)
+    slots: list[dict[str, Weights]] = field(init=False)
+    """Both by fragment."""
+
     payload_bytes: int = 0
     """Of all contributions that were listed so far."""
 
@@ -55,12 +58,18 @@ class Swarm:
 
     def __post_init__(self) -> None:
         self.clock = RunClock(round=0, step=0, tokens=0)
-        self.anchor = genesis_weights(self.manifest)[0]
+        self.anchors = list(genesis_weights(self.manifest))
+        self.slots = [{} for _ in self.anchors]
         self.barrier = threading.Barrier(self.replicas, action=self._seal, timeout=WAIT_S)
         outer = self.manifest.outer
         self._codec, self._result_codec = make_codec(outer), result_codec(outer)
         self._rule = AGGREGATORS[outer.aggregator](cell_elements=self.manifest.cell_elements)
         self._outer = make_outer(outer)
+
+    @property
+    def anchor(self) -> Weights:
+        """Of the whole shard."""
+        return joined(self.anchors)
 
     def sessions(self) -> list["MemorySession"]:
         """One of each replica."""
@@ -78,20 +87,23 @@ class Swarm:
         """Of the round that was sealed last, for one replica."""
         return Outcome(
             listed=(self.clock.round - 1, replica) not in self.absent,
-            anchor_N=self.anchor,
+            anchor_N=self.anchors[self._fragment(self.clock.round - 1)],
             clock=self.clock,
             lease=self.lease(replica),
         )
 
+    def _fragment(self, round_index: int) -> int:
+        return round_index % len(self.anchors)
+
     def _seal(self) -> None:
-        index, layout = self.clock.round, self.manifest.layout(0)
+        index, fragment = self.clock.round, self._fragment(self.clock.round)
         listed = [
             self.contributions[index, replica]
             for replica in range(self.replicas)
             if (index, replica) not in self.absent
         ]
         weights_P = np.array([float(one.tokens) for one in listed])
-        numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
+        numels = self.manifest.layout(0).cell_numels[fragment]
         rows = [
             np.stack([self._codec.decode(one.payloads[cell], numel) for one in listed])
             for cell, numel in enumerate(numels)
@@ -108,9 +120,9 @@ class Swarm:
             result = self._result_codec.encode(self._rule.combine(cell_PN, factors))
             self.result_bytes += len(result)
             cells.append(self._result_codec.decode(result, numel))
-        info = OuterInfo(round=index, slots=self.slots)
-        step = self._outer.step(self.anchor, np.concatenate(cells), info)
-        self.anchor, self.slots = step.anchor_N, dict(step.slots)
+        info = OuterInfo(round=index, slots=self.slots[fragment])
+        step = self._outer.step(self.anchors[fragment], np.concatenate(cells), info)
+        self.anchors[fragment], self.slots[fragment] = step.anchor_N, dict(step.slots)
         self.clock = RunClock(
             round=index + 1,
             step=self.clock.step + self.manifest.inner.inner_steps,
@@ -137,7 +149,8 @@ class MemorySession:
     def start(self) -> RunStart:
         """See Session."""
         swarm = self.swarm
-        return RunStart(anchors=(swarm.anchor,), clock=swarm.clock, lease=swarm.lease(self.replica))
+        anchors, lease = tuple(swarm.anchors), swarm.lease(self.replica)
+        return RunStart(anchors=anchors, clock=swarm.clock, lease=lease)
 
     def begin(self, fragment: int, contribution: Contribution) -> "MemoryTicket":
         """See Exchange."""

@@ -3,13 +3,15 @@
 Synchronous and without I/O; `node.exchange` and the simulator's world both use it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from node.cells.shard_store import Item, ShardStore
 from node.core import NodeCore
 from node.events import ListEntry, Measure, Push, Reduce
 from node.rules.agreed import ResultPlace, result_place
+from node.rules.round_view import RoundView
 from protocol.errors import LimitError
 from protocol.frames import Bulk, BulkHeader
 
@@ -17,18 +19,33 @@ IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
 """What joiners ask for; see `node.state_transfer.served`."""
 
 
-def part_root(core: NodeCore, commit_digest: bytes) -> bytes | None:
-    """The root of a contribution whose COMMIT is known, of this round or the one before."""
-    for view in core.views():
+def _views(core: NodeCore, round_index: int) -> Iterator[RoundView]:
+    """Those of that round; on branches there may be some."""
+    return (view for view in core.views() if view.index == round_index)
+
+
+def round_of(core: NodeCore, push: Push) -> int | None:
+    """The round that a Push is about; None if it is not known here any more."""
+    if push.bulk in IS_SERVED:
+        certificate = core.sealed(push.subject)
+        return None if certificate is None else certificate.value.round
+    return next((view.index for view in core.views() if view.is_about(push.subject)), None)
+
+
+def part_root(core: NodeCore, commit_digest: bytes, round_index: int) -> bytes | None:
+    """The root of a contribution to that round, under way or the one before, if its COMMIT is
+    known."""
+    for view in _views(core, round_index):
         commit = view.ballots.commit_of(commit_digest)
         if commit is not None:
             return commit[1].root
     return None
 
 
-def _place(core: NodeCore, digest: bytes, cell: int) -> ResultPlace | None:
+def _place(core: NodeCore, header: BulkHeader, cell: int) -> ResultPlace | None:
     """Where a result cell of a LIST belongs, once an AGG of its slice is believed."""
-    places = (result_place(view, digest, cell) for view in core.views())
+    views = _views(core, header.round)
+    places = (result_place(view, header.subject, cell) for view in views)
     return next((place for place in places if place is not None), None)
 
 
@@ -48,11 +65,11 @@ def parts_over(core: NodeCore) -> set[bytes]:
 def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
     """The parts or results to send; empty if they are not here (the asker asks elsewhere)."""
     # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
-    asked = tuple(dict.fromkeys(push.cells))
-    cells = [cell for cell in asked if cell < core.machine.config.num_cells]
+    cells = tuple(dict.fromkeys(push.cells))
     match push.bulk:
         case Bulk.PART:
-            root = part_root(core, push.subject)
+            index = round_of(core, push)
+            root = None if index is None else part_root(core, push.subject, index)
             return store.parts(root, cells) if root else []
         case Bulk.RESULT:
             return _results(core, store, push.subject, set(cells))
@@ -84,19 +101,21 @@ def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int])
 
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
     """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
-    count = store.num_state_cells if header.bulk is Bulk.STATE else store.num_cells
+    is_state, fragment = header.bulk is Bulk.STATE, store.layout.fragment_of(header.round)
+    count = store.num_state_cells if is_state else store.layout.num_cells(fragment)
     if index >= count:
         raise LimitError(f"cell {index} of {count}")
-    if header.bulk is Bulk.PART:
-        return store.part_bytes(index)
-    return store.state_bytes(index) if header.bulk is Bulk.STATE else store.result_bytes(index)
+    if is_state:
+        return store.state_bytes(index)
+    find = store.part_bytes if header.bulk is Bulk.PART else store.result_bytes
+    return find(index, fragment=fragment)
 
 
 def can_check(core: NodeCore, header: BulkHeader, index: int) -> bool:
     """Whether the message that commits to this cell is here: the COMMIT or the AGG."""
     if header.bulk is Bulk.PART:
-        return part_root(core, header.subject) is not None
-    return _place(core, header.subject, index) is not None
+        return part_root(core, header.subject, header.round) is not None
+    return _place(core, header, index) is not None
 
 
 def admission(
@@ -106,15 +125,15 @@ def admission(
 
     Running it raises ProofError or DecodeError, which is the sender's fault.
     """
+    fragment = store.layout.fragment_of(header.round)
     if header.bulk is Bulk.PART:
-        root = part_root(core, header.subject)
+        root = part_root(core, header.subject, header.round)
         assert root is not None
-        return partial(store.put_part, root, item)
-    place = _place(core, header.subject, item.index)
+        return partial(store.put_part, root, item, fragment=fragment)
+    place = _place(core, header, item.index)
     assert place is not None
-    put = partial(
-        store.put_result, header.subject, place.root, item, first=place.first, stop=place.stop
-    )
+    slice_of = {"first": place.first, "stop": place.stop, "fragment": fragment}
+    put = partial(store.put_result, header.subject, place.root, item, **slice_of)
     ahead = stepping_ahead(core, store, header.subject, (item.index,))
 
     def put_and_step() -> None:
@@ -129,15 +148,28 @@ def stepping_ahead(
 ) -> Callable[[], None]:
     """The outer step on result cells that are here while others are on their way, to be run
     anywhere."""
-    view = core.machine.standing.about(digest) or core.machine.view
+    view = core.machine.standing.about(digest)
+    if view is None:
+        return lambda: None  # That round is over.
     return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
 
 
-def rooted(core: NodeCore, action: Reduce | Measure) -> list[tuple[ListEntry, bytes]]:
-    """The entries of a Reduce or Measure with the roots of their contributions."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a slice is summed of: contributions to one fragment, each with its root."""
+
+    entries: tuple[tuple[ListEntry, bytes], ...]
+    fragment: int
+
+
+def rows_of(core: NodeCore, store: ShardStore, action: Reduce | Measure) -> Rows:
+    """The entries of a Reduce or Measure, which may be of the round before by now."""
+    views = (view for view in core.views() if view.is_about(action.list_digest))
+    view = next(views, None)
+    assert view is not None, "a certified LIST of no round that is known"
     found = []
     for entry in action.entries:
-        root = part_root(core, entry.commit_digest)
-        assert root is not None, "a certified LIST names a COMMIT that is not here"
-        found.append((entry, root))
-    return found
+        commit = view.ballots.commit_of(entry.commit_digest)
+        assert commit is not None, "a certified LIST names a COMMIT that is not here"
+        found.append((entry, commit[1].root))
+    return Rows(tuple(found), store.layout.fragment_of(view.index))

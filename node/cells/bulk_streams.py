@@ -202,6 +202,9 @@ class BulkStreams:
         if not self._owner.is_linked(push.to):
             self._queue.forget(push.to)
             return
+        about = bulk.round_of(self._owner.core, push)
+        if about is None:
+            return
         if push.bulk in bulk.IS_SERVED:
             cells: Outgoing = await self._serving.cells(push)
         else:
@@ -209,6 +212,7 @@ class BulkStreams:
         count = cells.count
         if not count or not bulk.is_of_use(self._owner.core, push):
             return
+        header = BulkHeader(bulk=push.bulk, subject=push.subject, round=about, items=count)
         is_part = push.bulk is Bulk.PART
         round_index = self._owner.core.machine.view.index
         if is_part:
@@ -216,7 +220,7 @@ class BulkStreams:
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
         self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
         try:
-            await self._send_items(push, cells)
+            await self._send_items(push, header, cells)
         except (NetworkError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
             logger.info(
@@ -236,13 +240,12 @@ class BulkStreams:
             self._paces = {**kept, peer: Pace()}
         return self._paces[peer]
 
-    async def _send_items(self, push: ev.Push, cells: Outgoing) -> None:
+    async def _send_items(self, push: ev.Push, header: BulkHeader, cells: Outgoing) -> None:
         meter = Meter(self._pace(push.to))
         pause = self._serving.pause if push.bulk is Bulk.STATE else None
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
-                header = BulkHeader(bulk=push.bulk, subject=push.subject, items=cells.count)
                 await stream.send_frame(encode(header))
                 while found := await cells.more():
                     for item in found:
@@ -303,8 +306,9 @@ class BulkStreams:
             if header.bulk is Bulk.RESULT:
                 view = owner.core.machine.standing.about(header.subject)
                 if view is not None:
-                    here = owner.store.results_to_keep(header.subject, (item.index,))
-                    owner.ahead.offer(view.index, header.subject, here)
+                    digest, index = header.subject, view.index
+                    here = owner.store.results_to_keep(digest, (item.index,), round_index=index)
+                    owner.ahead.offer(index, digest, here)
             inbound.cells.append(item.index)
             await inbound.tell_if_due()
         await inbound.tell()

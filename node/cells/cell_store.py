@@ -3,25 +3,31 @@
 Plain synchronous arithmetic on numpy arrays. The node calls it from worker threads, the simulator
 inline; both run this very code. Nothing here is believed before it is checked against a root.
 
-A state cell is one cell of the anchor or of one outer slot, as little-endian float32; cell i of
-vector v has index v * num_cells + i, the anchor being vector 0.
+A state's vectors are of the whole shard, a round is about one fragment of it (R5). A state cell is
+one cell of the anchor or of one outer slot, as little-endian float32; of n cells of a fragment cell
+i of vector v is number v * n + i, the anchor being vector 0, behind those of the fragments before.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from node.cells.outer_step import OuterStepping, StepRules
 from node.cells.result_cells import ResultCells
 from node.cells.spare_vectors import SpareVectors
+from node.cells.states import Item, State, Vector, finished, make_state, wire_view
 from node.events import ListEntry
 from protocol import limits
 from protocol.errors import ProofError, StateError
-from protocol.grid import MerkleTree, cell_root, check_merkle_proof, merkle_root
+from protocol.grid import (
+    MerkleTree,
+    cell_root,
+    check_merkle_proof,
+    check_state_proof,
+    state_place,
+)
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
@@ -30,57 +36,12 @@ from training.compression import decode_to_read, make_codec, result_codec
 from training.gram import wire_form
 from training.outer import make_outer
 
-Vector = NDArray[np.float32]
 Entries = Sequence[tuple[ListEntry, bytes]]
 """Listed contributions, each with its root."""
 
 ROUNDS_KEPT = 1
 """So many sealed rounds' contributions, results and states before them stay, for those who are a
 round behind: nobody can ask for those of an older round (`RoundState.views`)."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Anchor and outer slots after a round. Nobody writes to the arrays once they are in here."""
-
-    anchor_N: Vector
-    slots: Mapping[str, Vector]
-    cell_roots: tuple[bytes, ...]
-    root: bytes
-
-    @cached_property
-    def tree(self) -> MerkleTree:
-        """The tree over its cells: one fragment, so its root is the state's."""
-        return MerkleTree(self.cell_roots)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A stored cell as it travels: bytes, and the proof from its root to the tree's."""
-
-    index: int
-    payload: bytes
-    proof: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CellSizes:
-    """Bytes of each cell of a state, and of each cell of a round's result."""
-
-    state: tuple[int, ...]
-    result: tuple[int, ...]
-
-    @classmethod
-    def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "CellSizes":
-        """Those of a run's shard."""
-        layout = manifest.layout(shard)
-        numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
-        vectors = 1 + len(make_outer(manifest.outer).slots)
-        codec = result_codec(manifest.outer)
-        return cls(
-            state=tuple(4 * numel for numel in numels) * vectors,
-            result=tuple(codec.payload_bytes(numel) for numel in numels),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +54,16 @@ class Step:
 
 
 class CellStore:
-    """What one node holds of one shard. One fragment; more come with streaming (R5)."""
+    """What one node holds of one shard.
+
+    Parts and results are of the cells of one fragment, which the caller names.
+    """
 
     def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector) -> None:
         self.layout = manifest.layout(shard)
-        self.num_cells = self.layout.num_cells(0)
+        num_vectors = 1 + len(make_outer(manifest.outer).slots)
+        self.state_counts = tuple(num_vectors * count for count in self.layout.fragment_cells)
+        """State cells of each fragment."""
         self._codec = make_codec(manifest.outer)
         self._result_codec = result_codec(manifest.outer)
         self._aggregator = AGGREGATORS[manifest.outer.aggregator](
@@ -134,22 +100,27 @@ class CellStore:
     @property
     def num_state_cells(self) -> int:
         """Cells of the anchor and of every outer slot."""
-        return self.num_cells * (1 + len(self._outer.slots))
+        return sum(self.state_counts)
 
     def make_state(self, anchor_N: Vector, slots: Mapping[str, Vector]) -> State:
         """A state with its Merkle root."""
         vectors = [anchor_N, *(slots[name] for name in self._outer.slots)]
-        spans = [self.layout.cell_range(0, cell) for cell in range(self.num_cells)]
+        layout = self.layout
         roots = tuple(
-            cell_root(_wire_view(vector_N[start:stop]))
-            for vector_N in vectors
-            for start, stop in spans
+            tuple(
+                cell_root(wire_view(vector_N[layout.cell_span(fragment, cell)]))
+                for vector_N in vectors
+                for cell in range(count)
+            )
+            for fragment, count in enumerate(layout.fragment_cells)
         )
-        return _state(anchor_N, slots, roots)
+        return make_state(anchor_N, slots, roots)
 
-    def _cell_bytes(self, vector_N: Vector, cell: int) -> bytes:
-        start, stop = self.layout.cell_range(0, cell)
-        return bytes(_wire_view(vector_N[start:stop]))
+    def state_place(self, index: int) -> tuple[int, slice]:
+        """Of a state cell: the number of its vector, and where it lies in that."""
+        fragment, place = state_place(self.state_counts, index)
+        vector, cell = divmod(place, self.layout.num_cells(fragment))
+        return vector, self.layout.cell_span(fragment, cell)
 
     def seat_proof(self, peer: PeerId, basis: bytes, root: bytes = b"") -> bytes:
         """BLAKE3 over the whole state, keyed by peer and seal: only a holder can make it.
@@ -161,17 +132,18 @@ class CellStore:
             return b""
         hasher = blake3(key=blake3(peer + basis).digest())
         for vector_N in (state.anchor_N, *state.slots.values()):
-            hasher.update(_wire_view(vector_N))
+            hasher.update(wire_view(vector_N))
         return hasher.digest()
 
     def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
         """The state that verified state cells make up. Raises StateError unless it has `root`."""
-        vectors = []
-        for number in range(1 + len(self._outer.slots)):
-            span = range(number * self.num_cells, (number + 1) * self.num_cells)
-            if any(index not in cells for index in span):
-                raise StateError("state cells are missing")
-            vectors.append(np.frombuffer(b"".join(cells[i] for i in span), dtype="<f4").copy())
+        if any(index not in cells for index in range(self.num_state_cells)):
+            raise StateError("state cells are missing")
+        numel = self.layout.numel
+        vectors = [np.empty(numel, dtype=np.float32) for _ in range(1 + len(self._outer.slots))]
+        for index in range(self.num_state_cells):
+            vector, span = self.state_place(index)
+            vectors[vector][span] = np.frombuffer(cells[index], dtype="<f4")
         slots = dict(zip(self._outer.slots, vectors[1:], strict=True))
         state = self.make_state(vectors[0], slots)
         if state.root != root:
@@ -193,37 +165,53 @@ class CellStore:
 
     # Cells --------------------------------------------------------------------------------------
 
-    def part_bytes(self, cell: int) -> int:
+    def part_bytes(self, cell: int, *, fragment: int = 0) -> int:
         """Exact size of a part of `cell`."""
-        return self._codec.payload_bytes(self.layout.cell_numel(0, cell))
+        return self._codec.payload_bytes(self.layout.cell_numel(fragment, cell))
 
-    def result_bytes(self, cell: int) -> int:
+    def result_bytes(self, cell: int, *, fragment: int = 0) -> int:
         """Exact size of the encoded result of `cell`."""
-        return self._result_codec.payload_bytes(self.layout.cell_numel(0, cell))
+        return self._result_codec.payload_bytes(self.layout.cell_numel(fragment, cell))
+
+    def result_sizes(self, fragment: int) -> list[int]:
+        """Exact sizes of all cells of an encoded result."""
+        cells = range(self.layout.num_cells(fragment))
+        return [self.result_bytes(cell, fragment=fragment) for cell in cells]
 
     def state_bytes(self, index: int) -> int:
         """Exact size of a state cell."""
-        return 4 * self.layout.cell_numel(0, index % self.num_cells)
+        fragment, place = state_place(self.state_counts, index)
+        return 4 * self.layout.cell_numel(fragment, place % self.layout.num_cells(fragment))
 
-    def put_part(self, root: bytes, item: Item) -> None:
+    def put_part(self, root: bytes, item: Item, *, fragment: int = 0) -> None:
         """Keep a part of the contribution with that root.
 
         Raises ProofError for other bytes and DecodeError for bytes that decode to no finite cell:
         such a contribution is never complete, so it is never listed.
         """
-        node = cell_root(item.payload)
-        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_cells)
-        decode_to_read(self._codec, item.payload, self.layout.cell_numel(0, item.index))
+        node, count = cell_root(item.payload), self.layout.num_cells(fragment)
+        check_merkle_proof(root, node, item.proof, index=item.index, count=count)
+        decode_to_read(self._codec, item.payload, self.layout.cell_numel(fragment, item.index))
         self._parts.setdefault(root, {})[item.index] = item
 
-    def put_result(self, digest: bytes, root: bytes, item: Item, *, first: int, stop: int) -> None:
+    def put_result(
+        self,
+        digest: bytes,
+        root: bytes,
+        item: Item,
+        *,
+        first: int,
+        stop: int,
+        fragment: int = 0,
+    ) -> None:
         """Keep a result cell of the LIST `digest`; `root` is the AGG's over [first, stop).
 
         Raises ProofError and DecodeError as `put_part` does.
         """
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
-        decode_to_read(self._result_codec, item.payload, self.layout.cell_numel(0, item.index))
+        numel = self.layout.cell_numel(fragment, item.index)
+        decode_to_read(self._result_codec, item.payload, numel)
         self._results_of(digest).put(item.index, item.payload, node)
 
     def check_state_cell(self, root: bytes, item: Item) -> None:
@@ -231,7 +219,7 @@ class CellStore:
         if len(item.payload) != self.state_bytes(item.index):
             raise ProofError(f"state cell {item.index} has {len(item.payload)} bytes")
         node = cell_root(item.payload)
-        check_merkle_proof(root, node, item.proof, index=item.index, count=self.num_state_cells)
+        check_state_proof(root, node, item.proof, index=item.index, counts=self.state_counts)
 
     def forget_parts(self, roots: Iterable[bytes]) -> None:
         """Let go of contributions that nobody needs any more."""
@@ -258,32 +246,34 @@ class CellStore:
 
     def state_cell(self, state: State, index: int) -> bytes:
         """The bytes of a cell of a state."""
-        vector, cell = divmod(index, self.num_cells)
-        name = self._outer.slots[vector - 1] if vector else ""
-        return self._cell_bytes(state.slots[name] if vector else state.anchor_N, cell)
+        vector, span = self.state_place(index)
+        vector_N = state.slots[self._outer.slots[vector - 1]] if vector else state.anchor_N
+        return bytes(wire_view(vector_N[span]))
 
     def result_cells(self, digest: bytes) -> list[bytes]:
         """The encoded result of a LIST, all cells of it; asked when it is whole."""
         held = self._results.get(digest)
-        return [held[cell] for cell in range(self.num_cells)] if held else []
+        return [held[cell] for cell in range(len(held))] if held else []
 
-    def whole_result(self, digest: bytes) -> list[bytes]:
+    def whole_result(self, digest: bytes, *, fragment: int = 0) -> list[bytes]:
         """As `result_cells`; none while a cell of it is not here."""
         held = self._results.get(digest)
-        return self.result_cells(digest) if held and len(held) == self.num_cells else []
+        is_whole = held and len(held) == self.layout.num_cells(fragment)
+        return self.result_cells(digest) if is_whole else []
 
-    def restore_result(self, digest: bytes, data: bytes) -> None:
+    def restore_result(self, digest: bytes, data: bytes, *, fragment: int = 0) -> None:
         """Take back what `result_cells` gave, its cells behind one another.
 
         Raises StateError for another size and DecodeError for bytes that are no result.
         """
-        sizes = [self.result_bytes(cell) for cell in range(self.num_cells)]
+        sizes = self.result_sizes(fragment)
         if len(data) != sum(sizes):
             raise StateError(f"a stored result has {len(data)} bytes of {sum(sizes)}")
         cells, position = [], 0
         for cell, size in enumerate(sizes):
             cells.append(data[position : position + size])
-            decode_to_read(self._result_codec, cells[cell], self.layout.cell_numel(0, cell))
+            numel = self.layout.cell_numel(fragment, cell)
+            decode_to_read(self._result_codec, cells[cell], numel)
             position += size
         self._results[digest] = ResultCells(cells)
 
@@ -292,19 +282,22 @@ class CellStore:
 
     # Arithmetic ---------------------------------------------------------------------------------
 
-    def contribute(self, payloads: Sequence[bytes]) -> tuple[bytes, tuple[float, ...]]:
+    def contribute(
+        self, payloads: Sequence[bytes], *, fragment: int = 0
+    ) -> tuple[bytes, tuple[float, ...]]:
         """Keep the own contribution; its root and the norms of its decoded cells.
 
         Raises StateError if the trainer sent something else than one payload per cell.
         """
-        sizes = [self.part_bytes(cell) for cell in range(self.num_cells)]
+        cells = range(self.layout.num_cells(fragment))
+        sizes = [self.part_bytes(cell, fragment=fragment) for cell in cells]
         if [len(payload) for payload in payloads] != sizes:
             raise StateError("the trainer's contribution does not fit the grid")
         norms = tuple(
             norm
             for cell, payload in enumerate(payloads)
             for norm in cell_norms(
-                decode_to_read(self._codec, payload, self.layout.cell_numel(0, cell)),
+                decode_to_read(self._codec, payload, self.layout.cell_numel(fragment, cell)),
                 self.layout.cell_elements,
             )
         )
@@ -318,23 +311,25 @@ class CellStore:
         }
         return root, norms
 
-    def decode(self, payloads: Sequence[bytes]) -> Vector:
-        """The vector that the payloads of a whole contribution stand for."""
+    def decode(self, payloads: Sequence[bytes], *, fragment: int = 0) -> Vector:
+        """The vector of the fragment that the payloads of a whole contribution stand for."""
         return np.concatenate(
             [
-                decode_to_read(self._codec, payload, self.layout.cell_numel(0, cell))
+                decode_to_read(self._codec, payload, self.layout.cell_numel(fragment, cell))
                 for cell, payload in enumerate(payloads)
             ]
         )
 
-    def encode(self, vector_N: Vector) -> list[bytes]:
-        """The payloads of a whole contribution."""
-        spans = [self.layout.cell_range(0, cell) for cell in range(self.num_cells)]
+    def encode(self, vector_N: Vector, *, fragment: int = 0) -> list[bytes]:
+        """The payloads of a whole contribution; `vector_N` is of the fragment."""
+        layout = self.layout
+        spans = [layout.cell_range(fragment, cell) for cell in range(layout.num_cells(fragment))]
         return [self._codec.encode(vector_N[start:stop]) for start, stop in spans]
 
-    def measure(self, entries: Entries, *, first: int, stop: int) -> bytes:
+    def measure(self, entries: Entries, *, first: int, stop: int, fragment: int = 0) -> bytes:
         """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
-        stats = [self._aggregator.stats(cell_PN) for _, cell_PN in self._rows(entries, first, stop)]
+        rows = self._rows(entries, first, stop, fragment)
+        stats = [self._aggregator.stats(cell_PN) for _, cell_PN in rows]
         return wire_form(sum(stats[1:], stats[0]), len(entries))
 
     def reduce(
@@ -344,6 +339,7 @@ class CellStore:
         *,
         first: int,
         stop: int,
+        fragment: int = 0,
         grams: Sequence[bytes] = (),
     ) -> bytes:
         """Sum cells [first, stop); keep the encoded result; the root over its cell roots.
@@ -355,17 +351,19 @@ class CellStore:
         weights_P = np.array([float(entry.tokens) for entry, _ in entries])
         rule, held = self._aggregator, self._results_of(digest)
         factors = coefficients_of(rule, grams, weights_P)
-        for cell, cell_PN in self._rows(entries, first, stop):
+        for cell, cell_PN in self._rows(entries, first, stop, fragment):
             payload = self._result_codec.encode(rule.combine(cell_PN, factors))
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
 
-    def _rows(self, entries: Entries, first: int, stop: int) -> Iterator[tuple[int, Vector]]:
+    def _rows(
+        self, entries: Entries, first: int, stop: int, fragment: int
+    ) -> Iterator[tuple[int, Vector]]:
         """Cell by cell the decoded parts as rows, in a buffer that the next cell takes."""
         # One for all cells: what is written is in the cache, and no page of it is new.
         rows_PN = np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
         for cell in range(first, stop):
-            numel = self.layout.cell_numel(0, cell)
+            numel = self.layout.cell_numel(fragment, cell)
             cell_PN = rows_PN[:, :numel]
             for row_N, (_, root) in zip(cell_PN, entries, strict=True):
                 row_N[:] = decode_to_read(self._codec, self._parts[root][cell].payload, numel)
@@ -380,19 +378,4 @@ class CellStore:
 
         Raises DecodeError for cells that decode to no finite numbers.
         """
-        return finished(self.stepping(state, round_index=round_index), cells)
-
-
-def finished(stepping: OuterStepping, cells: Sequence[bytes]) -> State:
-    """The state after a step, all cells of whose result are here."""
-    return _state(*stepping.finish(cells))
-
-
-def _wire_view(x_N: Vector) -> memoryview:
-    """The bytes of a vector as they are hashed and sent: little-endian float32. No copy here."""
-    return x_N.astype("<f4", copy=False).data.cast("B")
-
-
-def _state(anchor_N: Vector, slots: Mapping[str, Vector], cell_roots: tuple[bytes, ...]) -> State:
-    # One fragment: the tree of fragment roots is that fragment's root.
-    return State(anchor_N, slots, cell_roots, merkle_root([merkle_root(cell_roots)]))
+        return finished(self.stepping(state, round_index=round_index), state, cells)

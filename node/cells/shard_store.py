@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from node.cells.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
-from node.cells.cell_store import CellSizes as CellSizes
 from node.cells.cell_store import CellStore as CellStore
-from node.cells.cell_store import Item as Item
-from node.cells.cell_store import State as State
 from node.cells.cell_store import Step as Step
-from node.cells.cell_store import Vector as Vector
-from node.cells.cell_store import finished
+from node.cells.states import CellSizes as CellSizes
+from node.cells.states import Item as Item
+from node.cells.states import State as State
+from node.cells.states import Vector as Vector
+from node.cells.states import finished
 
 
 class ShardStore(CellStore):
@@ -44,13 +44,17 @@ class ShardStore(CellStore):
             if (payload := held.get(cell)) is not None:
                 ahead[2].take(cell, payload)
 
-    def results_to_keep(self, digest: bytes, cells: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Those of the cells of a result that are here, each with where it begins in the whole."""
+    def results_to_keep(
+        self, digest: bytes, cells: Iterable[int], *, round_index: int
+    ) -> list[tuple[int, bytes]]:
+        """Those of the cells of a round's result that are here, each with where it begins in the
+        whole."""
         held = self._results.get(digest)
         if held is None:
             return []
         # All cells but the last have as many elements.
-        found = ((cell * self.result_bytes(0), held.get(cell)) for cell in cells)
+        each = self.result_bytes(0, fragment=self.layout.fragment_of(round_index))
+        found = ((cell * each, held.get(cell)) for cell in cells)
         return [(start, payload) for start, payload in found if payload is not None]
 
     def _take(self, digest: bytes, step: Step) -> State:
@@ -61,7 +65,7 @@ class ShardStore(CellStore):
         cells = self.result_cells(digest)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (digest, step):
-            return finished(ahead[2], cells)
+            return finished(ahead[2], before, cells)
         return self.stepped(before, cells, round_index=step.round)
 
     def _candidate(self, digest: bytes) -> State:

@@ -17,6 +17,7 @@ from node.durable.recovery import StoredState
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from training.arithmetic import joined
 from training.exchange import RunClock
 from training.state import (
     CheckpointMeta,
@@ -127,7 +128,12 @@ class Checkpoints:
             seal=certificate.value.digest,
             clock=run_clock(certificate),
         )
-        state = ShardState(anchors=(anchor_N,), slots=(dict(slots),))
+        layout = self._manifest.layout(self._shard)
+        spans = [layout.fragment_span(fragment) for fragment in range(layout.num_fragments)]
+        state = ShardState(
+            anchors=tuple(anchor_N[span] for span in spans),
+            slots=tuple({name: slots[name][span] for name in slots} for span in spans),
+        )
         path = save_checkpoint(self.folder, spec, state, meta)
         oldest = checkpoint_folders(self.folder)[-1]
         self._on_saved(int(oldest.name.rpartition("-")[2]))
@@ -157,6 +163,9 @@ def stored_states(
         yield StoredState(
             round=found.meta.clock.round - 1,
             seal=found.meta.seal,
-            anchor_N=found.state.anchors[0],
-            slots=found.state.slots[0],
+            anchor_N=joined(found.state.anchors),
+            slots={
+                name: joined([one[name] for one in found.state.slots])
+                for name in found.state.slots[0]
+            },
         )

@@ -53,7 +53,7 @@ def recover(
         digest
         for round_index in range(head, head + len(branch) + 2)
         for digest, data in journal.results(round_index).items()
-        if _has_taken(store, digest, data)
+        if _has_taken(store, digest, data, round_index)
     }
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
@@ -138,7 +138,7 @@ def _step_again(
     for certificate in chain[head + 1 :]:
         value = certificate.value
         data = journal.results(value.round).get(value.list_digest, b"")
-        if value.commits and not (data and _has_taken(store, value.list_digest, data)):
+        if value.commits and not (data and _has_taken(store, value.list_digest, data, value.round)):
             break
         root = store.apply(value.list_digest, is_empty=not value.commits, round_index=value.round)
         if root != value.root:
@@ -168,7 +168,7 @@ def _step_on(
     for number, link in enumerate(branch):
         value = link.value
         data = journal.results(value.round).get(value.list_digest, b"")
-        if value.commits and not (data and _has_taken(store, value.list_digest, data)):
+        if value.commits and not (data and _has_taken(store, value.list_digest, data, value.round)):
             return branch[:number]
         digest, is_empty = value.list_digest, not value.commits
         root = store.apply(digest, is_empty=is_empty, round_index=value.round)
@@ -178,9 +178,10 @@ def _step_on(
     return branch
 
 
-def _has_taken(store: ShardStore, digest: bytes, data: bytes) -> bool:
+def _has_taken(store: ShardStore, digest: bytes, data: bytes, round_index: int) -> bool:
+    fragment = store.layout.fragment_of(round_index)
     try:
-        store.restore_result(digest, data)
+        store.restore_result(digest, data, fragment=fragment)
     except (StateError, DecodeError) as error:
         logger.warning("result skipped list=%s reason=%s", digest.hex()[:12], error)
         return False

@@ -15,12 +15,13 @@ class RoundConfig:
     `survive` says who goes on where the quorum is out of reach for longer than `grace_s`: in
     friends runs "any" half does, provisionally (R4), or only the "quorum". A founder holds its
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `rare` says when a simulated node takes a rare branch.
     """
 
     trust: str
-    num_cells: int
+    fragment_cells: tuple[int, ...]
     clock: rosters.ClockRules
     deadline_floor_s: float
     deadline_cap_s: float
@@ -36,12 +37,16 @@ class RoundConfig:
         """Whether rounds may be sealed provisionally."""
         return self.trust == "friends" and self.survive == "any"
 
+    def num_cells(self, round_index: int) -> int:
+        """Cells of the fragment that a round is about: r mod F (R5)."""
+        return self.fragment_cells[round_index % len(self.fragment_cells)]
+
     @classmethod
     def from_manifest(cls, manifest: RunManifest, shard: int = 0) -> "RoundConfig":
         """The law of the run, with no local taste."""
         return cls(
             trust=manifest.trust,
-            num_cells=manifest.layout(shard).num_cells(0),
+            fragment_cells=manifest.layout(shard).fragment_cells,
             clock=rosters.ClockRules.from_manifest(manifest),
             deadline_floor_s=manifest.timing.deadline_floor_s,
             deadline_cap_s=manifest.timing.deadline_cap_s,

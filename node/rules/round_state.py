@@ -190,7 +190,7 @@ class RoundState:
         view = RoundView(
             me=self._signer.peer_id,
             head=head.value,
-            num_cells=self.config.num_cells,
+            num_cells=self.config.num_cells(head.value.round + 1),
             trust=self.config.trust,
             started_s=now_s,
             suspects=self._suspects,

@@ -65,6 +65,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "optimizer": outer.optimizer,
         "learning_rate": outer.learning_rate,
         "momentum": outer.momentum,
+        "fragments": len(manifest.shards[0].fragments),
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
@@ -94,6 +95,9 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("sum", outer.aggregator),
         ("rounds", f"{rounds} of {manifest.inner.inner_steps} inner steps"),
     ]
+    num_fragments = len(manifest.shards[0].fragments)
+    if num_fragments > 1:
+        rows.append(("fragments", f"{num_fragments}, of which each round syncs the next"))
     if found.changed:
         rows.append(("not the preset's", ", ".join(found.changed)))
     rows += [

@@ -6,7 +6,8 @@ records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES`
 
 from dataclasses import dataclass
 
-from node.cells.cell_store import ROUNDS_KEPT, CellSizes
+from node.cells.cell_store import ROUNDS_KEPT
+from node.cells.states import CellSizes
 from protocol import limits
 from protocol.manifest import RunManifest
 from training.channel import channel_spec
@@ -89,11 +90,11 @@ class Costs:
 def costs_of(manifest: RunManifest, peers: int) -> Costs:
     """The costs of a node among so many. Raises ConfigError for a manifest that cannot run."""
     layout, outer = manifest.layout(0), manifest.outer
-    numels = [layout.cell_numel(0, cell) for cell in range(layout.num_cells(0))]
-    numel, slots = sum(numels), len(make_outer(outer).slots)
+    numel, slots = layout.numel, len(make_outer(outer).slots)
     codec = make_codec(outer)
-    payload = sum(codec.payload_bytes(count) for count in numels)
-    result = sum(CellSizes.from_manifest(manifest).result)
+    # Of the largest fragment: each round is about another one.
+    payload = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
+    result = max(map(sum, CellSizes.from_manifest(manifest).result))
     # An open run has two reducers of each cell, and whoever is one has what it summed.
     reducers = min(peers, 2 if manifest.trust == "open" else 1)
     parts = payload * reducers * (peers - 1) // peers

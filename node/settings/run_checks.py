@@ -39,6 +39,7 @@ _KINDS = {
 
 _BOUNDS_OF_OUR_OWN = {
     "cell_elements": Annotated[int, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)],
+    "fragments": Annotated[int, Range(1, limits.FRAGMENTS_MAX)],
     "date": Annotated[int, Range(0, 2**53)],
 }
 """Keys that have another name or another place in the manifest."""

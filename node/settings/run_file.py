@@ -9,7 +9,6 @@ from node.settings.run_checks import impossible, out_of_bounds, unknown_names
 from node.settings.run_sections import (
     GPT_SETTINGS,
     AccessSection,
-    ModelSection,
     OuterSection,
     RunFile,
 )
@@ -98,7 +97,7 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
         )
     corpus = pin_corpus(parsed.corpus.name, permutation_seed=parsed.corpus.permutation_seed)
     try:
-        model, shard = _model(parsed.model, path)
+        model, shard = _model(parsed, path)
         _check_context(model, corpus)
         outer = _outer_spec(parsed.outer)
         make_outer(outer)
@@ -134,8 +133,8 @@ def _access_spec(section: AccessSection) -> AccessSpec:
 
 
 def cell_elements_for(shard: ShardSpec) -> int:
-    """The largest cell that leaves at least eight of them, within what a chunk holds."""
-    numel = sum(tensor.numel for tensor in shard.tensors)
+    """The largest cell that leaves at least eight of the largest fragment, within a chunk."""
+    numel = max(sum(shard.tensors[i].numel for i in fragment) for fragment in shard.fragments)
     wanted = max(_CELL_ELEMENTS_LEAST, numel // CELLS_WANTED)
     return min(limits.CELL_ELEMENTS_MAX, 1 << (wanted.bit_length() - 1))
 
@@ -173,6 +172,7 @@ def _expanded(parsed: RunFile) -> RunFile:
         "optimizer": optimizer,
         "learning_rate": preset.learning_rate,
         "momentum": momentum,
+        "fragments": preset.fragments,
     }
     settings = dict(codec_defaults(codec))
     if codec == preset.codec:
@@ -203,17 +203,19 @@ def _momentum(optimizer: str, parsed: RunFile) -> float:
 def _outer_spec(section: OuterSection) -> OuterSpec:
     given = cast("Mapping[str, Scalar]", section.codec_settings)
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
-    fields = section.model_dump() | {"codec_settings": settings}
+    fields = section.model_dump(exclude={"fragments"}) | {"codec_settings": settings}
     return OuterSpec(**fields, overlap=1)
 
 
-def _model(section: ModelSection, path: Path) -> tuple[ModelSpec, ShardSpec]:
+def _model(parsed: RunFile, path: Path) -> tuple[ModelSpec, ShardSpec]:
+    section, fragments = parsed.model, parsed.outer.fragments or 1
     given = cast("Mapping[str, Scalar]", section.settings)
     if section.file is not None:
-        return founders_model(path.parent / section.file, given, seed=section.seed)
+        file = path.parent / section.file
+        return founders_model(file, given, seed=section.seed, fragments=fragments)
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
     model = ModelSpec(name=section.name, settings=settings, seed=section.seed)
-    return model, shard_spec(model)
+    return model, shard_spec(model, fragments=fragments)
 
 
 def _check_context(model: ModelSpec, corpus: CorpusSpec) -> None:

@@ -86,7 +86,8 @@ class InnerSection(Section):
 
 class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
-    run trusts where the preset names none."""
+    run trusts where the preset names none. In so many `fragments` the model is cut, of which each
+    round syncs the next."""
 
     preset: str = "diloco"
     codec: str | None = None
@@ -96,6 +97,7 @@ class OuterSection(Section):
     optimizer: str | None = None
     learning_rate: float | None = None
     momentum: float | None = None
+    fragments: int | None = None
 
 
 class TimingSection(Section):

@@ -70,6 +70,8 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
 # learning_rate = 0.7  # of the outer step; higher is faster until it diverges
 # momentum = 0.5       # left out: 0.5, in runs of 500 rounds and more 0.9, because a short run
                        # ends before so long a memory pays
+# fragments = 1        # cut the model in so many, of which each round syncs the next: as much less
+                       # at a time, and each of them in every so many rounds only
 
 # [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share
                        # of numbers that travels; higher loses less and costs more

@@ -236,7 +236,8 @@ class CatchUp:
         return self.fetch_state(certificate, now_s=now_s)
 
     def _step_bytes(self, steps: Sequence[SealCertificate]) -> int:
-        return sum(self.sizes.result) * sum(1 for step in steps if step.value.commits)
+        rounds = (step.value.round for step in steps if step.value.commits)
+        return sum(sum(self.sizes.result_of(index)) for index in rounds)
 
     def fetch_state(self, certificate: SealCertificate, *, now_s: float) -> list[CoreAction]:
         """Fetch the state of a seal that was verified; its sources are those whom `pull` names."""
@@ -248,7 +249,7 @@ class CatchUp:
     def _fetch_steps(self, steps: Sequence[SealCertificate], now_s: float) -> list[CoreAction]:
         self.wanted, self._source = steps[-1], None
         batches = [
-            Batch(Bulk.STEP, step.value.digest, self.sizes.result)
+            Batch(Bulk.STEP, step.value.digest, self.sizes.result_of(step.value.round))
             for step in steps
             if step.value.commits
         ]

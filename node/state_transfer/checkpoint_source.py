@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from bisect import bisect_right
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from node.cells.shard_store import Item, ShardStore
 from node.state_transfer.served import FindCheckpoint, Source
 from protocol.errors import CheckpointError
-from protocol.grid import MerkleTree, ShardSpec, cell_root
+from protocol.grid import ShardSpec, StateTree, cell_root
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from training.state import ANCHOR_FILE, OUTER_FILE, check_header, checkpoint_name
@@ -28,7 +29,7 @@ Vector = NDArray[np.float32]
 
 
 class _MappedVector:
-    """The flat vector of one fragment, or of one of its slots, in a safetensors file."""
+    """The vector of a shard, or one of its slots, in a safetensors file."""
 
     def __init__(self, path: Path, spec: ShardSpec, prefix: str) -> None:
         num_slots = 4  # Of any outer optimizer that we have.
@@ -42,7 +43,7 @@ class _MappedVector:
                 raise CheckpointError(f"{path} has no header of ours") from error
         self._data: Vector = np.memmap(path, dtype="<f4", mode="r", offset=_LENGTH_BYTES + length)
         self._starts, self._offsets, start = [], [], 0
-        for index in spec.fragments[0]:
+        for index in (index for fragment in spec.fragments for index in fragment):
             tensor = spec.tensors[index]
             first, stop = places.get(prefix + tensor.name, (-1, -1))
             if first < 0 or first % 4 or stop - first != 4 * tensor.numel:
@@ -75,8 +76,13 @@ class MappedState:
         self._vectors = [_MappedVector(folder / ANCHOR_FILE, spec, "")]
         for slot in store.slot_names:
             self._vectors.append(_MappedVector(folder / OUTER_FILE, spec, f"{slot}/"))
-        roots = [cell_root(self._cell(index)) for index in range(self.count)]
-        self._tree = MerkleTree(roots)
+        indices = iter(range(self.count))
+        self._tree = StateTree(
+            [
+                [cell_root(self._cell(index)) for index in islice(indices, count)]
+                for count in store.state_counts
+            ]
+        )
 
     @property
     def root(self) -> bytes | None:
@@ -89,9 +95,8 @@ class MappedState:
         return self._store.num_state_cells
 
     def _cell(self, index: int) -> bytes:
-        vector, cell = divmod(index, self._store.num_cells)
-        start, stop = self._store.layout.cell_range(0, cell)
-        return self._vectors[vector].cell_bytes(start, stop)
+        vector, span = self._store.state_place(index)
+        return self._vectors[vector].cell_bytes(span.start, span.stop)
 
     def item(self, index: int) -> Item:
         """See Source."""

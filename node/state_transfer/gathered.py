@@ -10,13 +10,14 @@ subtrees beside its way to the sealed root, and what has such a root here need n
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from node.cells.shard_store import Item, ShardStore, State
 from node.durable.journal import Journal
 from node.state_transfer.partial_cells import PartialCells
 from protocol.errors import BarnraiseError, DecodeError, ProofError, StateError
-from protocol.frames import Bulk
-from protocol.grid import MerkleTree, cell_root, proven_subtrees
+from protocol.frames import Bulk, BulkHeader
+from protocol.grid import StateTree, cell_root
 from protocol.messages import SealCertificate
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Gathered:
         self._partial = partial
         self._certificate: SealCertificate | None = None
         self._cells: dict[int, bytes] = {}
-        self._old: list[tuple[MerkleTree, Callable[[int], bytes]]] = []
+        self._old: list[tuple[StateTree, Callable[[int], bytes]]] = []
         """States of which all or some cells are here, which may be the same in the new one."""
         self._steps: list[_Step] = []
         self._stepped: State | None = None
@@ -95,16 +96,20 @@ class Gathered:
             items.append(item)
         return items
 
-    def _as_old_state(self) -> tuple[MerkleTree, Callable[[int], bytes]]:
+    def _as_old_state(self) -> tuple[StateTree, Callable[[int], bytes]]:
         state, store = self._store.state, self._store
         return state.tree, lambda index: store.state_cell(state, index)
 
-    def _as_old_cells(
-        self, cells: Mapping[int, bytes]
-    ) -> tuple[MerkleTree, Callable[[int], bytes]]:
-        indices = range(self._store.num_state_cells)
-        roots = [cell_root(cells[index]) if index in cells else None for index in indices]
-        return MerkleTree(roots), lambda index: cells[index]
+    def _as_old_cells(self, cells: Mapping[int, bytes]) -> tuple[StateTree, Callable[[int], bytes]]:
+        indices = iter(range(self._store.num_state_cells))
+        roots = [
+            [
+                cell_root(cells[index]) if index in cells else None
+                for index in islice(indices, count)
+            ]
+            for count in self._store.state_counts
+        ]
+        return StateTree(roots), lambda index: cells[index]
 
     def expect_steps(
         self, certificates: Sequence[SealCertificate]
@@ -113,9 +118,9 @@ class Gathered:
         self._steps = [_Step(certificate) for certificate in certificates]
         self._certificate, self._stepped = certificates[-1], self._store.final
         held: dict[bytes, Collection[int]] = {}
-        sizes = [self._store.result_bytes(cell) for cell in range(self._store.num_cells)]
         for step in self._steps:
             value = step.certificate.value
+            sizes = self._store.result_sizes(self._store.layout.fragment_of(value.round))
             data = self._journal.results(value.round).get(value.list_digest, b"")
             if value.commits and len(data) == sum(sizes):
                 step.cells = dict(enumerate(split(data, sizes)))
@@ -143,22 +148,23 @@ class Gathered:
             return not self._steps
         return len(self._cells) == self._store.num_state_cells
 
-    def takes(self, bulk: Bulk, subject: bytes) -> bool:
+    def takes(self, header: BulkHeader) -> bool:
         """Whether cells of that subject are gathered at present."""
-        if bulk is Bulk.STATE:
-            return self._stepped is None and subject == self.subject
-        return any(step.certificate.value.digest == subject for step in self._steps)
+        if header.bulk is Bulk.STATE:
+            return self._stepped is None and header.subject == self.subject
+        values = (step.certificate.value for step in self._steps)
+        return any((one.digest, one.round) == (header.subject, header.round) for one in values)
 
-    def take(self, bulk: Bulk, subject: bytes, item: Item) -> tuple[int, ...]:
+    def take(self, header: BulkHeader, item: Item) -> tuple[int, ...]:
         """Check a cell and keep it. Which cells are here now that were not before.
 
         Raises ProofError where it is not of the sealed state. The cell of a step has no proof: that
         shows when the step is taken.
         """
-        if not self.takes(bulk, subject):
+        if not self.takes(header):
             return ()
-        if bulk is Bulk.STEP:
-            step = next(s for s in self._steps if s.certificate.value.digest == subject)
+        if header.bulk is Bulk.STEP:
+            step = next(s for s in self._steps if s.certificate.value.digest == header.subject)
             step.cells[item.index] = item.payload
             return (item.index,)
         assert self._certificate is not None
@@ -172,13 +178,10 @@ class Gathered:
     def _same_beside(self, item: Item) -> tuple[int, ...]:
         """Cells of older states that the proof of this one shows to be in the new one as well."""
         found: list[int] = []
-        count = self._store.num_state_cells
-        beside = list(proven_subtrees(item.proof, index=item.index, count=count))
         for tree, cell in self._old:
-            for height, place, root in beside:
-                if tree.node(height, place) == root:
-                    first, stop = place << height, min((place + 1) << height, count)
-                    found += self._take(range(first, stop), cell)
+            for root, (indices, node) in zip(item.proof, tree.beside(item.index), strict=True):
+                if node == root:
+                    found += self._take(indices, cell)
         return tuple(found)
 
     def _take(self, indices: range, cell: Callable[[int], bytes]) -> list[int]:
@@ -194,11 +197,12 @@ class Gathered:
         while self._steps and self._stepped is not None:
             step = self._steps[0]
             value = step.certificate.value
-            if value.commits and len(step.cells) < self._store.num_cells:
+            count = self._store.layout.num_cells(self._store.layout.fragment_of(value.round))
+            if value.commits and len(step.cells) < count:
                 return
             state = self._stepped
             if value.commits:
-                cells = [step.cells[cell] for cell in range(self._store.num_cells)]
+                cells = [step.cells[cell] for cell in range(count)]
                 try:
                     state = self._store.stepped(state, cells, round_index=value.round)
                 except DecodeError as error:

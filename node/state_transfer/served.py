@@ -137,8 +137,9 @@ class Served:
             return None  # Its state is the one before.
         if self._result is not None and self._result[0] == digest:
             return self._result[1]
-        sizes = [self._store.result_bytes(cell) for cell in range(self._store.num_cells)]
-        cells = self._store.whole_result(digest)
+        fragment = self._store.layout.fragment_of(value.round)
+        sizes = self._store.result_sizes(fragment)
+        cells = self._store.whole_result(digest, fragment=fragment)
         if not cells:
             data = self._journal.results(value.round).get(digest, b"")
             if len(data) != sum(sizes):

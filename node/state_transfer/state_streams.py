@@ -95,7 +95,7 @@ class Fetching:
 
     def takes(self, header: BulkHeader) -> bool:
         """Whether cells of that kind and subject are wanted."""
-        return self._gathered.takes(header.bulk, header.subject)
+        return self._gathered.takes(header)
 
     async def take(self, peer: PeerId, header: BulkHeader, item: Item) -> None:
         """Take a cell in. Raises ProofError if it is not of the sealed state."""
@@ -105,7 +105,7 @@ class Fetching:
             is_asked = self._owner.core.catchup.is_asked(peer, subject, item.index)
             if not (is_asked or kind is Bulk.STATE):
                 return
-            fresh = await self._owner.compute(lambda: self._gathered.take(kind, subject, item))
+            fresh = await self._owner.compute(lambda: self._gathered.take(header, item))
             if fresh:
                 await self._owner.tell(ev.Fetched(peer, subject, fresh))
                 await self._go_on()

@@ -15,7 +15,7 @@ from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from training.genesis import DIGEST_SETTING, MODEL_FILE, file_digest
+from training.genesis import DIGEST_SETTING, MODEL_FILE, cut, file_digest
 from training.model_file import ModelFile, Value, named_model_file, read_model_file
 
 SCHEMA_COMMAND = (sys.executable, "-P", "-m", "training.model_schema_main")
@@ -29,7 +29,7 @@ _TOLD_CHARACTERS_MAX = 4000
 
 
 def founders_model(
-    path: Path, settings: Mapping[str, Value], *, seed: int
+    path: Path, settings: Mapping[str, Value], *, seed: int, fragments: int = 1
 ) -> tuple[ModelSpec, ShardSpec]:
     """The model and the shard of a manifest that names the file at `path`; blocks some seconds.
 
@@ -47,7 +47,7 @@ def founders_model(
     )
     file_digest(model)
     tensors = _ask_child(file, settings)
-    return model, ShardSpec("model", tensors, (tuple(range(len(tensors))),))
+    return model, ShardSpec("model", tensors, cut(tensors, fragments))
 
 
 def kept_model_file(manifest: RunManifest, given: Path | None, folder: Path) -> Path | None:

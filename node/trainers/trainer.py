@@ -116,14 +116,15 @@ class Trainer:
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.
 
-        The anchor is copied. An outcome with an empty lease ends the trainer once it has taken it
+        The anchors are copied. An outcome with an empty lease ends the trainer once it has taken it
         over. Raises TrainerError if the trainer is dead.
         """
         if self._failure is not None:
             raise self._failure
         assert self._open, "no contribution waits for an outcome"
         sequence, fragment = self._open.popleft()
-        await trio.to_thread.run_sync(self._channel.write_anchor, fragment, outcome.anchor_N)
+        for changed, anchor_N in ((fragment, outcome.anchor_N), *outcome.others.items()):
+            await trio.to_thread.run_sync(self._channel.write_anchor, changed, anchor_N)
         self._finished = not outcome.lease
         await self._send(
             Deliver(
@@ -132,6 +133,7 @@ class Trainer:
                 is_resync=outcome.is_resync,
                 clock=outcome.clock,
                 lease=outcome.lease,
+                others=tuple(outcome.others),
                 validate=validate,
             )
         )

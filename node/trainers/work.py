@@ -1,7 +1,7 @@
 """The trainer's side of a node: hands it anchors and leases, takes its contributions in."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -46,7 +46,7 @@ class WorkParts:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The newest Train action, and the anchor that goes with it."""
+    """The newest Train action, and the anchor of the shard that goes with it."""
 
     action: ev.Train
     anchor_N: NDArray[np.float32]
@@ -77,6 +77,9 @@ class TrainerWork:
         self._taken: _Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
+        self._layout = parts.store.layout
+        fragments = range(self._layout.num_fragments)
+        self._spans = tuple(self._layout.fragment_span(fragment) for fragment in fragments)
         self._round = -1
         self._is_open = False
         self.train_loss: float | None = None
@@ -143,15 +146,19 @@ class TrainerWork:
         if wrong:
             # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
             raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
+        fragment = contribution.fragment
+        if fragment != self._layout.fragment_of(self._round):
+            raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
         assert self._taken is not None
         basis = self._taken.basis
         if parts.core.machine.standing.top.basis == basis:
             self._fates.contributed(basis)
-            bend = partial(parts.hooks.contribution, contribution.payloads, parts.store)
+            given = contribution.payloads
+            bend = partial(parts.hooks.contribution, given, parts.store, fragment)
             payloads = await trio.to_thread.run_sync(bend)
-            store = partial(parts.store.contribute, payloads)
+            store = partial(parts.store.contribute, payloads, fragment=fragment)
             root, norms = await trio.to_thread.run_sync(store)
-            parts.hooks.own_contribution(partial(parts.store.decode, payloads))
+            parts.hooks.own_contribution(partial(self._whole, payloads, fragment))
             await parts.tell(
                 ev.Contributed(
                     round=self._round,
@@ -169,6 +176,12 @@ class TrainerWork:
             logger.info("contribution came too late round=%d", self._round)
         self._is_open = True
         self._changed.set()
+
+    def _whole(self, payloads: Sequence[bytes], fragment: int) -> NDArray[np.float32]:
+        """A contribution as a vector of the shard."""
+        whole_N = np.zeros(self._layout.numel, dtype=np.float32)
+        whole_N[self._spans[fragment]] = self._parts.store.decode(payloads, fragment=fragment)
+        return whole_N
 
     async def _feed(self, trainer: Trainer) -> None:
         """Start the trainer with the first lease, then answer each contribution once sealed."""
@@ -195,15 +208,21 @@ class TrainerWork:
             validate=self._validates(wanted),
         )
         fates.taken_over(self._round)
-        await trainer.start(start, anchors=(wanted.anchor_N,))
+        await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
 
     async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
         fates, contributed = self._fates, self._round
         self._taken, self._round, self._is_open = wanted, wanted.round, False
+        fragment, is_resync = self._layout.fragment_of(contributed), fates.is_behind(contributed)
+        # The rounds since may be about others; behind a resync all may have changed.
+        since = range(contributed, wanted.round)
+        changed = {self._layout.fragment_of(index) for index in since[: len(self._spans)]}
+        others = (set(range(len(self._spans))) if is_resync else changed) - {fragment}
         outcome = Outcome(
             listed=fates.was_listed(contributed),
-            is_resync=fates.is_behind(contributed),
-            anchor_N=wanted.anchor_N,
+            is_resync=is_resync,
+            anchor_N=wanted.anchor_N[self._spans[fragment]],
+            others={other: wanted.anchor_N[self._spans[other]] for other in sorted(others)},
             clock=run_clock(wanted.action.certificate),
             lease=wanted.action.lease,
         )

@@ -26,6 +26,7 @@ from protocol.identity import Signer
 from protocol.manifest import RunManifest, open_manifest
 from protocol.messages import Round, SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import OneOf, Size, decode, encode
+from training.arithmetic import joined
 from training.durable import replace_durably
 from training.genesis import genesis_weights
 
@@ -209,7 +210,7 @@ def _manifest(head: ExportHead, signer: Signer) -> RunManifest:
 
 def _genesis(manifest: RunManifest) -> SealValue:
     """Genesis computed anew, for a folder that lost the file that names its root."""
-    (anchor_N,) = genesis_weights(manifest, SHARD)
+    anchor_N = joined(genesis_weights(manifest, SHARD))
     store = ShardStore(manifest, SHARD, anchor_N)
     return genesis(manifest, SHARD, store.state.root).value
 

@@ -25,6 +25,7 @@ from sim.checks.arithmetic import (
     outer_step,
     slices_after,
 )
+from training.arithmetic import joined
 from training.compression import make_codec
 from training.genesis import genesis_weights
 
@@ -69,7 +70,7 @@ class Exactness:
 
     def __init__(self, manifest: RunManifest, names: Mapping[PeerId, str]) -> None:
         """`names` are those under which the peers' trainers make up their numbers."""
-        (anchor_N,) = genesis_weights(manifest, SHARD)
+        anchor_N = joined(genesis_weights(manifest, SHARD))
         self._manifest = manifest
         self._layout = manifest.layout(SHARD)
         self._store = ShardStore(manifest, SHARD, anchor_N)

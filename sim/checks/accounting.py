@@ -30,6 +30,9 @@ from sim.checks.history import History, Said
 Gap = tuple[int, int]
 """Samples [first, stop)."""
 
+Residual = tuple[PeerId, int]
+"""A peer's, of a fragment: rounds are about one after the other (R5)."""
+
 
 class Accounting:
     """I5 over records."""
@@ -56,10 +59,11 @@ class Accounting:
         self._is_whole = True
         """Whether they are of every round from the first on."""
         self._checked: set[bytes] = set()
-        self._residuals: dict[PeerId, Said] = {}
+        self._fragments = range(len(manifest.shards[0].fragments))
+        self._residuals: dict[Residual, Said] = {}
         """The last COMMIT of each."""
-        self._fresh: set[PeerId] = set()
-        """Who began or fetched a state since, and may go on without a residual."""
+        self._fresh: set[Residual] = set()
+        """Of whom began or fetched a state since, and may go on without a residual."""
 
     def saw(self, record: Record) -> Iterator[str]:
         """See Check."""
@@ -80,7 +84,7 @@ class Accounting:
                 else:
                     yield from self._sealed(value)
         else:
-            self._fresh.add(record.peer)
+            self._fresh |= {(record.peer, fragment) for fragment in self._fragments}
 
     def finish(self) -> Iterator[str]:
         """See Check."""
@@ -99,9 +103,10 @@ class Accounting:
             yield "commits to a contribution that is relative to another anchor than the round's"
         if commit.bans:
             yield "bans somebody, and there is no evidence of anything in this version"
-        last, self._residuals[peer] = self._residuals.get(peer), said
-        is_fresh = peer in self._fresh
-        self._fresh.discard(peer)
+        place = (peer, said.message.slot.round % len(self._fragments))
+        last, self._residuals[place] = self._residuals.get(place), said
+        is_fresh = place in self._fresh
+        self._fresh.discard(place)
         if last is None or (is_fresh and commit.residual_before == EMPTY_ROOT):
             return
         sealed = self._sealed_behind(last)

@@ -75,6 +75,20 @@ def aggregate(
     return np.clip(sum_N, -most, most).astype(dtype).astype(np.float32)
 
 
+def fragment_step(
+    outer: OuterSpec, before: Expected, aggregate_N: Vector, span: slice, index: int
+) -> Expected:
+    """What follows upon `before` where the round is about the elements in `span` alone."""
+    part = {name: slot_N[span] for name, slot_N in before.slots.items()}
+    stepped = outer_step(outer, Expected(before.anchor_N[span], part), aggregate_N, index)
+    slots = {name: _with(before.slots[name], span, stepped.slots[name]) for name in before.slots}
+    return Expected(_with(before.anchor_N, span, stepped.anchor_N), slots)
+
+
+def _with(whole_N: Vector, span: slice, part_N: Vector) -> Vector:
+    return np.concatenate([whole_N[: span.start], part_N, whole_N[span.stop :]])
+
+
 def outer_step(outer: OuterSpec, before: Expected, aggregate_N: Vector, index: int) -> Expected:
     """What follows upon `before` in round `index`."""
     rate, momentum = np.float32(outer.learning_rate), np.float32(outer.momentum)

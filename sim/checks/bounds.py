@@ -100,7 +100,7 @@ class Bounds:
 
     def _disk_max(self, node: SimNode, seats: int) -> int:
         store = node.store
-        state = 4 * sum(store.layout.cell_numel(0, c) for c in range(store.num_cells))
+        state = 4 * store.layout.numel
         states = 4 * state * (1 + len(store.slot_names)) + 64 * limits.KIB
         results = ROUNDS_OF_RESULTS * (state + limits.KIB)
         seals = (node.core.machine.standing.head.value.round + 1) * (

@@ -18,7 +18,7 @@ from sim.checks.arithmetic import (
     Expected,
     Vector,
     aggregate,
-    outer_step,
+    fragment_step,
     slices_after,
 )
 from sim.checks.history import History
@@ -38,7 +38,7 @@ class Reference:
     def __init__(self, history: History, world: World) -> None:
         self._history = history
         self._world = world
-        self._num_cells = world.manifest.layout(0).num_cells(0)
+        self._layout = world.manifest.layout(0)
         self._wires: dict[bytes, Vector] = {}
         """By root: the decoded contributions that nodes have committed to."""
         self._rounds: dict[bytes, int] = {}
@@ -88,26 +88,30 @@ class Reference:
             return
         assert isinstance(said.body, Commit)
         self._rounds[said.body.root] = said.message.slot.round
-        wire_N = self._find_wire(said.body.root, [self._world.nodes[peer].store])
+        stores = [self._world.nodes[peer].store]
+        wire_N = self._find_wire(said.body.root, stores, said.message.slot.round)
         if wire_N is not None:
             self._wires[said.body.root] = wire_N
 
-    def _find_wire(self, root: bytes, stores: Sequence[ShardStore]) -> Vector | None:
+    def _find_wire(
+        self, root: bytes, stores: Sequence[ShardStore], round_index: int
+    ) -> Vector | None:
         """A contribution from the parts of it that the nodes hold: what was on the wire."""
-        layout, outer = self._world.manifest.layout(0), self._world.manifest.outer
+        layout, outer = self._layout, self._world.manifest.outer
+        fragment = layout.fragment_of(round_index)
         pieces: list[Vector] = []
-        for cell in range(layout.num_cells(0)):
+        for cell in range(layout.num_cells(fragment)):
             items = (item for store in stores for item in store.parts(root, [cell]))
             item = next(items, None)
             if item is None:
                 return None
-            pieces.append(_decoded(item.payload, outer, layout.cell_numel(0, cell)))
+            pieces.append(_decoded(item.payload, outer, layout.cell_numel(fragment, cell)))
         return np.concatenate(pieces)
 
-    def _wire(self, root: bytes) -> Vector | None:
+    def _wire(self, root: bytes, round_index: int) -> Vector | None:
         if root not in self._wires:
             stores = [node.store for _, node in sorted(self._world.nodes.items())]
-            wire_N = self._find_wire(root, stores)
+            wire_N = self._find_wire(root, stores, round_index)
             if wire_N is None:
                 return None
             self._wires[root] = wire_N
@@ -146,7 +150,7 @@ class Reference:
             if each is None or before is None:
                 return None
             assert isinstance(each.body, Commit)
-            wire_N = self._wire(each.body.root)
+            wire_N = self._wire(each.body.root, value.round)
             if wire_N is None:
                 return None
             listed.append((each.message.sender, each.body.tokens, wire_N))
@@ -159,9 +163,11 @@ class Reference:
         head = self._history.values.get(value.before)
         if head is None:
             return None
-        cuts = slices_after(head, self._num_cells, manifest.trust)
+        fragment = self._layout.fragment_of(value.round)
+        cuts = slices_after(head, self._layout.num_cells(fragment), manifest.trust)
         sum_N = aggregate(manifest.outer, listed, manifest.cell_elements, cuts)
-        return outer_step(manifest.outer, before, sum_N, value.round)
+        span = self._layout.fragment_span(fragment)
+        return fragment_step(manifest.outer, before, sum_N, span, value.round)
 
 
 def _decoded(payload: bytes, outer: OuterSpec, numel: int) -> Vector:

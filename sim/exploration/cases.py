@@ -157,6 +157,10 @@ def _cases_of_rounds() -> Iterator[Case]:
         "2 voters, 1 round, whole vectors, a restart",
         Span(voters=2, rounds=1, restarts=1, every=50, uses_gram=True),
     )
+    yield _rounds(
+        "2 voters, 2 fragments in 2 rounds, a restart",
+        Span(voters=2, rounds=2, restarts=1, every=100, fragment_cells=(1, 2)),
+    )
     yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
     yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
     yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))

@@ -162,7 +162,8 @@ class Peer:
 
     def result(self, digest: bytes) -> None:
         """The whole result of a LIST arrives."""
-        cells = tuple(range(self.machine.config.num_cells))
+        view = self.machine.standing.about(digest) or self.machine.view
+        cells = tuple(range(view.num_cells))
         self.tell(ev.CellsArrived(Bulk.RESULT, digest, cells))
 
     def restart(self, *, is_lost: bool = False) -> None:
@@ -243,11 +244,11 @@ class Peer:
         return key_of(parts, IGNORED)
 
 
-def toy_config(num_cells: int) -> RoundConfig:
+def toy_config(*fragment_cells: int) -> RoundConfig:
     """What all machines here know besides the chain."""
     return RoundConfig(
         trust="friends",
-        num_cells=num_cells,
+        fragment_cells=fragment_cells,
         clock=ClockRules(samples_each=10, rounds=1000, tokens=0),
         deadline_floor_s=DEADLINE_S,
         deadline_cap_s=DEADLINE_S,

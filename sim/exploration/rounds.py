@@ -38,7 +38,8 @@ class Span:
     `members` have a seat and do not vote yet, `joiners` have none. Deadlines pass only if
     `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
     others do nothing. With `uses_gram` there are two cells, and nobody sums one before the Gram
-    matrices of both are announced.
+    matrices of both are announced. `fragment_cells` are the cells of each fragment, where there is
+    more than one.
     """
 
     voters: int
@@ -53,6 +54,7 @@ class Span:
     every: int = 0
     active: str = ""
     uses_gram: bool = False
+    fragment_cells: tuple[int, ...] = ()
 
 
 class Rounds:
@@ -63,8 +65,10 @@ class Rounds:
 
     def __init__(self, span: Span, before: Iterable[str] = ()) -> None:
         self.span = span
-        num_cells = 2 if span.uses_gram else 1
-        self.table = Table(voters=span.voters, helpers=0, members=span.members, num_cells=num_cells)
+        cells = span.fragment_cells or ((2,) if span.uses_gram else (1,))
+        self.table = Table(
+            voters=span.voters, helpers=0, members=span.members, fragment_cells=cells
+        )
         self.table.config = replace(self.table.config, uses_gram=span.uses_gram)
         head = self.table.head
         self.post = Post()

@@ -43,8 +43,16 @@ class Table:
     attempts as there are helpers. `members` have machines too, and seats, but no vote yet.
     """
 
-    def __init__(self, *, voters: int, helpers: int, members: int = 0, num_cells: int = 1) -> None:
-        self.config = toy_config(num_cells)
+    def __init__(
+        self,
+        *,
+        voters: int,
+        helpers: int,
+        members: int = 0,
+        num_cells: int = 1,
+        fragment_cells: tuple[int, ...] = (),
+    ) -> None:
+        self.config = toy_config(*(fragment_cells or (num_cells,)))
         self.members = tuple(sorted(peer_named(f"member {index}") for index in range(members)))
         self.voters, self.helpers, self.head = self._seat(voters, helpers)
         named = [*self.voters, *self.members]
@@ -62,7 +70,7 @@ class Table:
             others = {peer_named(f"helper {salt}/{index}") for index in range(helpers)}
             head = head_of(mine, [*others, *self.members])
             basis = head.value.digest
-            ranks = slices(head.value.roster, basis, self.config.num_cells, trust="friends")[
+            ranks = slices(head.value.roster, basis, self._num_cells(head), trust="friends")[
                 0
             ].reducers
             start = int.from_bytes(blake3(basis + bytes(4)).digest()[:8], "big") % voters
@@ -71,6 +79,10 @@ class Table:
             if set(ranks[:helpers]) == others and start == 0 and is_first:
                 return tuple(mine), ranks[:helpers], head
         raise AssertionError("no such names")
+
+    def _num_cells(self, head: SealCertificate) -> int:
+        """Of the fragment that the round behind a seal is about."""
+        return self.config.num_cells(head.value.round + 1)
 
     def add_joiner(self, index: int) -> PeerId:
         """A peer without a seat, and its letter."""
@@ -95,7 +107,7 @@ class Table:
 
     def commit(self, peer: PeerId) -> SignedMessage:
         """The COMMIT of a helper."""
-        mine = contributed(peer, self.head.value.round + 1, self.config.num_cells)
+        mine = contributed(peer, self.head.value.round + 1, self._num_cells(self.head))
         body = Commit(
             root=mine.root,
             cell_norms=mine.cell_norms,
@@ -117,7 +129,7 @@ class Table:
     def have(self, senders: Iterable[PeerId], attempt: int) -> SignedMessage:
         """The first helper says that it holds all parts of these senders."""
         bits = pack_senders(set(senders), self.head.value.roster.members)
-        held = Held(first=0, stop=self.config.num_cells, senders=bits)
+        held = Held(first=0, stop=self._num_cells(self.head), senders=bits)
         return self.sign(self.helpers[0], Kind.HAVE, Have(held=(held,)), attempt)
 
     # Words --------------------------------------------------------------------------------------

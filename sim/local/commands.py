@@ -59,6 +59,9 @@ def local(
     ] = "made-up",
     train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
     elements: ElementsOption = 100_000,
+    fragments: Annotated[
+        int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
+    ] = 1,
     out: OutOption = None,
     json: JsonOption = False,
     keep: KeepOption = False,
@@ -87,6 +90,7 @@ def local(
         trainer=trainer,
         train_s=seconds_named("--train", train),
         elements=elements,
+        fragments=fragments,
         folder=folder.absolute(),
         keep_state=keep,
         trust=trust if attack is None else "open",

@@ -48,21 +48,24 @@ class Liar(NodeHooks):
         self._history: list[Vector] = []
         self._round = 0
 
-    def contribution(self, payloads: Sequence[bytes], store: ShardStore) -> Sequence[bytes]:
+    def contribution(
+        self, payloads: Sequence[bytes], store: ShardStore, fragment: int
+    ) -> Sequence[bytes]:
         """What the attack makes of the own work."""
-        own_1N = store.decode(payloads)[None]
+        own_1N = store.decode(payloads, fragment=fragment)[None]
         layout = store.layout
+        cells = range(layout.num_cells(fragment))
         context = Context(
             round=self._round,
             luck=self._luck,
             rule=lambda rows_PN: rows_PN[0],
-            slices=tuple(slice(*layout.cell_range(0, c)) for c in range(store.num_cells)),
+            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
             history=self._history,
         )
         self._round += 1
         sent_N = self._attack.send(own_1N, own_1N, context)[0]
         self._history = [*self._history, own_1N][-HISTORY_MAX:]
-        return store.encode(_bounded(sent_N))
+        return store.encode(_bounded(sent_N), fragment=fragment)
 
 
 def _bounded(sent_N: Vector) -> Vector:

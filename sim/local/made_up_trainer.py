@@ -52,11 +52,14 @@ PACE_SPREAD = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The transaction of one round, as it lies on the disk. Roots and payload follow from it."""
+    """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
+
+    `before` are the residuals of all fragments, `after_N` that of its own behind the round.
+    """
 
     round: int
     anchor: bytes
-    before_N: Vector | None
+    before: tuple[Vector | None, ...]
     after_N: Vector | None
 
 
@@ -108,16 +111,20 @@ class MadeUpTrainer:
         self._name = name
         self._round_s, self._hold = pace.round_s, pace.hold
         self._before_handing = pace.before_handing
-        self._feedback = ErrorFeedback(
-            make_codec(manifest.outer),
-            manifest.outer.feedback,
-            cell_elements=manifest.cell_elements,
-        )
+        self._layout = manifest.layout(0)
+        self._feedback = [
+            ErrorFeedback(
+                make_codec(manifest.outer),
+                manifest.outer.feedback,
+                cell_elements=manifest.cell_elements,
+            )
+            for _ in range(self._layout.num_fragments)
+        ]
 
     def train(self) -> None:
         """Until an outcome brings no lease. Raises TrainerError, OSError as the real one does."""
         exchange = self._exchange
-        numel = self._manifest.layout(0).fragment_numels[0]
+        numel = self._layout.numel
         exchange.send(
             Ready(threads=1, parameters=numel, device="made up", precision="float32", micro_batch=1)
         )
@@ -130,21 +137,22 @@ class MadeUpTrainer:
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
             outcome = self._round(clock)
-            self._settle(outcome)
+            self._settle(outcome, self._feedback[self._layout.fragment_of(clock.round)])
             clock, lease = outcome.clock, outcome.lease
             self._validate_if_asked()
 
     def _round(self, clock: RunClock) -> Outcome:
-        anchor_N = self._exchange.anchors[0]
-        before_N = self._feedback.residual_N
-        encoded = self._feedback.encode(self._drift(anchor_N, self._name, clock.round))
+        fragment = self._layout.fragment_of(clock.round)
+        anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
+        before = tuple(one.residual_N for one in self._feedback)
+        encoded = feedback.encode(self._drift(anchor_N, self._name, clock.round))
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
             kept = Kept(
                 round=clock.round,
                 anchor=anchor_digest(anchor_N),
-                before_N=before_N,
-                after_N=self._feedback.residual_after_N,
+                before=before,
+                after_N=feedback.residual_after_N,
             )
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self._kept, [_packed(kept)])
@@ -153,7 +161,7 @@ class MadeUpTrainer:
         context = self._manifest.model.setting("context")
         assert isinstance(context, int)
         contribution = Contribution(
-            fragment=0,
+            fragment=fragment,
             payloads=encoded.payloads,
             tokens=samples * context,
             samples=samples,
@@ -163,29 +171,35 @@ class MadeUpTrainer:
             loss=_distance(anchor_N),
         )
         self._before_handing(clock.round)
-        ticket = self._exchange.begin(0, contribution)
+        ticket = self._exchange.begin(fragment, contribution)
         del contribution, encoded  # A vector that lies in the channel, for as long as a round.
         return ticket.result()
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: Outcome, feedback: ErrorFeedback) -> None:
         if outcome.is_resync:
-            self._feedback.restore(None)
+            self._restore([None] * len(self._feedback))
         elif outcome.listed:
-            self._feedback.commit()
+            feedback.commit()
         else:
-            self._feedback.abort()
+            feedback.abort()
+
+    def _restore(self, residuals: Sequence[Vector | None]) -> None:
+        for feedback, residual_N in zip(self._feedback, residuals, strict=True):
+            feedback.restore(residual_N)
 
     def _take_up(self, start: Start) -> None:
         """Go on from what the process before us left; a drift is made up again, the same."""
         kept = None if self._kept is None else kept_at(self._kept)
         if kept is None or not start.lease:
             return
-        is_same = kept.anchor == anchor_digest(self._exchange.anchors[0])
+        fragment = self._layout.fragment_of(kept.round)
+        is_same = kept.anchor == anchor_digest(self._exchange.anchors[fragment])
         if kept.round == start.clock.round and is_same:
-            self._feedback.restore(kept.before_N)
+            self._restore(kept.before)
         elif start.since <= kept.round < start.clock.round:
-            is_listed = kept.round in start.listed
-            self._feedback.restore(kept.after_N if is_listed else kept.before_N)
+            self._restore(kept.before)
+            if kept.round in start.listed:
+                self._feedback[fragment].restore(kept.after_N)
         logger.info("taken up round=%d of=%d", start.clock.round, kept.round)
 
     def _validate_if_asked(self) -> None:
@@ -209,7 +223,7 @@ def anchor_digest(anchor_N: Vector) -> bytes:
 def _packed(kept: Kept) -> bytes:
     vectors = [
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
-        for x_N in (kept.before_N, kept.after_N)
+        for x_N in (*kept.before, kept.after_N)
     ]
     body: bytes = msgpack.packb([kept.round, kept.anchor, *vectors])
     return body
@@ -221,10 +235,10 @@ def kept_at(path: Path) -> Kept | None:
         round_index, anchor, *vectors = msgpack.unpackb(path.read_bytes(), max_bin_len=2**31 - 1)
     except FileNotFoundError:
         return None
-    before_N, after_N = (
+    *before, after_N = (
         None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
     )
-    return Kept(round=round_index, anchor=anchor, before_N=before_N, after_N=after_N)
+    return Kept(round=round_index, anchor=anchor, before=tuple(before), after_N=after_N)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,6 +70,9 @@ class LocalOptions:
     elements: int = 100_000
     """Parameters of the made-up model; as many as fit its shapes, a few less."""
 
+    fragments: int = 1
+    """Of the model, synced in turn."""
+
     is_reckless: bool = False
     """Deal faults also where they leave less than a quorum."""
 

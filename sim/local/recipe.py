@@ -65,10 +65,11 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         outer=replace(base.outer, aggregator=rule),
     )
     if options.trainer == "real":
-        return manifest
+        shard = shard_spec(manifest.model, fragments=options.fragments)
+        return replace(manifest, shards=(shard,))
     model = replace(manifest.model, settings=model_settings(options.elements))
-    shard = shard_spec(model)
-    numel = sum(tensor.numel for tensor in shard.tensors)
+    shard = shard_spec(model, fragments=options.fragments)
+    numel = sum(tensor.numel for tensor in shard.tensors) // options.fragments
     cell = 1 << max(0, (numel // CELLS).bit_length() - 1)
     cell = min(max(cell, limits.CELL_ELEMENTS_MIN), limits.CELL_ELEMENTS_MAX)
     inner = replace(manifest.inner, inner_steps=1, batch=1)

@@ -26,6 +26,7 @@ from sim.checks.leaks import Needles
 from sim.checks.receipts import OwnRounds, check_receipts
 from sim.checks.traces import merge_traces
 from sim.invariants import Circumstances, InvariantBroken, Invariants
+from training.arithmetic import joined
 from training.genesis import genesis_weights
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def compare_checkpoints(
     manifest: RunManifest, states: Sequence[Path], roots: dict[bytes, bytes]
 ) -> tuple[list[str], int]:
     """What is wrong with the nodes' checkpoints, in words; and how many were looked at."""
-    (anchor_N,) = genesis_weights(manifest, SHARD)
+    anchor_N = joined(genesis_weights(manifest, SHARD))
     store = ShardStore(manifest, SHARD, anchor_N)
     differing, count = [], 0
     for state in states:

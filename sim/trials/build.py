@@ -34,7 +34,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
     manifest = toy_run(
         members[0],
         rounds=scenario.rounds,
-        cells=scenario.cells,
+        cells=(scenario.cells,) * scenario.fragments,
         timing=scenario.timing,
         ends_after_s=scenario.ends_after_s,
         trust=scenario.trust,

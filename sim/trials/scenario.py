@@ -119,6 +119,7 @@ class Scenario:
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
     cells: int = 6
+    fragments: int = 1
     links: tuple[Link, ...] = (Link(),)
     devices: tuple[DeviceProfile, ...] = (DeviceProfile(),)
     disk: DiskSpec = field(default_factory=DiskSpec)

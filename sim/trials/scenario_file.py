@@ -33,7 +33,7 @@ RULES_MAX = 64
 FAULTS_MAX = 2048
 TIMES_MAX = 200
 SECONDS_MAX = 86_400.0
-CELLS_MAX = 256
+CELLS_MAX, FRAGMENTS_MAX = 256, 64
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
 _NAME = re.compile(r"[njc]\d{2,4}")
@@ -288,6 +288,7 @@ class ScenarioFile(Section):
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
+    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     rare: Share = 0.0
     real_signatures: Share = 0.0
     encoding: Share = 0.0
@@ -369,6 +370,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,
+        fragments=found.fragments,
         links=tuple(Link(**one.model_dump()) for one in found.links),
         devices=tuple(DeviceProfile(**one.model_dump()) for one in found.devices),
         disk=DiskSpec(**found.disk.model_dump()),

@@ -150,7 +150,7 @@ def _desks() -> tuple[Desk, bytes]:
     digest, commit = committed(source)
     hear_commit(source, target, digest)
     items = source.store.parts(commit.root, CELLS)
-    parts = [framed(encode(BulkHeader(bulk=Bulk.PART, subject=digest, items=len(items))))]
+    parts = [framed(encode(BulkHeader(bulk=Bulk.PART, subject=digest, round=1, items=len(items))))]
     for item in items:
         size, piece = len(item.payload), limits.PIECE_BYTES_MIN
         head = BulkItem(index=item.index, length=size, piece=piece, proof=item.proof)

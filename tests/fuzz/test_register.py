@@ -36,7 +36,7 @@ EXEMPT = {
     "node.rules.roster.ClockRules.from_manifest": "a decoded manifest in, numbers out",
     "node.rules.round_config.RoundConfig.from_manifest": "a decoded manifest in, numbers out",
     "node.running.read_line": "at most 256 bytes as they came",
-    "node.cells.cell_store.CellSizes.from_manifest": "a decoded manifest in, numbers out",
+    "node.cells.states.CellSizes.from_manifest": "a decoded manifest in, numbers out",
     "node.cells.cell_store.CellStore.decode": "payloads that the codec has taken one by one",
     "node.state.dht_table.read_table": "a file to read_known_peers, which is fuzzed",
     "node.reporting.trace_file.read_trace": "lines to parse_trace_line, which is fuzzed",

@@ -44,7 +44,7 @@ ROOT = blake3(b"state").digest()
 CLOCK_RULES = ClockRules(samples_each=10, rounds=1000, tokens=0)
 CONFIG = RoundConfig(
     trust="friends",
-    num_cells=3,
+    fragment_cells=(3,),
     clock=CLOCK_RULES,
     deadline_floor_s=1.0,
     deadline_cap_s=10.0,
@@ -84,7 +84,7 @@ def commit_body(head: SealValue, mark: str = "", **changes: Any) -> Commit:
     """A COMMIT on `head`; `mark` makes its root."""
     body = Commit(
         root=blake3(mark.encode()).digest(),
-        cell_norms=(1.0,) * CONFIG.num_cells,
+        cell_norms=(1.0,) * CONFIG.num_cells(1),
         tokens=10,
         samples=10,
         steps=10,
@@ -128,7 +128,7 @@ class Voice:
 
     def have(self, senders: bytes, attempt: int = 0) -> ev.Heard:
         """HAVE for all cells; `senders` is the bit map."""
-        held = Held(first=0, stop=CONFIG.num_cells, senders=senders)
+        held = Held(first=0, stop=CONFIG.num_cells(1), senders=senders)
         return self.say(Kind.HAVE, Have(held=(held,)), attempt)
 
     def propose(self, commits: Sequence[ev.Heard], attempt: int = 0) -> ev.Heard:
@@ -171,7 +171,7 @@ def contributed(round_index: int, mark: str = "mine") -> ev.Contributed:
     return ev.Contributed(
         round=round_index,
         root=blake3(mark.encode()).digest(),
-        cell_norms=(1.0,) * CONFIG.num_cells,
+        cell_norms=(1.0,) * CONFIG.num_cells(1),
         tokens=10,
         samples=10,
         steps=10,
@@ -196,7 +196,7 @@ def state_after(digest: bytes) -> bytes:
 
 def results(digest: bytes) -> tuple[ev.CellsArrived, ev.Applied]:
     """The whole result of a LIST arrives, and the outer step on it is taken."""
-    cells = tuple(range(CONFIG.num_cells))
+    cells = tuple(range(CONFIG.num_cells(1)))
     return ev.CellsArrived(Bulk.RESULT, digest, cells), ev.Applied(digest, state_after(digest))
 
 
@@ -207,7 +207,7 @@ def view_of(
     view = RoundView(
         me=me,
         head=head.value,
-        num_cells=CONFIG.num_cells,
+        num_cells=CONFIG.num_cells(1),
         trust="friends",
         started_s=0.0,
         suspects=fields.pop("suspects", frozenset()),

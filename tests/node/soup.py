@@ -346,7 +346,7 @@ class Soup:
                 self.under_way.append(Delivery(peer, ev.Reduced(digest, first, stop, root)))
             case ev.Apply(list_digest=digest, is_empty=is_empty):
                 held = [view.results.get(digest, ()) for view in self.views(peer)]
-                complete = max(len(cells) for cells in held) == CONFIG.num_cells
+                complete = max(len(cells) for cells in held) == CONFIG.num_cells(1)
                 assert is_empty or complete, "applied half a result"
                 if not is_empty:
                     self.journals[peer].results.add(digest)

@@ -66,6 +66,23 @@ def test_preset_that_is_not_there_yet_says_what_it_needs(tmp_path: Path, name: s
     assert f"preset '{name}' is not there yet: it needs {NOT_YET[name]}" in str(caught.value)
 
 
+def test_fragments_cut_what_a_round_moves_and_not_what_is_kept(tmp_path: Path) -> None:
+    whole = check_run_file(file(tmp_path, "[outer]\npreset = 'diloco_e3m0'"), 8)
+    parts = check_run_file(file(tmp_path, "[outer]\npreset = 'streaming_sync'"), 8)
+    shard = parts.manifest.shards[0]
+    assert len(shard.fragments) == 4
+    assert len(whole.manifest.shards[0].fragments) == 1
+    assert parts.costs.parameters == whole.costs.parameters
+    largest = max(parts.manifest.layout(0).fragment_numels) / parts.costs.parameters
+    assert parts.costs.payload_bytes == pytest.approx(largest * whole.costs.payload_bytes, rel=0.02)
+    assert largest < 0.5
+    assert check_json(parts, None)["fragments"] == 4
+    with pytest.raises(ConfigError, match="9 fragments of a model of 5"):
+        check_run_file(file(tmp_path, "[outer]\nfragments = 9"), 8)
+    with pytest.raises(ConfigError, match="fragments is 0; it must be 1 to"):
+        check_run_file(file(tmp_path, "[outer]\nfragments = 0"), 8)
+
+
 def test_open_run_pays_a_second_reducer_and_a_residual_pays_memory() -> None:
     friends = small_manifest(outer=OUTER)
     costs = costs_of(friends, 4)

@@ -295,5 +295,5 @@ def test_finished_run_leases_nothing_more():
 
 def test_config_of_a_round_comes_from_the_manifest():
     config = RoundConfig.from_manifest(MANIFEST)
-    assert (config.num_cells, config.clock.samples_each, config.trust) == (4, 320, "friends")
+    assert (config.num_cells(1), config.clock.samples_each, config.trust) == (4, 320, "friends")
     assert (config.deadline_floor_s, config.deadline_cap_s) == (1.0, 10.0)

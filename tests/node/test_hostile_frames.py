@@ -203,7 +203,7 @@ async def test_replayed_frames_of_earlier_rounds_change_nothing(honest: Honest) 
 
 async def test_bulk_streams_that_break_the_rules_are_faults(honest: Honest, seed: int) -> None:
     rng = random.Random(f"{seed}/bulk")
-    header = encode(BulkHeader(bulk=Bulk.PART, subject=rng.randbytes(32), items=2))
+    header = encode(BulkHeader(bulk=Bulk.PART, subject=rng.randbytes(32), round=1, items=2))
     huge = BulkItem(index=0, length=limits.CHUNK_BYTES, piece=limits.PIECE_BYTES_MAX, proof=())
     far = BulkItem(index=2**31, length=8, piece=limits.PIECE_BYTES_MIN, proof=())
     wrong = {
@@ -216,7 +216,7 @@ async def test_bulk_streams_that_break_the_rules_are_faults(honest: Honest, seed
     async with attack(honest) as liar:
         async with liar.linked():
             # Cut short, or the state of a source that was given up: no fault, and nothing stays.
-            late = encode(BulkHeader(bulk=Bulk.STATE, subject=rng.randbytes(32), items=1))
+            late = encode(BulkHeader(bulk=Bulk.STATE, subject=rng.randbytes(32), round=1, items=1))
             short = framed(header) + framed(encode(huge))[:-1]
             for data in (b"\x00", framed(header), short, framed(late)):
                 await liar.send_raw(BULK_PROTOCOL, data)

@@ -45,7 +45,7 @@ def test_file_of_init_has_every_key_at_its_default(tmp_path: Path) -> None:
     text = run_file_text("run.toml", "t")
     assert read(tmp_path, text) == read(tmp_path, LEAST)
     # What is commented out is a key as well: without its mark the file must still be good.
-    marks = ("date", "momentum", "codec", "optimizer", "inner_steps")
+    marks = ("date", "momentum", "codec", "optimizer", "inner_steps", "fragments")
     for mark in marks:
         text = text.replace(f"\n# {mark} =", f"\n{mark} =")
     shown = read(tmp_path, text)

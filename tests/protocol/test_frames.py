@@ -92,8 +92,8 @@ def test_bulk_header_decodes_to_itself(header):
 @pytest.mark.parametrize(
     "wrong",
     [
-        BulkHeader(bulk=Bulk.PART, subject=digest(1), items=0),
-        BulkHeader(bulk=Bulk.PART, subject=bytes(31), items=1),
+        BulkHeader(bulk=Bulk.PART, subject=digest(1), round=1, items=0),
+        BulkHeader(bulk=Bulk.PART, subject=bytes(31), round=1, items=1),
         BulkItem(index=-1, length=1, piece=PIECE, proof=()),
         BulkItem(index=0, length=limits.CHUNK_BYTES + 1, piece=PIECE, proof=()),
         BulkItem(index=0, length=1, piece=limits.PIECE_BYTES_LEAST - 1, proof=()),

@@ -14,11 +14,14 @@ from protocol.grid import (
     EMPTY_ROOT,
     Layout,
     ShardSpec,
+    StateTree,
     TensorSpec,
     cell_root,
     check_merkle_proof,
+    check_state_proof,
     merkle_proof,
     merkle_root,
+    state_place,
 )
 from tests.protocol.strategies import values
 
@@ -51,6 +54,67 @@ def test_cells_cut_every_fragment_without_gap_or_overlap(shard, cell_elements):
         sizes = [layout.cell_numel(fragment, c) for c in range(len(ranges))]
         assert all(size == cell_elements for size in sizes[:-1])
         assert 1 <= sizes[-1] <= cell_elements
+
+
+@given(shard=values(ShardSpec), cell_elements=st.sampled_from([1, 3, 8]))
+def test_spans_of_all_cells_cover_the_vector_of_the_shard_once(shard, cell_elements):
+    layout = Layout(shard, cell_elements)
+    seen = []
+    for fragment, count in enumerate(layout.fragment_cells):
+        spans = [layout.cell_span(fragment, cell) for cell in range(count)]
+        whole = layout.fragment_span(fragment)
+        assert (spans[0].start, spans[-1].stop) == (whole.start, whole.stop)
+        seen += [element for span in spans for element in range(span.start, span.stop)]
+        numels = [span.stop - span.start for span in spans]
+        assert tuple(numels) == layout.cell_numels[fragment]
+    assert seen == list(range(layout.numel))
+
+
+STATES = st.lists(st.integers(1, 7), min_size=1, max_size=6)
+
+
+def leaves_of(counts):
+    numbers = iter(range(sum(counts)))
+    return [[blake3(b"%d" % next(numbers)).digest() for _ in range(count)] for count in counts]
+
+
+@given(STATES)
+def test_every_state_cell_is_proven_in_its_place_and_nowhere_else(counts):
+    leaves = leaves_of(counts)
+    tree, flat = StateTree(leaves), [leaf for fragment in leaves for leaf in fragment]
+    root = tree.root
+    assert root == merkle_root([merkle_root(fragment) for fragment in leaves])
+    assert root is not None
+    for index, leaf in enumerate(flat):
+        proof = tree.proof(index)
+        check_state_proof(root, leaf, proof, index=index, counts=counts)
+        for other in range(-1, len(flat) + 1):
+            if other != index:
+                with pytest.raises(ProofError):
+                    check_state_proof(root, leaf, proof, index=other, counts=counts)
+        for wrong in (proof[1:], (*proof, bytes(32)), tuple(reversed(proof))):
+            if wrong != proof:
+                with pytest.raises(ProofError):
+                    check_state_proof(root, leaf, wrong, index=index, counts=counts)
+        with pytest.raises(ProofError):
+            check_state_proof(root, bytes(32), proof, index=index, counts=counts)
+
+
+@given(STATES, st.data())
+def test_proof_of_a_state_cell_tells_of_all_others(counts, data):
+    leaves = leaves_of(counts)
+    tree, count = StateTree(leaves), sum(counts)
+    index = data.draw(st.integers(0, count - 1))
+    beside = list(tree.beside(index))
+    assert [node for _, node in beside] == list(tree.proof(index))
+    covered = [cell for cells, _ in beside for cell in cells]
+    assert sorted([*covered, index]) == list(range(count))
+    unknown = data.draw(st.sampled_from([cell for cell in range(count) if cell != index] or [-1]))
+    partly = [list(fragment) for fragment in leaves]
+    fragment, place = state_place(counts, max(0, unknown))
+    partly[fragment][place] = None
+    for cells, node in StateTree(partly).beside(index):
+        assert (node is None) == (max(0, unknown) in cells)
 
 
 def test_scalar_has_one_element():

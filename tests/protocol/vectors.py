@@ -323,7 +323,7 @@ FRAMES: tuple[Frame, ...] = (
     Welcome(),
 )
 BULK = (
-    BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, items=12_288),
+    BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, round=42, items=12_288),
     BulkItem(index=4, length=1 << 20, piece=1 << 18, proof=(digest(0xB6), digest(0xB7))),
 )
 

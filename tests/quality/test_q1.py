@@ -123,7 +123,7 @@ def train_swarm(manifest: RunManifest, dataset: BlockDataset) -> nn.Module:
         return model
 
     swarm = Swarm(manifest, REPLICAS)
-    swarm.anchor = start_weights(manifest)
+    swarm.anchors = [start_weights(manifest)]
     models = run_replicas(swarm, train)
     weights = {read_fragment(model, manifest.shards[0], 0).tobytes() for model in models}
     assert len(weights) == 1, "all replicas end with the same bits"

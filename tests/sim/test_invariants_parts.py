@@ -97,7 +97,7 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
         coefficients_P = store._aggregator.coefficients(np.empty(0), weights_P)
         sum_N = weighted_sum(np.stack([wire_N for _, _, wire_N in rows]), coefficients_P)
         digest = bytes([index]) * 32
-        for cell in range(store.num_cells):
+        for cell in range(store.layout.num_cells(0)):
             start, stop = store.layout.cell_range(0, cell)
             payload = store._result_codec.encode(sum_N[start:stop])
             store._results_of(digest).put(cell, payload, cell_root(payload))

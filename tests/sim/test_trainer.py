@@ -24,7 +24,7 @@ def train(sealed: int, *, listed: bool = False, resync: bool = False) -> ev.Trai
 
 
 def root(trainer: SimTrainer) -> bytes:
-    return residual_root(trainer.feedback.residual_N, MANIFEST.layout(0).cell_elements)
+    return residual_root(trainer.feedback[0].residual_N, MANIFEST.layout(0).cell_elements)
 
 
 class Scene:
@@ -68,10 +68,10 @@ def test_resync_leaves_no_residual(sealed):
     scene = Scene()
     scene.hear(train(sealed, resync=True))
     scene.trainer.finish(sealed + 1, ANCHOR_N, LEASE, scene.fates)
-    assert scene.trainer.feedback.residual_N is None
+    assert scene.trainer.feedback[0].residual_N is None
     again = Scene()
     again.fates = Fates()
     again.hear(train(4, listed=True), train(sealed, resync=True))
     trainer = again.trainer.restarted()
     assert not trainer.start(sealed + 1, ANCHOR_N, LEASE, again.fates)
-    assert trainer.feedback.residual_N is None
+    assert trainer.feedback[0].residual_N is None

@@ -23,7 +23,7 @@ class OwnNode(WatchedNode):
         if self.peer in self.world.liars and isinstance(action, ev.Apply) and view.index >= 6:
             mine = view.ballots.commits.get(self.peer)
             if mine is not None:
-                items = self.store.parts(mine[1].root, range(self.store.num_cells))
+                items = self.store.parts(mine[1].root, range(self.store.layout.num_cells(0)))
                 self.store._results[action.list_digest] = ResultCells(i.payload for i in items)
         super().computed(action, view, entries)
 

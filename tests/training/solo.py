@@ -9,6 +9,7 @@ import torch
 
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
+from training.arithmetic import joined
 from training.compression import make_codec
 from training.diloco import DiLoCo, RunStart
 from training.exchange import Contribution, Lease, Outcome, RunClock
@@ -46,10 +47,19 @@ class Solo:
     steps: int = 0
 
     def __post_init__(self):
-        self.anchor = genesis_weights(self.manifest)[0]
+        self.anchors = list(genesis_weights(self.manifest))
         self.clock = RunClock(round=0, step=0, tokens=0)
         self.was_listed = False
         self.left_deaths = dict(self.deaths)
+
+    @property
+    def anchor(self) -> Weights:
+        return joined(self.anchors)
+
+    @property
+    def fragment(self) -> int:
+        """The one that the round in hand is about."""
+        return self.clock.round % len(self.anchors)
 
     @property
     def lease(self) -> Lease:
@@ -59,7 +69,7 @@ class Solo:
     @property
     def start(self) -> RunStart:
         return RunStart(
-            anchors=(self.anchor,),
+            anchors=tuple(self.anchors),
             clock=self.clock,
             lease=self.lease,
             since=self.clock.round - 1,
@@ -74,7 +84,7 @@ class Solo:
         return True
 
     def begin(self, fragment: int, contribution: Contribution) -> "Solo":
-        assert fragment == 0
+        assert fragment == contribution.fragment == self.fragment
         if self.dies("saving"):
             raise Killed
         if self.dies("forgotten"):
@@ -89,21 +99,21 @@ class Solo:
         return self
 
     def result(self) -> Outcome:
-        self.seal(self.sent[self.clock.round][-1])
-        return Outcome(
-            listed=self.was_listed, anchor_N=self.anchor, clock=self.clock, lease=self.lease
-        )
+        anchor, contribution = self.fragment, self.sent[self.clock.round][-1]
+        self.seal(contribution)
+        anchor_N, clock = self.anchors[anchor], self.clock
+        return Outcome(listed=self.was_listed, anchor_N=anchor_N, clock=clock, lease=self.lease)
 
     def seal(self, contribution: Contribution | None) -> None:
         """One step of the run, with what the other peer contributed and, if listed, ours."""
-        index = self.clock.round
-        others = np.random.default_rng(1000 + index).normal(0, 1e-3, len(self.anchor))
+        index, before_N = self.clock.round, self.anchors[self.fragment]
+        others = np.random.default_rng(1000 + index).normal(0, 1e-3, len(before_N))
         total_N: Weights = others.astype(np.float32)
         self.was_listed = contribution is not None and index not in self.unlisted
         if self.was_listed:
             assert contribution is not None
             total_N += self.decoded(contribution)
-        self.anchor = self.anchor - np.float32(0.35) * total_N
+        self.anchors[self.fragment] = before_N - np.float32(0.35) * total_N
         self.clock = RunClock(
             round=index + 1,
             step=self.clock.step + self.manifest.inner.inner_steps,
@@ -112,8 +122,9 @@ class Solo:
 
     def decoded(self, contribution: Contribution) -> Weights:
         codec, layout = make_codec(self.manifest.outer), self.manifest.layout(0)
-        cells = enumerate(contribution.payloads)
-        return np.concatenate([codec.decode(p, layout.cell_numel(0, c)) for c, p in cells])
+        numels = layout.cell_numels[contribution.fragment]
+        cells = zip(contribution.payloads, numels, strict=True)
+        return np.concatenate([codec.decode(payload, numel) for payload, numel in cells])
 
     def train(self) -> "Trained":
         """Train until the run is over, starting anew after each death."""
@@ -144,8 +155,14 @@ class Solo:
         moments = optimizer_tensors(model, optimizer)
         return Trained(
             anchor=self.anchor.tobytes(),
-            weights=read_fragment(model, manifest.shards[0], 0).tobytes(),
-            residual=None if (x_N := diloco.residuals()[0]) is None else x_N.tobytes(),
+            weights=b"".join(
+                read_fragment(model, manifest.shards[0], fragment).tobytes()
+                for fragment in range(len(self.anchors))
+            ),
+            residuals=tuple(
+                None if residual_N is None else residual_N.tobytes()
+                for residual_N in diloco.residuals()
+            ),
             moments={name: bits_of(tensor) for name, tensor in moments.items()},
             state=store.newest(manifest.rounds),
         )
@@ -161,6 +178,6 @@ class Trained:
 
     anchor: bytes
     weights: bytes
-    residual: bytes | None
+    residuals: tuple[bytes | None, ...]
     moments: Mapping[str, bytes]
     state: InnerState | None = field(compare=False)

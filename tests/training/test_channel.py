@@ -3,6 +3,7 @@
 import os
 import queue
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,26 @@ def test_a_contribution_goes_over_and_its_outcome_comes_back(channel):
     assert (outcome.clock, outcome.lease) == (CLOCK, ((0, 9),))
     assert channel.exchange.anchors[1] is outcome.anchor_N
     assert channel.exchange.take_validation() == CLOCK.round
+
+
+def test_anchors_of_rounds_that_were_missed_come_with_the_outcome(channel):
+    channel.open()
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.file.write_anchor(0, np.full(5, 8, np.float32))
+    channel.send(replace(deliver(0), others=(0,)))
+    outcome = ticket.result()
+    assert outcome.anchor_N.tolist() == [1.0] * 3
+    assert {other: x_N.tolist() for other, x_N in outcome.others.items()} == {0: [8.0] * 5}
+    assert [anchor_N.tolist() for anchor_N in channel.exchange.anchors] == [[8.0] * 5, [1.0] * 3]
+
+
+@pytest.mark.parametrize("others", [(1,), (2,), (0, 7)])
+def test_anchors_of_fragments_that_are_not_there_are_an_error(channel, others):
+    channel.open()
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.send(replace(deliver(0), others=others))
+    with pytest.raises(TrainerError, match="fragments"):
+        ticket.result()
 
 
 def test_two_rounds_in_flight_keep_their_bytes_and_find_their_outcomes(channel):

@@ -15,6 +15,7 @@ from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from training.compression import residual_root
 from training.diloco import DiLoCo
 from training.exchange import Contribution, Outcome, RunClock
+from training.genesis import shard_spec
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.models import build_model, read_fragment
 from training.replicas import MemorySession, Swarm, Weights, run_replicas
@@ -89,6 +90,75 @@ def test_one_sgd_step_per_round_equals_data_parallel_sgd(seed: int) -> None:
     assert np.abs(results[0] - build_genesis(manifest)).max() > 0.01
     assert np.abs(results[0] - weights(parallel, manifest)).max() <= 1e-6
     assert all(np.array_equal(result, swarm.anchor) for result in results)
+
+
+def streaming(rounds: int) -> RunManifest:
+    """Two fragments of two and three tensors, half a model in each round."""
+    manifest = small_manifest(outer=FP16, inner=replace(INNER, inner_steps=2))
+    shards = (shard_spec(manifest.model, fragments=2),)
+    return replace(manifest, shards=shards, rounds=rounds)
+
+
+def test_fragments_are_synced_in_turn_and_end_equal_on_all_replicas(seed: int) -> None:
+    """E5: each commits once in so many rounds; what was not synced last goes on drifting."""
+    manifest, rounds = streaming(6), 6
+    windows = random_windows(seed, steps=2 * rounds * 3).reshape(2 * rounds, 3, 4, 9)
+
+    def train(session: MemorySession) -> tuple[list[int], list[Weights]]:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        fragments = []
+        for step in range(2 * rounds):
+            index = diloco.clock.round
+            before = [read_fragment(model, manifest.shards[0], f) for f in range(2)]
+            outcome = diloco.step(accumulate_gradient(model, inner, windows[step, session.replica]))
+            assert (outcome is None) == (step % 2 == 0)
+            if outcome is not None:
+                fragments.append(index % 2)
+                assert outcome.anchor_N.shape == before[index % 2].shape
+        return fragments, [read_fragment(model, manifest.shards[0], f) for f in range(2)]
+
+    swarm = Swarm(manifest, replicas=3)
+    results = run_replicas(swarm, train)
+    sent = {key: one.fragment for key, one in swarm.contributions.items()}
+    assert sent == {(index, replica): index % 2 for index in range(rounds) for replica in range(3)}
+    for fragments, (first_N, last_N) in results:
+        assert fragments == [0, 1, 0, 1, 0, 1]
+        assert np.array_equal(last_N, swarm.anchors[1])
+        assert not np.array_equal(first_N, swarm.anchors[0]), "two steps behind its last round"
+    assert len({last_N.tobytes() for _, (_, last_N) in results}) == 1
+    assert len({first_N.tobytes() for _, (first_N, _) in results}) == 3
+
+
+@pytest.mark.parametrize("is_resync", [False, True])
+def test_rounds_that_were_missed_drop_the_drift_of_their_fragments(
+    seed: int, is_resync: bool
+) -> None:
+    manifest = streaming(9)
+    (session,) = Swarm(manifest, replicas=1).sessions()
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    anchors = [np.array(x_N) for x_N in session.swarm.anchors]
+    clock = RunClock(round=1, step=2, tokens=64)
+    given = Outcome(listed=True, anchor_N=anchors[0], clock=clock, lease=((0, 1),))
+    answer = _Answer(session, given)
+    diloco = DiLoCo(model, inner, exchange=answer)
+    windows = random_windows(seed, steps=4)
+    for step in range(4):
+        if step == 2:
+            moved_N = anchors[0] + np.float32(0.25)
+            later = RunClock(round=4, step=8, tokens=256)
+            answer.given = replace(
+                given, anchor_N=anchors[1], clock=later, others={0: moved_N}, is_resync=is_resync
+            )
+        diloco.step(accumulate_gradient(model, inner, windows[step]))
+    found = [read_fragment(model, manifest.shards[0], fragment) for fragment in range(2)]
+    assert np.array_equal(found[0], moved_N)
+    assert np.array_equal(found[1], anchors[1])
+    assert diloco.clock.round == 4
+    # Of the round before it was told that it is sealed; only a resync takes that back.
+    assert [x_N is None for x_N in diloco.residuals()] == [is_resync, is_resync]
 
 
 def train_rounds(swarm: Swarm, seed: int, rounds: int) -> list[DiLoCo]:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from protocol.errors import CheckpointError, ConfigError, ManifestError
+from protocol.grid import TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.replicas import random_windows, small_manifest
 from training.evaluation import validation_loss
-from training.genesis import SCHEMAS, genesis_weights, shard_spec
+from training.genesis import SCHEMAS, cut, genesis_weights, shard_spec
 from training.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -75,6 +76,33 @@ def test_genesis_weights_depend_on_the_seed_and_lie_in_their_bounds() -> None:
 def test_genesis_weights_of_one_tensor_do_not_depend_on_the_others() -> None:
     deep, shallow = parameters_of(demo_model(layers=3)), parameters_of(demo_model(layers=2))
     assert torch.equal(deep["embedding.weight"], shallow["embedding.weight"])
+
+
+def test_fragments_share_the_model_block_by_block_and_from_all_depths() -> None:
+    shard = shard_spec(demo_model(layers=6), fragments=4)
+    names = [{shard.tensors[index].name for index in piece} for piece in shard.fragments]
+    assert set.union(*names) == {tensor.name for tensor in shard.tensors}
+    assert sum(map(len, names)) == len(shard.tensors), "each once"
+    depths = [{name.split(".")[1] for name in some if name.startswith("blocks")} for some in names]
+    assert depths == [{"0", "4"}, {"1", "5"}, {"2"}, {"3"}]
+    # Whoever has fewer blocks has the large tensors of none.
+    assert any("embedding.weight" in some for some in names[2:])
+    numels = [sum(shard.tensors[index].numel for index in piece) for piece in shard.fragments]
+    assert max(numels) < 2 * min(numels)
+    assert cut(shard.tensors, 1) == (tuple(range(len(shard.tensors))),)
+
+
+def test_blocks_are_in_the_order_of_their_numbers() -> None:
+    tensors = tuple(TensorSpec(f"layers.{number}.w", (2,)) for number in (0, 1, 10, 2, 3))
+    assert cut(tensors, 2) == ((0, 2, 3), (1, 4))
+
+
+@pytest.mark.parametrize("count", [5, 60])
+def test_more_fragments_than_blocks_and_tensors_are_refused(count: int) -> None:
+    tensors = tuple(TensorSpec(name, (2,)) for name in ("a.0.w", "a.0.x", "a.1.w", "b", "c"))
+    assert len(cut(tensors, 4)) == 4
+    with pytest.raises(ManifestError, match=f"{count} fragments of a model of 4 blocks"):
+        cut(tensors, count)
 
 
 def test_genesis_refuses_a_shard_that_is_not_the_model_s() -> None:

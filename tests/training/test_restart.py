@@ -16,6 +16,7 @@ from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Killed, Solo, Trained, bits_of
 from training.diloco import DiLoCo, RunStart
 from training.exchange import Contribution, Ticket
+from training.genesis import shard_spec
 from training.inner import (
     accumulate_gradient,
     load_optimizer_tensors,
@@ -32,6 +33,42 @@ def manifest_of(codec: str) -> RunManifest:
     inner = replace(INNER, inner_steps=STEPS, learning_rate=0.02)
     manifest = small_manifest(inner=inner, outer=replace(OUTER, codec=codec))
     return replace(manifest, rounds=ROUNDS)
+
+
+def in_fragments(codec: str) -> RunManifest:
+    manifest = manifest_of(codec)
+    shards = (shard_spec(manifest.model, fragments=2),)
+    return replace(manifest, shards=shards, rounds=2 * ROUNDS)
+
+
+@pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
+def test_a_restart_between_fragments_changes_no_bit(tmp_path, seed, moment) -> None:
+    """What drifts against the anchors of other rounds is kept as well."""
+    manifest, unlisted = in_fragments("fp16"), frozenset({1, 3 if moment == "forgotten" else 2})
+    whole = Solo(manifest, tmp_path / "never", seed, unlisted)
+    expected = whole.train()
+    solo = Solo(manifest, tmp_path / "killed", seed, unlisted, deaths={3: moment})
+    assert solo.train() == expected
+    assert solo.starts == 2
+    assert {index % 2 for index in solo.sent} == {0, 1}
+
+
+def test_drift_of_other_fragments_ends_where_their_anchor_went_on(tmp_path, seed) -> None:
+    manifest = in_fragments("fp16")
+    solo = Solo(manifest, tmp_path, seed, deaths={3: "announced"})
+    with pytest.raises(Killed):
+        solo.live()
+    kept_weights = kept(solo).drifting
+    assert set(kept_weights) == {0}
+    solo.seal(None)
+    solo.seal(None)
+    model, _, diloco = loop_of(solo)
+    assert solo.clock.round == 5
+    for fragment in range(2):
+        found_N = read_fragment(model, manifest.shards[0], fragment)
+        assert np.array_equal(found_N, solo.anchors[fragment]), "nothing drifted is left"
+    assert not np.array_equal(kept_weights[0][1], solo.anchors[0])
+    assert diloco.resume() is None
 
 
 def never_killed(codec: str, folder, seed: int, unlisted=frozenset()) -> tuple[Solo, Trained]:
@@ -84,7 +121,7 @@ def test_without_what_was_kept_a_restart_does_change_the_run(tmp_path, seed) -> 
     trained = solo.live()
 
     assert trained.moments != expected.moments
-    assert trained.residual != expected.residual
+    assert trained.residuals != expected.residuals
     assert trained.anchor != expected.anchor
 
 
@@ -125,7 +162,7 @@ def test_after_a_gap_of_rounds_only_the_moments_are_taken_up(tmp_path, seed) -> 
 
 def test_on_another_branch_of_the_round_nothing_is_sent_again(tmp_path, seed) -> None:
     solo = killed("fp16", tmp_path, seed, {1: "announced"})
-    solo.anchor = solo.anchor + np.float32(0.5)
+    solo.anchors[0] = solo.anchors[0] + np.float32(0.5)
     model, optimizer, diloco = loop_of(solo)
 
     assert kept(solo).round == solo.clock.round == 1

@@ -143,7 +143,7 @@ def good_transfer() -> tuple[Desk, Desk, BulkHeader, list[Item]]:
     digest, commit = committed(source)
     hear_commit(source, target, digest)
     items = source.store.parts(commit.root, CELLS)
-    header = BulkHeader(bulk=Bulk.PART, subject=digest, items=len(items))
+    header = BulkHeader(bulk=Bulk.PART, subject=digest, round=1, items=len(items))
     return source, target, header, items
 
 

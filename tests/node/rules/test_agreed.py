@@ -38,7 +38,7 @@ def view_of(me: PeerId, heard=COMMITS, **fields) -> RoundView:
     view = RoundView(
         me=me,
         head=HEAD.value,
-        num_cells=CONFIG.num_cells,
+        num_cells=CONFIG.num_cells(1),
         trust=fields.pop("trust", "open"),
         started_s=0.0,
         suspects=fields.pop("suspects", frozenset()),
@@ -135,7 +135,7 @@ def replace_head(head) -> RoundView:
     return RoundView(
         me=PEERS[0],
         head=head.value,
-        num_cells=CONFIG.num_cells,
+        num_cells=CONFIG.num_cells(1),
         trust="open",
         started_s=0.0,
         suspects=frozenset(),
@@ -147,7 +147,7 @@ def replace_head(head) -> RoundView:
 
 
 def have(peer: PeerId, senders, attempt: int = 0):
-    held = Held(first=0, stop=CONFIG.num_cells, senders=pack_senders(senders, PEERS))
+    held = Held(first=0, stop=CONFIG.num_cells(1), senders=pack_senders(senders, PEERS))
     return VOICES[peer].say(Kind.HAVE, Have(held=(held,)), attempt)
 
 
@@ -172,7 +172,7 @@ def test_parts_go_to_the_first_two_others_and_to_the_next_when_one_is_suspected(
         (SECOND, {FIRST, THIRD}),
     ):
         digest = COMMITS[PEERS.index(me)].message.digest
-        view = view_of(me, own_commit=digest, parts={digest: set(range(CONFIG.num_cells))})
+        view = view_of(me, own_commit=digest, parts={digest: set(range(CONFIG.num_cells(1)))})
         pushed = [p for p in supply.push_parts(view) if isinstance(p, Push)]
         assert {p.to for p in pushed if PIECE.first in p.cells} == targets
         view.suspect(frozenset({SECOND}) - {me})
@@ -281,7 +281,7 @@ def test_second_agg_lets_the_first_push_at_once():
     assert peer_named("nobody") not in PEERS
     view = machine.view
     hear(view, *(e for e in CERTIFIED if e.message.sender == FIRST), agg(FIRST))
-    view.results[DIGEST] = set(range(CONFIG.num_cells))
+    view.results[DIGEST] = set(range(CONFIG.num_cells(1)))
     view.requested.add(("reduce", DIGEST, PIECE.first, FIRST))
     pushes = [a for a in machine.handle(agg(SECOND), 0.2) if isinstance(a, Push)]
     assert any(p.bulk is Bulk.RESULT and PIECE.first in p.cells for p in pushes)

@@ -34,7 +34,7 @@ one, two, three = (Voice(peer, HEAD.value) for peer in (FIRST, SECOND, THIRD))
 COMMITS = [voice.commit() for voice in (one, two, three)]
 X, Y = COMMITS[:2], COMMITS[1:]
 DIGEST_X, DIGEST_Y = digest_of(HEAD.value, X), digest_of(HEAD.value, Y)
-CELLS = set(range(CONFIG.num_cells))
+CELLS = set(range(CONFIG.num_cells(1)))
 
 
 def deadline_1_s() -> LearnedDeadline:

@@ -82,7 +82,7 @@ def test_whoever_measures_believes_itself():
 def test_nothing_is_summed_before_every_slice_is_measured():
     view = view_of(FIRST, CERTIFIED, uses_gram=True)
     for _, digest, _ in view.commits():
-        view.parts[digest] = set(range(CONFIG.num_cells))
+        view.parts[digest] = set(range(CONFIG.num_cells(1)))
     measured = [a for a in supply.measure_slices(view) if isinstance(a, Measure)]
     assert {(a.first, a.stop) for a in measured} == {(p.first, p.stop) for p in view.own_slices()}
     *most, last = view.slices
@@ -98,7 +98,7 @@ def test_nothing_is_summed_before_every_slice_is_measured():
 def test_rule_that_needs_no_gram_matrix_measures_nothing():
     view = view_of(FIRST, CERTIFIED)
     for _, digest, _ in view.commits():
-        view.parts[digest] = set(range(CONFIG.num_cells))
+        view.parts[digest] = set(range(CONFIG.num_cells(1)))
     assert not list(supply.measure_slices(view))
     assert whole_gram(view, DIGEST) == ()
     assert all(a.grams == () for a in supply.reduce_slices(view) if isinstance(a, Reduce))

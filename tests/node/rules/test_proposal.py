@@ -134,7 +134,7 @@ def test_certificate_that_nobody_is_locked_on_binds_nobody():
 def test_certified_list_of_which_the_closer_holds_the_whole_result_is_proposed_again():
     x = COMMITS[:2]
     heard = [*COMMITS, a.propose(x), a.vote(x), b.vote(x), a.report(1), b.report(1), a.have(ALL, 1)]
-    summed = {digest_of(HEAD.value, x): set(range(CONFIG.num_cells))}
+    summed = {digest_of(HEAD.value, x): set(range(CONFIG.num_cells(1)))}
     found = proposed(heard, attempt=1, results=summed)
     assert found is not None
     assert found.commits == list_body(x).commits
@@ -180,7 +180,7 @@ def test_have_tells_only_of_cells_that_its_signer_sums():
     (own,) = [piece for piece in view.slices if piece.reducers[0] == A]
     assert list(held_runs(view)) == [Held(first=own.first, stop=own.stop, senders=ALL)]
     view.attempt = 2
-    assert sum(run.stop - run.first for run in held_runs(view)) == CONFIG.num_cells
+    assert sum(run.stop - run.first for run in held_runs(view)) == CONFIG.num_cells(1)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ A, B, C = peers_named(3)
 HEAD = head_of((A, B, C))
 
 
-SIZES = CellSizes(state=(4096,) * 4, result=(2048,) * 2)
+SIZES = CellSizes(state=(4096,) * 4, result=((2048,) * 2,))
 """Four steps have as many bytes as a state."""
 
 

@@ -12,7 +12,7 @@ from node.durable.journal import FileJournal
 from node.state_transfer.gathered import Gathered, WrongStep
 from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
 from protocol.errors import ProofError
-from protocol.frames import Bulk
+from protocol.frames import Bulk, BulkHeader
 from protocol.messages import SealCertificate
 from sim.files import SimFiles
 from tests.node.builders import head_of, peers_named, toy_manifest
@@ -53,6 +53,10 @@ class Joiner:
         return Joiner(self.store, self.files)
 
 
+def header(bulk: Bulk, subject: bytes, round_index: int = 1) -> BulkHeader:
+    return BulkHeader(bulk=bulk, subject=subject, round=round_index, items=1)
+
+
 def item_of(source: ShardStore, index: int) -> Item:
     return source.state_item(source.state, index)
 
@@ -60,7 +64,7 @@ def item_of(source: ShardStore, index: int) -> Item:
 def taken(joiner: Joiner, source: ShardStore, seal: SealCertificate, cells) -> list[int]:
     found: list[int] = []
     for index in cells:
-        found += joiner.gathered.take(Bulk.STATE, seal.value.digest, item_of(source, index))
+        found += joiner.gathered.take(header(Bulk.STATE, seal.value.digest), item_of(source, index))
     return found
 
 
@@ -93,7 +97,7 @@ def test_wrong_cell_is_refused_and_keeps_nothing():
     item = item_of(source, 2)
     wrong = replace(item, payload=item.payload[:-1] + bytes([item.payload[-1] ^ 1]))
     with pytest.raises(ProofError):
-        joiner.gathered.take(Bulk.STATE, seal.value.digest, wrong)
+        joiner.gathered.take(header(Bulk.STATE, seal.value.digest), wrong)
     assert held(joiner.again(), seal) == []
 
 
@@ -101,8 +105,8 @@ def test_cells_of_another_seal_are_not_taken():
     source, joiner = store_of(), Joiner()
     seal = sealed(source.state.root)
     held(joiner, seal)
-    assert joiner.gathered.take(Bulk.STATE, b"x" * 32, item_of(source, 0)) == ()
-    assert joiner.gathered.take(Bulk.STEP, seal.value.digest, item_of(source, 0)) == ()
+    assert joiner.gathered.take(header(Bulk.STATE, b"x" * 32), item_of(source, 0)) == ()
+    assert joiner.gathered.take(header(Bulk.STEP, seal.value.digest), item_of(source, 0)) == ()
 
 
 def test_restart_goes_on_with_what_was_fetched_and_with_what_that_proves():
@@ -221,10 +225,10 @@ class Run:
 
 
 def give(joiner: Joiner, run: Run, number: int, cells=range(CELLS)) -> None:
-    subject = run.seals[number].value.digest
+    value = run.seals[number].value
     for cell in cells:
         item = Item(cell, run.results[number][cell], ())
-        joiner.gathered.take(Bulk.STEP, subject, item)
+        joiner.gathered.take(header(Bulk.STEP, value.digest, value.round), item)
     joiner.gathered.advance()
 
 
@@ -264,7 +268,7 @@ def test_wrong_result_is_told_forgotten_and_can_come_anew(junk):
     joiner.gathered.expect_steps(run.seals)
     subject = run.seals[0].value.digest
     wrong = junk + run.results[0][4][2:]
-    joiner.gathered.take(Bulk.STEP, subject, Item(4, wrong, ()))
+    joiner.gathered.take(header(Bulk.STEP, subject), Item(4, wrong, ()))
     with pytest.raises(WrongStep) as caught:
         give(joiner, run, 0, [0, 1, 2, 3, 5, 6, 7])
     assert caught.value.subject == subject

@@ -15,12 +15,13 @@ from node.status.board import EventLog
 from node.trainers.trainer_channel import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import TrainerError
-from tests.node.edge import FOUNDER_SEED, NUMEL, Desk, toy_manifest
+from protocol.manifest import RunManifest
+from sim.toy_run import toy_run
+from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
 from training.exchange import Contribution, Outcome
 from training.frames import Start
 
 LEASE = ((0, 8),)
-ANCHOR_N = np.zeros(NUMEL, dtype=np.float32)
 LATE = Contribution(
     fragment=0,
     payloads=(),
@@ -32,6 +33,12 @@ LATE = Contribution(
     loss=0.0,
 )
 """Of a round that is not under way: the work takes note of it, and stores nothing."""
+
+
+def in_fragments() -> RunManifest:
+    """Three fragments of two cells."""
+    manifest = toy_manifest()
+    return toy_run(manifest.founder, rounds=20, cells=(2, 2, 2), timing=manifest.timing)
 
 
 class Heard:
@@ -51,8 +58,8 @@ class Heard:
 class Scene:
     """A work whose core wants what a test says."""
 
-    def __init__(self, folder) -> None:
-        manifest = toy_manifest()
+    def __init__(self, folder, manifest: RunManifest | None = None) -> None:
+        manifest = manifest or toy_manifest()
         self.desk = Desk(FOUNDER_SEED, manifest)
         self.trainer = Heard()
         parts = WorkParts(
@@ -72,16 +79,17 @@ class Scene:
     def wants(self, sealed: int, *, lease=LEASE, listed=False, resync=False) -> None:
         genesis = self.desk.core.machine.certificate
         head = replace(genesis, value=replace(genesis.value, round=sealed))
-        self.work.train(ev.Train(head, lease, listed, resync), ANCHOR_N)
+        anchor_N = np.full(self.desk.store.layout.numel, sealed, dtype=np.float32)
+        self.work.train(ev.Train(head, lease, listed, resync), anchor_N)
 
-    async def contributes(self) -> None:
-        await self.work._contribute(LATE)
+    async def contributes(self, fragment: int = 0) -> None:
+        await self.work._contribute(replace(LATE, fragment=fragment))
         await wait_all_tasks_blocked()
 
 
 @asynccontextmanager
-async def working(folder) -> AsyncIterator[Scene]:
-    scene = Scene(folder)
+async def working(folder, manifest: RunManifest | None = None) -> AsyncIterator[Scene]:
+    scene = Scene(folder, manifest)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.work._feed, scene.trainer)
         yield scene
@@ -89,8 +97,8 @@ async def working(folder) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
-async def begun(folder, sealed: int) -> AsyncIterator[Scene]:
-    async with working(folder) as scene:
+async def begun(folder, sealed: int, manifest: RunManifest | None = None) -> AsyncIterator[Scene]:
+    async with working(folder, manifest) as scene:
         scene.wants(sealed)
         await wait_all_tasks_blocked()
         assert [start.clock.round for start in scene.trainer.starts] == [sealed + 1]
@@ -107,6 +115,30 @@ async def test_rounds_that_passed_without_the_trainer_do_not_hide_what_became_of
         await scene.contributes()
         (outcome,) = scene.trainer.outcomes
         assert (outcome.listed, outcome.is_resync, outcome.clock.round) == (listed, False, 7)
+
+
+@pytest.mark.parametrize(
+    ("sealed", "resync", "others"),
+    [(5, False, []), (6, False, [0]), (8, False, [0, 1]), (5, True, [0, 1]), (9, True, [0, 1])],
+)
+async def test_outcome_brings_the_anchors_of_all_fragments_that_went_on(
+    tmp_path, sealed, resync, others
+):
+    async with begun(tmp_path, 4, in_fragments()) as scene:
+        scene.wants(sealed, resync=resync, listed=not resync)
+        await scene.contributes(fragment=5 % 3)
+        (outcome,) = scene.trainer.outcomes
+        layout = scene.desk.store.layout
+        assert outcome.anchor_N.tolist() == [sealed] * layout.fragment_numels[2]
+        assert sorted(outcome.others) == others
+        for other, anchor_N in outcome.others.items():
+            assert anchor_N.tolist() == [sealed] * layout.fragment_numels[other]
+
+
+async def test_contribution_to_another_fragment_than_the_round_s_ends_the_node(tmp_path):
+    async with begun(tmp_path, 4, in_fragments()) as scene:
+        with pytest.raises(TrainerError, match="fragment 1"):
+            await scene.work._contribute(replace(LATE, fragment=1))
 
 
 async def test_listed_contribution_is_not_told_of_the_next_one(tmp_path):

@@ -61,13 +61,13 @@ class Scene:
         for peer in listed:
             wire_N = self.numbers[peer].contribution(index)
             layout, codec = self.store.layout, self.store._codec
-            spans = (layout.cell_range(0, cell) for cell in range(self.store.num_cells))
+            spans = (layout.cell_range(0, cell) for cell in range(self.store.layout.num_cells(0)))
             payloads = [codec.encode(wire_N[start:stop]) for start, stop in spans]
             root, _ = self.store.contribute(payloads)
             digest = self.commit(peer, index - 0.5, root, tokens=100, suspects=suspects)
             entries.append((ListEntry(peer, digest, 100), root))
         name = bytes([index]) * 32
-        self.store.reduce(name, entries, first=0, stop=self.store.num_cells)
+        self.store.reduce(name, entries, first=0, stop=self.store.layout.num_cells(0))
         root = self.store.apply(name, is_empty=False, round_index=index)
         self.store.adopt(name)
         value = replace(

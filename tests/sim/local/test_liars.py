@@ -34,11 +34,11 @@ def test_liar_contributes_what_its_attack_makes_and_everybody_would_take_it(name
     is_bent = False
     for _ in range(3):
         honest = store.encode(0.01 * luck.normal(size=numel).astype(np.float32))
-        sent = liar.contribution(honest, store)
+        sent = liar.contribution(honest, store, 0)
         root, norms = store.contribute(sent)
         assert len(root) == 32
         assert np.isfinite(norms).all()
-        assert NodeHooks().contribution(honest, store) is honest
+        assert NodeHooks().contribution(honest, store, 0) is honest
         is_bent |= list(sent) != list(honest)
     assert is_bent
     assert name in ATTACKS
@@ -48,7 +48,7 @@ def test_scaled_contribution_is_a_thousand_times_as_long_and_flipped(seed):
     store = store_of("none")
     own_N = np.random.default_rng(seed).normal(size=store.layout.fragment_numels[0])
     payloads = store.encode(own_N.astype(np.float32))
-    sent_N = store.decode(Liar("scale").contribution(payloads, store))
+    sent_N = store.decode(Liar("scale").contribution(payloads, store, 0))
     assert np.allclose(sent_N, -1000.0 * store.decode(payloads), rtol=1e-6)
 
 
