@@ -18,6 +18,7 @@ from node.durable.recovery import recover
 from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
 from node.peers.access import Access
+from node.peers.bent_links import BentLinks
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
@@ -135,7 +136,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         issued=IssuedTokens(folder),
     )
     core.may_sit, entries.access = access.may_sit, access
-    links = Links(
+    links_of = partial(BentLinks, hooks=node.hooks) if node.hooks.bends_frames else Links
+    node.hooks.began(node.signer)
+    links = links_of(
         transport=transport,
         directory=directory,
         signed=node.signed,
@@ -145,7 +148,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         access=access,
     )
     work = _trainer_work(node, folder, driver, model_file)
-    driver.connect(links, work)
+    driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
@@ -189,6 +192,7 @@ def _entry_exchange(node: Node, folder: Path, driver: Driver, parts: DriverParts
             addresses=parts.transport.addresses,
             checkpoint=lambda: parts.checkpoints.latest,
             first_round=parts.restart.chain[-1].value.round,
+            folder=folder,
             device=node.config.device,
             dials=not node.hooks.finds_nobody,
         )

@@ -17,6 +17,7 @@ def main() -> None:
         from node.commands import (  # noqa: F401 - they register
             credit,
             demo,
+            evidence,
             founding,
             inviting,
             looking,

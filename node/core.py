@@ -268,9 +268,10 @@ class NodeCore(CoreState):
             body = decode_body(message)
         except DecodeError as error:
             return [ev.Fault(source, f"malformed message: {error}")]
-        if slot.kind is Kind.SEAT and not self.may_sit(message.sender):
+        is_barred = message.sender in machine.convicted or not self.may_sit(message.sender)
+        if slot.kind is Kind.SEAT and is_barred:
             return []  # Also one that somebody else passes on, who may not know better.
-        if not is_signed(message, self._signer):
+        if not is_signed(message, self.signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory. Who
         # brought its own message has been heard.

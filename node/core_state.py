@@ -25,7 +25,7 @@ from protocol.messages import (
 )
 
 CHAIN_KEPT = 64
-"""Seals in memory, at most 34 KiB each; older ones are read from the journal when a peer asks."""
+"""Seals in memory, at most 36 KiB each; older ones are read from the journal when a peer asks."""
 
 
 class CoreState:
@@ -50,7 +50,7 @@ class CoreState:
             rare=config.rare,
         )
         self.chain = [genesis]
-        self._signer = signer
+        self.signer = signer
         self._me = signer.peer_id
         self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2, rare=config.rare)
         self.catchup = CatchUp(signer, config.trust, CellSizes.from_manifest(manifest), config.rare)

@@ -24,6 +24,7 @@ from node.state_transfer.fetch_events import FetchSteps as FetchSteps
 from node.state_transfer.fetch_events import StateFailed as StateFailed
 from node.state_transfer.fetch_events import StateReady as StateReady
 from node.state_transfer.fetch_events import StepFailed as StepFailed
+from protocol.evidence import Evidence
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId
 from protocol.messages import Body, SealCertificate, SignedMessage
@@ -92,6 +93,13 @@ class SuspicionsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Convicted:
+    """This evidence is held, and was checked here: its subjects are to be banned (R1)."""
+
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """This node did not run for so long that the others may have gone on without it (R3)."""
 
@@ -122,6 +130,7 @@ LocalRoundEvent = (
     | Applied
     | SeatChecked
     | SuspicionsChanged
+    | Convicted
     | Woke
     | StatusHeard
     | EndTimePassed
@@ -224,6 +233,13 @@ class Fault:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """A peer convicted itself: keep the evidence and tell it to all."""
+
+    evidence: Evidence
+
+
 RoundAction = (
     RecordSlot
     | RecordProof
@@ -240,6 +256,7 @@ RoundAction = (
     | FallBack
     | Resync
     | Fault
+    | Accuse
 )
 
 # Between a node's core and its edge --------------------------------------------------------------

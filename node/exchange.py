@@ -24,6 +24,7 @@ from node.durable.checkpoints import Checkpoints
 from node.durable.journal import Journal
 from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
+from node.peers.banning import Accuse, Banning
 from node.peers.links import Links
 from node.reporting.narrator import Narrator
 from node.reporting.trace_file import NodeTrace, untraced
@@ -85,6 +86,7 @@ class Driver:
         self._links: Links | None = None
         self._work: TrainerWork | None = None
         self._narrator = Narrator(parts.log)
+        self._banning = Banning(self.core, self._trace, parts.log)
         self._logged_round = parts.restart.chain[-1].value.round
         self._chain_readers: set[PeerId] = set()
         self._is_lost = parts.restart.is_lost
@@ -95,9 +97,9 @@ class Driver:
         self.was_finished = False
         """Whether the run had ended before this start of the node."""
 
-    def connect(self, links: Links, work: TrainerWork) -> None:
-        """Say where frames go and who trains."""
-        self._links, self._work = links, work
+    def connect(self, links: Links, work: TrainerWork, accuse: Accuse) -> None:
+        """Say where frames go, who trains, and who keeps and spreads evidence."""
+        self._links, self._work, self._accuse = links, work, accuse
 
     async def tell(self, event: CoreInput) -> None:
         """Queue an event; waits while the queue is full."""
@@ -130,8 +132,8 @@ class Driver:
                 if isinstance(event, ev.Fault):
                     self._fault(event)
                     continue
+                assert self._links is not None
                 if isinstance(event, ev.Linked | ev.Unlinked):
-                    assert self._links is not None
                     self._narrator.link(event, self._links.linked())
                 if isinstance(event, ev.StateReady) and not await self._take_state(event):
                     continue
@@ -141,10 +143,8 @@ class Driver:
                 await self._settle_loss()
                 self._changed.set()
                 self._changed = trio.Event()
-                self._narrator.phase(self.core.machine.view, self.bulk.parts_in_flight)
-                self._narrator.silence(self.core.machine)
-                self._narrator.quorum(self.core.machine.view)
-                self._narrator.catching_up(self.core.catchup)
+                self._narrator.look(self.core, self.bulk.parts_in_flight)
+                self._banning.look(event, self._links)
                 if isinstance(event, ev.StateReady):
                     self._go_on_from(event.certificate)
 
@@ -239,6 +239,8 @@ class Driver:
                 self._spawn(self.bulk.fetching.carry_out)
             case ev.Fault():
                 self._fault(action)
+            case ev.Accuse(evidence=evidence):
+                self._spawn(partial(self._accuse, evidence))
             case ev.Resync(reason=reason):
                 logger.warning("resync reason=%s", reason)
                 self._log.emit("resync", reason=reason)

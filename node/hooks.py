@@ -10,13 +10,24 @@ from numpy.typing import NDArray
 
 from node.cells.shard_store import Item, ShardStore, State
 from protocol.errors import ConfigError
-from protocol.frames import Bulk
+from protocol.frames import Bulk, Frame
+from protocol.identity import PeerId, Signer
 
 
 class NodeHooks:
     """Bends nothing."""
 
     name = ""
+    bends_frames = False
+    """Whether `sent_frame` is to be asked."""
+
+    def began(self, signer: Signer) -> None:
+        """The node has its key."""
+
+    def sent_frame(self, peer: PeerId, frame: Frame) -> Frame:
+        """A control frame on its way to a peer."""
+        del peer
+        return frame
 
     def sent_item(self, bulk: Bulk, item: Item) -> Item:
         """A cell on its way out, proof and all."""

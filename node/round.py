@@ -144,7 +144,9 @@ class RoundMachine(RoundSteps):
             case ev.SuspicionsChanged(suspects=suspects):
                 self._suspects = suspects
                 for view in self.standing.views:
-                    view.suspect(suspects)
+                    view.suspect(suspects, self.convicted)
+            case ev.Convicted(evidence=evidence):
+                self._convict(self.convicted | ({e.subject for e in evidence} - {self.view.me}))
             case ev.Woke():
                 self._silence.woke()
             case ev.StatusHeard(peer=peer, round=round_index):

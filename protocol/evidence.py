@@ -17,7 +17,8 @@ from protocol.entries import SignedHeader, Version, contradict
 from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
-from protocol.messages import SignedMessage, decode_message, is_signed
+from protocol.messages import SignedMessage
+from protocol.slots import FilledSlot
 from protocol.wire import Digest, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"
@@ -27,7 +28,7 @@ _Statement = Annotated[bytes, Size(1, limits.EVIDENCE_BYTES_MAX // 2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """`first` and `second` are encoded SignedHeaders or SignedMessages, in ascending order."""
+    """`first` and `second` are encoded SignedHeaders or FilledSlots, in ascending order."""
 
     version: Version
     run: Digest
@@ -90,14 +91,10 @@ def fork_evidence(first: SignedHeader, second: SignedHeader) -> Evidence:
     )
 
 
-def two_messages_evidence(first: SignedMessage, second: SignedMessage) -> Evidence | None:
-    """The proof that the sender of both filled one slot twice; None if it is too large to travel
-    by itself, and must be served as content."""
-    low, high = sorted((first.encoded, second.encoded))
-    if len(low) + len(high) > limits.EVIDENCE_BYTES_MAX - 128:
-        return None
-    if max(len(low), len(high)) > limits.EVIDENCE_BYTES_MAX // 2:
-        return None
+def two_messages_evidence(first: SignedMessage, second: SignedMessage) -> Evidence:
+    """The proof that the sender of both filled one slot twice. They must be two in one slot."""
+    assert (first.slot, first.sender) == (second.slot, second.sender)
+    low, high = sorted((encode(first.filled), encode(second.filled)))
     return Evidence(
         version=1,
         run=first.slot.run,
@@ -134,12 +131,12 @@ def _check_fork(evidence: Evidence, signer: Signer) -> None:
 
 
 def _check_messages(evidence: Evidence, signer: Signer) -> None:
-    messages = [decode_message(half)[0] for half in (evidence.first, evidence.second)]
-    for message in messages:
-        _check_whose(evidence, message.slot.run, message.sender)
-    if messages[0].slot != messages[1].slot or messages[0].digest == messages[1].digest:
+    halves = [decode(FilledSlot, half) for half in (evidence.first, evidence.second)]
+    for half in halves:
+        _check_whose(evidence, half.slot.run, half.sender)
+    if halves[0].slot != halves[1].slot or halves[0].body == halves[1].body:
         raise ProofError("two messages that may stand beside each other")
-    if not all(is_signed(message, signer) for message in messages):
+    if not all(half.is_signed(signer) for half in halves):
         raise ProofError("a message that its sender did not sign")
 
 

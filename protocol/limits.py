@@ -101,7 +101,7 @@ RESULT_ROUNDS_KEPT = 16
 joiner whose fetch takes ten rounds has time to begin with the first of the ten before it goes."""
 
 CHAIN_SEALS_PER_FRAME_MAX = 1
-"""A seal of 64 seats with its certificate takes 33 KiB: two fit no control frame."""
+"""A seal of 64 seats with its certificate takes 36 KiB: two fit no control frame."""
 
 BRANCH_ROUNDS_MAX = 256
 """Provisional seals behind a final one (R4): what a peer is sent at once, like a page of the chain.
@@ -161,8 +161,8 @@ own records are small: those of 10,000 take about 15 MiB."""
 
 EVIDENCE_MAX = 4096
 EVIDENCE_BYTES_MAX = 4 * KIB
-"""Evidence that is held, and its size: a fork takes some 700 bytes, two VOTEs or SEALs as much.
-What is larger (two COMMITs) is content, which an entry names."""
+"""Evidence that is held, and its size: a fork takes some 700 bytes, two messages as much, whatever
+is in them: of their bodies it has the digests."""
 
 EVIDENCE_PROOF_BYTES_MAX = MIB + 256 * KIB
 """A proof that is fetched as content: a leaf of 16 KiB with its path, of every cell of a slice."""

@@ -9,17 +9,18 @@ from blake3 import blake3
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, Signer
+from protocol.slots import FilledSlot as FilledSlot
 from protocol.slots import Kind as Kind
+from protocol.slots import Peer as Peer
 from protocol.slots import Round as Round
 from protocol.slots import Slot as Slot
+from protocol.slots import body_digest, message_preimage
+from protocol.slots import list_digest as list_digest
 from protocol.slots import slice_subject as slice_subject
 from protocol.wire import Digest, Range, Signature, Size, decode, encode
 
-_MESSAGE_DOMAIN = b"barnraise/message/1"
-_LIST_DOMAIN = b"barnraise/list/1"
 _SEAL_DOMAIN = b"barnraise/seal/1"
 
-Peer = Annotated[PeerId, Size(32, 32)]
 Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
 Cell = Annotated[int, Range(0, limits.CELLS_MAX)]
 Nested = Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
@@ -45,6 +46,12 @@ class SignedMessage:
     def encoded(self) -> bytes:
         """The canonical bytes, made once."""
         return encode(self)
+
+    @property
+    def filled(self) -> FilledSlot:
+        """The same with the body's digest in place of the body: half of a proof."""
+        body = body_digest(self.body)
+        return FilledSlot(slot=self.slot, sender=self.sender, body=body, signature=self.signature)
 
     @cached_property
     def _content(self) -> "Body":
@@ -74,7 +81,8 @@ class Commit:
 
     `root` is over the cell roots of the encoded fragment; `base` names the seal whose anchor it is
     relative to; `seal` is the sender's own SEAL of round r - L, or empty. `is_past_end` says that
-    by the sender's clock the date is past at which the manifest stops the run. `seen` has a byte
+    by the sender's clock the date is past at which the manifest stops the run. `bans` are members
+    against whom it holds evidence that proves itself (R1). `seen` has a byte
     for each member of the roster: 0 for one to which the sender has no link, 1 for one of no known
     rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody.
     """
@@ -93,7 +101,7 @@ class Commit:
     joins: Peers
     suspects: Peers
     gone: Peers
-    bans: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
+    bans: Peers
     is_past_end: bool
     seen: Annotated[bytes, Size(0, limits.SEATS_MAX)] = b""
 
@@ -212,8 +220,7 @@ _BODIES: dict[Kind, type[Body]] = {
 
 
 def _preimage(slot: Slot, sender: PeerId, body: bytes) -> bytes:
-    head = encode(slot)
-    return _MESSAGE_DOMAIN + len(head).to_bytes(4, "big") + head + sender + body
+    return message_preimage(slot, sender, body_digest(body))
 
 
 def sign_message(signer: Signer, slot: Slot, body: Body) -> SignedMessage:
@@ -290,11 +297,13 @@ class SeatRecord:
 class Roster:
     """Who takes part in the rounds that a seal names: seats by ascending peer id.
 
-    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first.
+    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first; `banned`
+    the last of those who lost their seats to evidence, in that order: they get none again.
     """
 
     seats: Annotated[tuple[SeatRecord, ...], Size(1, limits.SEATS_MAX)]
     window: Annotated[tuple[Round, ...], Size(0, limits.SEAL_WINDOW)]
+    banned: Peers = ()
 
     def __post_init__(self) -> None:
         peers = [seat.peer for seat in self.seats]
@@ -385,16 +394,3 @@ class SealCertificate:
 
     value: SealValue
     seals: Certificate
-
-
-def list_digest(
-    basis: bytes,
-    shard: int,
-    round_index: int,
-    commits: tuple[bytes, ...],
-    drifts: tuple[bytes, ...],
-) -> bytes:
-    """Names a LIST by what it lists, never by who proposed it in which attempt."""
-    head = basis + shard.to_bytes(4, "big") + round_index.to_bytes(8, "big")
-    counts = len(commits).to_bytes(4, "big") + len(drifts).to_bytes(4, "big")
-    return blake3(_LIST_DOMAIN + head + counts + b"".join(commits) + b"".join(drifts)).digest()

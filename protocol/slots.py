@@ -12,10 +12,14 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol import limits
-from protocol.wire import Digest, DigestOrEmpty, Range
+from protocol.identity import PeerId, Signer
+from protocol.wire import Digest, DigestOrEmpty, Range, Signature, Size, encode
 
 _SLICE_DOMAIN = b"barnraise/slice/1"
+_LIST_DOMAIN = b"barnraise/list/1"
+_MESSAGE_DOMAIN = b"barnraise/message/1"
 
+Peer = Annotated[PeerId, Size(32, 32)]
 Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
 
 
@@ -74,3 +78,45 @@ def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
     return blake3(
         _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
     ).digest()
+
+
+def list_digest(
+    basis: bytes,
+    shard: int,
+    round_index: int,
+    commits: tuple[bytes, ...],
+    drifts: tuple[bytes, ...],
+) -> bytes:
+    """Names a LIST by what it lists, never by who proposed it in which attempt."""
+    head = basis + shard.to_bytes(4, "big") + round_index.to_bytes(8, "big")
+    counts = len(commits).to_bytes(4, "big") + len(drifts).to_bytes(4, "big")
+    return blake3(_LIST_DOMAIN + head + counts + b"".join(commits) + b"".join(drifts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledSlot:
+    """What a signed message proves without its body: who filled which slot, and with what.
+
+    `body` is the digest of the encoded body. A COMMIT has up to 40 KiB, this some 300 bytes.
+    """
+
+    slot: Slot
+    sender: Peer
+    body: Digest
+    signature: Signature
+
+    def is_signed(self, signer: Signer) -> bool:
+        """Whether the sender signed it."""
+        preimage = message_preimage(self.slot, self.sender, self.body)
+        return signer.verify(self.sender, preimage, self.signature)
+
+
+def body_digest(body: bytes) -> bytes:
+    """What a message's signature covers of its encoded body."""
+    return blake3(body).digest()
+
+
+def message_preimage(slot: Slot, sender: PeerId, body: bytes) -> bytes:
+    """What the signature of a message is over, and its digest of; `body` is the body's digest."""
+    head = encode(slot)
+    return _MESSAGE_DOMAIN + len(head).to_bytes(4, "big") + head + sender + body

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-from protocol.errors import ConfigError
 from sim.bench import commands as bench_commands
 from sim.local import commands as local_commands
 
@@ -60,12 +59,7 @@ def run_scenario(
     """Run one scenario once, and tell what happened and what was kept."""
     from sim.trials import playing
 
-    if attack is not None:
-        raise ConfigError(
-            "--attack: no node of this simulator lies yet; leave the option out, faults come from"
-            " the scenario"
-        )
-    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
+    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds, attack=attack)
     with playing.record_writer(trace) as tracer:
         play = playing.play(found, seed, tracer=tracer)
     playing.show(play, with_timeline=timeline, to_stderr=json)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
@@ -26,6 +27,10 @@ from protocol.messages import SealCertificate
 from sim.files import Fate, SimFiles
 from training.durable import WRITING, Bytes, make_folder_durably, replace_durably
 from training.state import CHECKPOINTS_KEPT, checkpoint_name
+
+if TYPE_CHECKING:
+    from protocol.evidence import Evidence
+    from protocol.identity import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +75,8 @@ class Disk:
 
     def __init__(self, stream: random.Random, spec: DiskSpec | None = None) -> None:
         self.is_full = False
+        self.evidence: dict[PeerId, Evidence] = {}
+        """Of the replicated state, what convicts somebody; a file of its own in a real node."""
         self._stream = stream
         self._spec = spec or DiskSpec()
         self._files = SimFiles(stream, before=self._before)
@@ -154,6 +161,7 @@ class Disk:
     def forget(self) -> None:
         """A new disk, with nothing on it; the node will know that there was another."""
         self._files = SimFiles(self._stream, before=self._before)
+        self.evidence = {}
         self._journal, self._begun, self._is_wiped = None, None, True
 
     def image(self) -> Mapping[str, bytes | None]:

@@ -22,7 +22,9 @@ from node.state_transfer.gathered import Gathered
 from node.state_transfer.served import Served
 from protocol import limits
 from protocol.frames import Chain, Frame
+from protocol.gossip import Entries
 from protocol.identity import PeerId
+from sim.convicting import Convicting
 from sim.nodes import Around, NodeParts, Session, SimNode, Transfer, Wire
 from sim.sessions import GONE_S, send_frame
 from sim.storing import Computed as Computed
@@ -48,6 +50,9 @@ class Edge(Storing):
         self.work = SimWork(world, self)
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
+        self.hooks = world.settings.liars.get(self.peer) or self.hooks
+        self.hooks.began(parts.core.signer)
+        self.convicting = Convicting(world, self, self.strikes)
         self._logged_round, self._is_lost = 0, False
         self._chain_readers: set[PeerId] = set()
         self._wake_s, self._wake_own_s = inf, inf
@@ -80,6 +85,7 @@ class Edge(Storing):
             self.anchors[head.value.round] = self.store.state.anchor_N.tobytes()
             self._offer(head)
         self.carry_out(self.core.start(self.own_s, restart))
+        self.convicting.begin()
         if self.is_alive:
             self._was_finished = self.core.is_finished
             self._after(self.own_s)
@@ -102,6 +108,8 @@ class Edge(Storing):
             self.disk.journal.forgive_loss()
         if self.transfers.waiting:
             self.transfers.look_again()
+        if self.core.machine.head.roster.banned:
+            self.convicting.look()
         self.world.ask(self, None)
         if self._lingers_s and self.is_alive:
             self._linger()
@@ -135,6 +143,7 @@ class Edge(Storing):
         """See SimNode."""
         self.wires[wire.to.peer] = wire
         self.tell(ev.Linked(wire.to.peer))
+        self.convicting.linked(wire.to.peer)
 
     def unlinked(self, session: Session) -> None:
         """See SimNode."""
@@ -171,7 +180,10 @@ class Edge(Storing):
         """See SimNode. Nothing that was sent on an earlier link arrives on this one."""
         own = self.wires.get(event.peer)
         if own is not None and own.session is wire.session and not wire.direction.is_blocked:
-            self.tell(event)
+            if isinstance(event.frame, Entries):
+                self.convicting.heard(event.peer, event.frame)
+            else:
+                self.tell(event)
 
     def cells_came(self, transfer: Transfer, num_here: int) -> None:
         """See SimNode."""
@@ -229,6 +241,8 @@ class Edge(Storing):
                 world.push(world.now_s, self, self.transfers.order, action)
             case ev.Fault(peer=peer, reason=reason):
                 world.accuse(self, peer, reason)
+            case ev.Accuse(evidence=evidence):
+                self.convicting.found(evidence)
             case ev.Resync(reason=reason):
                 world.emit(Diverged(at_s=world.now_s, peer=self.peer, reason=reason))
             case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():

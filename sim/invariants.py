@@ -87,7 +87,7 @@ class Invariants:
                 may_skip=known.may_skip,
             ),
             Equality(self.history),
-            Accounting(self.history, manifest, skew_s=known.skew_s),
+            Accounting(self.history, manifest, skew_s=known.skew_s, suspects=known.bent),
             Accusations(self.history, known.bent),
             Usage(self.history),
             self.leaks,

@@ -14,6 +14,7 @@ from blake3 import blake3
 from node import events as ev
 from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
+from node.hooks import NodeHooks
 from node.reporting.tracing import Record
 from node.rules.restart import Restart
 from node.state_transfer.gathered import Gathered
@@ -41,7 +42,7 @@ class WorldSettings:
     (`sim.text_model`). `linger_s` is how long a node serves its peers after the last round; if it
     is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives joiners
     of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in
-    a run that is old already: open runs admit few voters in sixteen rounds.
+    a run that is old already: open runs admit few voters in sixteen rounds. `liars` are bent.
     """
 
     is_signing_for_real: bool = False
@@ -52,6 +53,7 @@ class WorldSettings:
     state_bytes_per_s: float = 0.0
     disk: DiskSpec = field(default_factory=DiskSpec)
     seated: tuple[PeerId, ...] = ()
+    liars: Mapping[PeerId, NodeHooks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rare <= 1.0:
@@ -90,6 +92,7 @@ class SimNode(ABC):
         self.trainer, self.disk = parts.trainer, parts.disk
         self.device, self.clock = parts.device, parts.clock
         self.is_alive = True
+        self.hooks = NodeHooks()
         self.sums_wrongly = False
         self.lies_in_gram = False
         """Of that alone: whoever sums wrongly lies in both."""
@@ -99,6 +102,11 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether it lies, or its machine is broken."""
+        return self.sums_wrongly or bool(self.hooks.name)
 
     @property
     def is_frozen(self) -> bool:

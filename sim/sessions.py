@@ -164,6 +164,14 @@ def send_frame(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Fra
 
     Silently nothing to a peer that is gone: its end is under way as an event.
     """
+    if node.hooks.bends_frames:
+        for peer in peers:
+            _send(world, node, (peer,), node.hooks.sent_frame(peer, frame))
+    else:
+        _send(world, node, peers, frame)
+
+
+def _send(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Frame) -> None:
     wires, push, now_s = node.wires, world.push, world.now_s
     heard = decode_frame(encode_frame(frame)) if world.settings.is_encoding else frame
     event = ev.FrameArrived(node.peer, heard)
@@ -173,7 +181,7 @@ def send_frame(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Fra
             continue
         direction, to = wire.direction, wire.to
         if direction.held is not None:
-            direction.held.append(partial(send_frame, world, node, (peer,), frame))
+            direction.held.append(partial(_send, world, node, (peer,), frame))
         elif direction.is_blocked:
             pass
         elif direction.is_plain:

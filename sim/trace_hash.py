@@ -10,6 +10,7 @@ from node.reporting.tracing import (
     Advanced,
     Began,
     Confirmed,
+    Convicted,
     FellBack,
     Record,
     Signed,
@@ -61,5 +62,7 @@ def _told(record: Record) -> bytes:
             return final.value.digest + lost.value.digest
         case Accused(of=of, reason=reason):
             return of + reason.encode()
+        case Convicted(evidence=evidence):
+            return evidence.entry_id
         case _:
             return str(getattr(record, "reason", "")).encode()

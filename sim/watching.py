@@ -51,7 +51,7 @@ class Checks:
     def saw(self, record: Record) -> None:
         """A tracer of the world."""
         self._record = record
-        if self._world.nodes[record.peer].sums_wrongly:
+        if self._world.nodes[record.peer].is_bent:
             self.records.bend(record.peer)
         self.records.saw(record)
         self._own_rounds.saw(record)
@@ -72,7 +72,7 @@ class Checks:
 
     def looked(self, node: SimNode) -> None:
         """A node is through with an event."""
-        if node.sums_wrongly:
+        if node.is_bent:
             self.records.bend(node.peer)  # It may have summed, and be mute: then it signs nothing.
         if self._unseen and self._unseen.get(node.peer) is node:
             del self._unseen[node.peer]

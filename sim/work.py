@@ -115,7 +115,8 @@ class SimWork:
         if node.core.machine.standing.top.basis == basis:
             self._fates.contributed(basis)
             fragment = node.store.layout.fragment_of(self.round)
-            root, norms = node.store.contribute(encoded.payloads, fragment=fragment)
+            payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)
+            root, norms = node.store.contribute(payloads, fragment=fragment)
             inner = world.manifest.inner
             samples = inner.inner_steps * inner.batch
             node.tell(

@@ -9,7 +9,7 @@ what the driver sends is queued per peer, and a peer that does not drain its que
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
+from node.peers.retrying import Retry
 from node.peers.strikes import Strikes
 from protocol import limits
 from protocol.errors import (
@@ -55,8 +56,6 @@ YIELD_S = 1.5
 """The peer with the higher id leaves the lower one so long to open the control stream; it may not
 have found us yet."""
 
-RETRY_S_MAX = 60.0
-
 WRITE_S = 30.0
 """A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
 a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
@@ -74,14 +73,6 @@ Tell = Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Retry:
-    """When a peer that could not be reached, or refused us, is tried again."""
-
-    due_s: float = 0.0
-    delay_s: float = 1.0
-
-
-@dataclass(slots=True)
 class Links:
     """The control streams of one node. `run` owns all tasks."""
 
@@ -96,7 +87,7 @@ class Links:
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
     _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
-    _retries: dict[PeerId, _Retry] = field(default_factory=dict)
+    _retries: dict[PeerId, Retry] = field(default_factory=dict)
     _known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
@@ -158,11 +149,19 @@ class Links:
         pause_s = self._strikes.strike(peer, trio.current_time())
         if pause_s:
             logger.warning("peer paused peer=%s pause_s=%.0f", short_id(peer), pause_s)
-            # Not by its queue: a writer that waits for the peer to read would not see it close.
-            if peer in self._scopes:
-                self._scopes[peer].cancel()
-            elif peer in self._queues:
-                self._queues.pop(peer).close()
+            self._cut(peer)
+
+    def ban(self, banned: Collection[PeerId]) -> None:
+        """Those whom the last seal bans have no link, and get none."""
+        for peer in self._strikes.ban(banned):
+            self._cut(peer)
+
+    def _cut(self, peer: PeerId) -> None:
+        # Not by its queue: a writer that waits for the peer to read would not see it close.
+        if peer in self._scopes:
+            self._scopes[peer].cancel()
+        elif peer in self._queues:
+            self._queues.pop(peer).close()
 
     def _is_paused(self, peer: PeerId) -> bool:
         return self._strikes.is_paused(peer, trio.current_time())
@@ -223,7 +222,7 @@ class Links:
         connected = set(self.transport.connected())
         idle = [peer for peer in self._known if peer not in connected]
         hopeless = max(
-            idle or self._known, key=lambda peer: self._retries.get(peer, _Retry()).delay_s
+            idle or self._known, key=lambda peer: self._retries.get(peer, Retry()).delay_s
         )
         del self._known[hopeless]
         self._refusals.pop(hopeless, None)
@@ -234,15 +233,10 @@ class Links:
         connected = set(self.transport.connected())
         for peer, addresses in self._known.items():
             is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
-            retry = self._retries.setdefault(peer, _Retry())
+            retry = self._retries.setdefault(peer, Retry())
             if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
-                self._postpone(peer)
+                self._retries.setdefault(peer, Retry()).postpone(trio.current_time())
                 nursery.start_soon(self._dial, peer, addresses)
-
-    def _postpone(self, peer: PeerId) -> None:
-        retry = self._retries.setdefault(peer, _Retry())
-        retry.due_s = trio.current_time() + retry.delay_s
-        retry.delay_s = min(2 * retry.delay_s, RETRY_S_MAX)
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         try:

@@ -4,6 +4,7 @@ Pure. A pause is this node's own business: nobody is told, and nothing is proven
 bans are something else.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from protocol.identity import PeerId
@@ -40,6 +41,13 @@ class Strikes:
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
+        self._banned: frozenset[PeerId] = frozenset()
+
+    def ban(self, banned: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """Those whom the last seal bans are left alone for good; whom of them it is news of."""
+        new = tuple(sorted(set(banned) - self._banned))
+        self._banned = frozenset(banned)
+        return new
 
     def strike(self, peer: PeerId, now_s: float) -> float:
         """Count a strike; how long the pause is that begins with it, 0 if none does.
@@ -65,6 +73,8 @@ class Strikes:
 
     def is_paused(self, peer: PeerId, now_s: float) -> bool:
         """Whether a peer is to be left alone now."""
+        if peer in self._banned:
+            return True
         record = self._records.get(peer)
         return record is not None and now_s < record.paused_until_s
 

@@ -6,6 +6,7 @@ from math import inf
 import trio
 
 from node import events as ev
+from node.core import NodeCore
 from node.round import RoundMachine
 from node.rules.round_view import RoundView
 from node.state_transfer.catchup import CatchUp, Progress
@@ -111,6 +112,14 @@ class Narrator:
         final, lost = action.final.value.round, action.lost.value.round
         logger.warning("branch given up rounds=%d from=%d", lost - final, final + 1)
         self._log.emit("branch_lost", round=final, rounds=lost - final)
+
+    def look(self, core: NodeCore, parts_in_flight: int) -> None:
+        """After every event: what the node is at, and waits for."""
+        machine = core.machine
+        self.phase(machine.view, parts_in_flight)
+        self.silence(machine)
+        self.quorum(machine.view)
+        self.catching_up(core.catchup)
 
     def fault(self, fault: ev.Fault) -> None:
         """A peer broke the protocol."""

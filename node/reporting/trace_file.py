@@ -21,6 +21,7 @@ from node.reporting.tracing import (
     Advanced,
     Began,
     Confirmed,
+    Convicted,
     Diverged,
     Ended,
     FellBack,
@@ -36,6 +37,7 @@ from node.rules.restart import Restart
 from node.status.snapshot import num_descriptors, rss_bytes
 from protocol.clock import WallClock
 from protocol.errors import DecodeError
+from protocol.evidence import Evidence
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SignedMessage
 
@@ -233,6 +235,10 @@ class NodeTrace:
         """See Accused."""
         text = reason[:REASON_CHARACTERS_MAX]
         self._tell(Accused(at_s=self._now_s(), peer=self._peer, of=of, reason=text))
+
+    def convicted(self, evidence: Evidence) -> None:
+        """See Convicted."""
+        self._tell(Convicted(at_s=self._now_s(), peer=self._peer, evidence=evidence))
 
     def diverged(self, reason: str) -> None:
         """See Diverged."""

@@ -15,6 +15,7 @@ from typing import get_args
 
 from protocol import limits
 from protocol.errors import DecodeError
+from protocol.evidence import Evidence
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SignedMessage, decode_message
 from protocol.wire import decode, encode
@@ -117,6 +118,15 @@ class Accused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convicted:
+    """The node holds this evidence, which it has checked: its subject is to be banned."""
+
+    at_s: float
+    peer: PeerId
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diverged:
     """The node found that its state is not what the swarm sealed."""
 
@@ -155,6 +165,7 @@ Record = (
     | FellBack
     | Synced
     | Accused
+    | Convicted
     | Diverged
     | Used
     | Ended
@@ -195,6 +206,8 @@ def _plain(value: object) -> object:
     match value:
         case SignedMessage():
             return base64.b64encode(value.encoded).decode()
+        case Evidence():
+            return base64.b64encode(value.encoded).decode()
         case SealCertificate():
             return base64.b64encode(encode(value)).decode()
         case bytes() if len(value) == 32:
@@ -211,6 +224,8 @@ def _read(kind: object, plain: object, name: str) -> object:
         return _hex(plain, name)
     if kind is SignedMessage and isinstance(plain, str):
         return decode_message(_base64(plain, name))[0]
+    if kind is Evidence and isinstance(plain, str):
+        return decode(Evidence, _base64(plain, name), max_bytes=limits.EVIDENCE_BYTES_MAX)
     if kind is SealCertificate and isinstance(plain, str):
         data = _base64(plain, name)
         return decode(SealCertificate, data, max_bytes=limits.CONTROL_FRAME_BYTES_MAX)

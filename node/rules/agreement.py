@@ -176,6 +176,7 @@ class Seen:
 def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
+    banned = view.convicted & members
     return Commit(
         root=mine.root,
         cell_norms=mine.cell_norms,
@@ -187,9 +188,9 @@ def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
         residual_after=mine.residual_after,
         seal=view.own_seal,
         joins=tuple(sorted(view.proven_seats - members)[: limits.SEATS_MAX]),
-        suspects=tuple(sorted((seen.suspects & members) - {view.me})),
+        suspects=tuple(sorted((seen.suspects & members) - banned - {view.me})),
         gone=tuple(sorted(seen.left & members)),
-        bans=(),
+        bans=tuple(sorted(banned)),
         is_past_end=seen.is_past_end,
         seen=seen.rates.report(view.members, view.me),
     )

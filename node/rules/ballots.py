@@ -1,6 +1,8 @@
 """The signed messages of one round, by slot; what they certify and what they seal.
 
-One message per slot and sender: a second, different one convicts its sender and is not counted.
+One message per slot and sender counts. A second, different one convicts its sender: it is kept, so
+that everybody comes to have both, and a COMMIT so that a LIST which names it can be read. A third
+is not.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -64,6 +66,7 @@ class Ballots:
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
     _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
+    _twice: set[tuple[Place, PeerId]] = field(default_factory=set)
     _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
     _commit_of: dict[bytes, tuple[PeerId, Commit]] = field(default_factory=dict)
     _lists: dict[bytes, List] = field(default_factory=dict)
@@ -92,18 +95,31 @@ class Ballots:
         place = (slot.kind, slot.attempt, slot.subject)
         there = self._slots.get(place)
         if there is not None and message.sender in there:
+            if (place, message.sender) not in self._twice:
+                self._twice.add((place, message.sender))
+                self._keep(entry)
+                if isinstance(entry.body, Commit):
+                    self._commit_of[message.digest] = (message.sender, entry.body)
             return "conflict"
         if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
             return "full"
         if there is None:
             there = self._slots[place] = {}
         there[message.sender] = entry
-        digest = message.digest
-        self._by_digest[digest] = entry
-        self._by_id[digest[:MESSAGE_ID_BYTES]] = message
-        self._ids = None
+        self._keep(entry)
         self._index(message, entry.body)
         return "new"
+
+    def _keep(self, entry: Entry) -> None:
+        digest = entry.message.digest
+        self._by_digest[digest] = entry
+        self._by_id[digest[:MESSAGE_ID_BYTES]] = entry.message
+        self._ids = None
+
+    def counted(self, message: SignedMessage) -> SignedMessage:
+        """What its sender said first, as far as this node knows, in the slot of that message."""
+        slot = message.slot
+        return self._slots[slot.kind, slot.attempt, slot.subject][message.sender].message
 
     def _index(self, message: SignedMessage, body: Body) -> None:
         """Count what is filed, so that no question has to look at all messages again."""

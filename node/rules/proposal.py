@@ -98,7 +98,7 @@ def _already_summed(view: RoundView) -> List | None:
 
 
 def complete_senders(view: RoundView) -> set[PeerId]:
-    """Senders whose every cell is held by a reducer that says so in this attempt.
+    """Senders whose every cell is held by a reducer that says so in this attempt; none convicted.
 
     In open runs by two besides the sender, or by all others in reach where there are not so many:
     of the only copy, the word of whoever has it would be all that one has.
@@ -120,7 +120,7 @@ def complete_senders(view: RoundView) -> set[PeerId]:
                     again = more & by_so_many[cell]
                     by_so_many[cell] |= more
                     more = again
-    committed = {sender for sender, _, _ in view.commits()}
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
     copies = max(1, min(view.copies, len(view.expected) - 1))
     return committed.intersection(*held[copies - 1])
 

@@ -211,8 +211,9 @@ def next_roster(
     if not listed:
         return roster
     present = {entry.sender: entry for entry in listed}
+    banned = _banned(roster, listed, trust=trust)
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
-    dropped = _suspected(listed) | _gone(listed)
+    dropped = _suspected(listed) | _gone(listed) | set(banned)
     seats = {}
     for seat in roster.seats:
         is_listed = seat.peer in present
@@ -226,11 +227,28 @@ def next_roster(
     seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in listed])
     # Room for the voters too: where nobody else would vote, they keep their seats.
     taken = len(seats.keys() | set(voters(roster)))
-    for peer in _joiners(roster, listed, trust=trust)[: limits.SEATS_MAX - taken]:
+    joiners = [p for p in _joiners(roster, listed, trust=trust) if p not in banned]
+    for peer in joiners[: limits.SEATS_MAX - taken]:
         seats[peer] = SeatRecord(peer=peer, seated=round_index, voter_since=-1, proved=-1, absent=0)
-    if not seats:
-        return replace(roster, window=window)
-    return _with_voters(roster, seats, window, round_index, trust=trust)
+    left = tuple(seat for seat in roster.seats if seat.peer not in banned)
+    if not (seats and left):
+        return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
+    following = _with_voters(replace(roster, seats=left), seats, window, round_index, trust=trust)
+    return replace(following, banned=banned)
+
+
+def _banned(roster: Roster, listed: Sequence[Listed], *, trust: str) -> tuple[PeerId, ...]:
+    """Those banned before, and those whom more listed voters than may lie hold evidence against.
+
+    The last ones only: whoever is banned beyond that is known by the evidence alone.
+    """
+    counts: dict[PeerId, int] = {}
+    for entry in listed:
+        for peer in set(entry.commit.bans) if entry.sender in roster.voter_set else ():
+            counts[peer] = counts.get(peer, 0) + 1
+    needed = liars(len(roster.voters), trust) + 1
+    new = {peer for peer, count in counts.items() if count >= needed and peer in roster.member_set}
+    return (*roster.banned, *sorted(new - set(roster.banned)))[-limits.SEATS_MAX :]
 
 
 def _gone(listed: Sequence[Listed]) -> set[PeerId]:

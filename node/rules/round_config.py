@@ -17,7 +17,8 @@ class RoundConfig:
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
-    `rare` says when a simulated node takes a rare branch.
+    `rare` says when a simulated node takes a rare branch; `without` are defences that a test
+    switches off, to see what an attack does there: "bans".
     """
 
     trust: str
@@ -30,6 +31,7 @@ class RoundConfig:
     wait_seats: int = 0
     wait_seats_s: float = 12.0
     uses_gram: bool = False
+    without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
 
     @property

@@ -15,6 +15,7 @@ from node.rules.round_view import RoundConfig, RoundView
 from node.rules.silence import Silence
 from node.rules.standing import Standing
 from protocol import limits
+from protocol.evidence import two_messages_evidence
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Body,
@@ -43,6 +44,8 @@ class RoundState:
             floor_s=config.deadline_floor_s, cap_s=config.deadline_cap_s, rare=config.rare
         )
         self._suspects: frozenset[PeerId] = frozenset()
+        self.convicted: frozenset[PeerId] = frozenset()
+        """Those against whom this node holds evidence."""
         self._left: set[PeerId] = set()
         self._silence = Silence()
         self.rates = Rates()
@@ -131,7 +134,7 @@ class RoundState:
             return [ev.Fault(message.sender, wrong)]
         filed = view.ballots.add(entry)
         if filed == "conflict":
-            return [ev.Fault(message.sender, f"two different {slot.kind.name} in one slot")]
+            return self._contradicted(view, message)
         if filed != "new":
             return []
         if slot.kind is Kind.LEAVE:
@@ -144,6 +147,23 @@ class RoundState:
         if isinstance(entry.body, Seat):
             return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
         return []
+
+    def _contradicted(self, view: RoundView, message: SignedMessage) -> list[ev.RoundAction]:
+        """Two different messages in one slot: the evidence, once per peer."""
+        sender = message.sender
+        if sender == view.me or sender in self.convicted:
+            return []  # Of oneself the others will say it: this key is used twice, or forgot.
+        fault = ev.Fault(sender, f"two different {message.slot.kind.name} in one slot")
+        if "bans" in self.config.without:
+            return [fault]
+        self._convict(self.convicted | {sender})
+        return [ev.Accuse(two_messages_evidence(view.ballots.counted(message), message)), fault]
+
+    def _convict(self, convicted: frozenset[PeerId]) -> None:
+        self.convicted = convicted
+        for view in self.standing.views:
+            view.suspect(self._suspects, convicted)
+        self._agenda.disturb()
 
     def _keep_early(self, entry: Entry) -> None:
         """What may be of a round whose seal is not here yet."""
@@ -194,6 +214,7 @@ class RoundState:
             trust=self.config.trust,
             started_s=now_s,
             suspects=self._suspects,
+            convicted=self.convicted,
             final=final,
             may_branch=self.config.may_branch,
             draw=self.config.rare,

@@ -69,7 +69,7 @@ class RoundSteps(RoundState):
         self.standing.adopt(certificate, lambda link: self._new_view(link, link.value, now_s))
         self.view = self.standing.base
         self.view.own_seal = own_seal_of
-        self.view.suspect(self._suspects)
+        self.view.suspect(self._suspects, self.convicted)
         self._left &= set(value.roster.members)
         self._forget_restart()
         yield ev.Adopt(certificate, was_listed, view.is_doubtful(value))
@@ -128,7 +128,7 @@ class RoundSteps(RoundState):
             view.parts.clear()  # They are not kept; those of the round that is final next are.
         self.view = self.standing.top
         self.view.own_seal = own
-        self.view.suspect(self._suspects)
+        self.view.suspect(self._suspects, self.convicted)
         kept = frozenset(commit.root for _, _, commit in self.standing.base.commits())
         yield ev.Advance(link, was_listed, kept, view.is_doubtful(value))
         yield from self._hear_early(view, now_s)

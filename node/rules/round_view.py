@@ -56,6 +56,8 @@ class RoundView(Asking):
     `copies` is how many members sum each slice. `agreed` has the result roots that are believed in
     open runs, by LIST and first cell of the slice; `grams` the same of partial Gram matrices, which
     there are if the run `uses_gram`; `measured` says of how many slices, and since when.
+    `convicted` are peers against whom there is evidence: they count as suspected, and a closer
+    lists none of them.
     """
 
     me: PeerId
@@ -96,6 +98,7 @@ class RoundView(Asking):
     agreed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     grams: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     measured: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    convicted: frozenset[PeerId] = frozenset()
     copies: int = field(init=False)
     members: tuple[PeerId, ...] = field(init=False)
     member_set: frozenset[PeerId] = field(init=False)
@@ -114,7 +117,7 @@ class RoundView(Asking):
         self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
         self.electorate = rosters.voters(self.head.roster)
         self.is_member = self.me in self.member_set
-        self.suspect(self.suspects)
+        self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(
             self.basis, self.head.shard, self.index, self.head.roster, self.trust
         )
@@ -160,10 +163,12 @@ class RoundView(Asking):
             self._drawn[key] = self.draw(name)
         return self._drawn[key]
 
-    def suspect(self, suspects: frozenset[PeerId]) -> None:
-        """Take over whom this node suspects; it never suspects itself."""
-        self.suspects = suspects
-        self.expected = self.member_set - (suspects - {self.me})
+    def suspect(
+        self, suspects: frozenset[PeerId], convicted: frozenset[PeerId] = frozenset()
+    ) -> None:
+        """Take over whom this node suspects, and who is convicted; it never suspects itself."""
+        self.convicted, self.suspects = convicted, suspects | convicted
+        self.expected = self.member_set - (self.suspects - {self.me})
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""

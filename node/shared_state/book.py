@@ -23,6 +23,7 @@ from node.shared_state.room import Rank, Room
 from protocol.entries import Entry, decode_entry
 from protocol.entry_kinds import (
     RULES,
+    Accusation,
     EntryBody,
     EntryKind,
     HasCheckpoint,
@@ -79,6 +80,7 @@ class SharedState:
         self._members: frozenset[PeerId] = frozenset()
         self._by_id: dict[bytes, Held | Evidence] = {}
         self._chains = Chains()
+        self._banning: list[Evidence] = []
         self._convictions = Convictions(self._is_member)
         self._rooms = {kind: Room(RULES[kind].total, self._is_member) for kind in EntryKind}
         self._buckets = Buckets()
@@ -228,6 +230,14 @@ class SharedState:
         """All that is proven, by ascending peer."""
         return self._convictions.all
 
+    def take_banning(self) -> tuple[Evidence, ...]:
+        """What came since the last call and bans its subject from the rounds (R1).
+
+        A fork of entries does not: its writer's entries count no more, which is all that they do.
+        """
+        taken, self._banning = self._banning, []
+        return tuple(taken)
+
     def __len__(self) -> int:
         """Number of entries and pieces of evidence."""
         return len(self._by_id)
@@ -325,6 +335,8 @@ class SharedState:
         for one in gone:
             self._unfile(one)
         self._file(evidence)
+        if evidence.accusation is not Accusation.FORK:
+            self._banning.append(evidence)
         logger.warning(
             "evidence peer=%s accusation=%s", short_id(evidence.subject), evidence.accusation.name
         )

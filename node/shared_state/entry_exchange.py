@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -32,11 +33,13 @@ from node.shared_state.entry_gossip import EntryGossip
 from node.shared_state.own import Written
 from node.shared_state.store import Store
 from node.shared_state.told import TELLING, Told, all_told
+from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.entry_kinds import HasCheckpoint, Identity, Reading
 from protocol.errors import LimitError, StateError
+from protocol.evidence import Evidence
 from protocol.gossip import GossipFrame
 from protocol.identity import PeerId, Signer, short_id
 
@@ -76,6 +79,9 @@ class EntryParts:
 
     first_round: int = 0
     """Of the newest seal on the own disk."""
+
+    folder: Path | None = None
+    """The run's, for copies of evidence."""
 
     device: str = ""
     dials: bool = True
@@ -148,6 +154,7 @@ class EntryExchange:
                 await self._carry_out(self.machine.frame(peer, frame, wall_s=wall_s, now_s=now_s))
                 # Streams have a buffer: one that is full must not keep all others waiting.
                 await trio.lowlevel.checkpoint()
+                await self._tell_convicted()
                 return
             case ev.Linked(peer=peer):
                 await self._carry_out(self.machine.linked(peer, self._said_by(peer), now_s=now_s))
@@ -158,6 +165,7 @@ class EntryExchange:
     async def run(self, board: StatusBoard) -> None:
         """Gossip, write and keep until cancelled. `board` knows how this node fares."""
         self._board, self._began_s = board, trio.current_time()
+        await self._tell_convicted()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
             while True:
@@ -178,6 +186,23 @@ class EntryExchange:
         with suppress(StateError):
             self._parts.store.apply(self.book.take_changes())
         self._parts.store.close()
+
+    async def accuse(self, evidence: Evidence) -> None:
+        """What this node proved itself: keep it, tell all, and the core."""
+        gossip, now_s = self.machine.gossip, trio.current_time()
+        wall_s = self._parts.wall_clock()
+        _, actions = gossip.publish(evidence.encoded, wall_s=wall_s, now_s=now_s)
+        await self._carry_out(actions)
+        await self._tell_convicted()
+
+    async def _tell_convicted(self) -> None:
+        """The core names them in its COMMITs."""
+        evidence = self.book.take_banning()
+        if evidence:
+            await self._parts.tell(ev.Convicted(evidence))
+        if (folder := self._parts.folder) is not None:
+            for one in evidence:
+                await self._try(partial(save_evidence, folder, one))
 
     # Gossip -------------------------------------------------------------------------------------
 

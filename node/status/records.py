@@ -74,9 +74,10 @@ class RoundRecord:
 class PeerRecord:
     """Another node. `round` is the one that it says it works on; addresses are as announced.
 
-    `device` and `software` are its own words, spread through all nodes and last heard
-    `told_s_ago`; None where it has told nothing. A peer without a link and a seat is known by these
-    alone, and its `round` is the one in which it told them.
+    `is_convicted`: there is evidence against it, or the last seal bans it. `device` and `software`
+    are its own words, spread through all nodes and last heard `told_s_ago`; None where it has told
+    nothing. A peer without a link and a seat is known by these alone, and its `round` is the one in
+    which it told them.
     """
 
     peer: str
@@ -84,6 +85,7 @@ class PeerRecord:
     is_member: bool
     is_voter: bool
     is_suspected: bool
+    is_convicted: bool
     round: int | None
     heard_s_ago: float | None
     addresses: tuple[str, ...]
@@ -153,6 +155,7 @@ class NodeStatus:
     attempt: int
     members: int
     voters: int
+    banned: tuple[str, ...]
     is_member: bool
     is_voter: bool
     was_listed: bool | None

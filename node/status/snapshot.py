@@ -139,6 +139,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         attempt=view.attempt,
         members=len(view.members),
         voters=len(view.electorate),
+        banned=tuple(peer_id_text(peer) for peer in view.head.roster.banned),
         is_member=view.is_member,
         is_voter=view.is_voter,
         was_listed=board.rounds[-1].was_listed if board.rounds else None,
@@ -244,12 +245,12 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
 
 
 def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
-    """Members first, then other linked peers, then those known by entries; each ascending by id.
-    Without this node itself."""
+    """Members first, then the banned, other linked peers, and those known by entries; each
+    ascending by id. Without this node itself."""
     core, known, told = sources.core, sources.addresses(), sources.told()
     view, linked, rounds = core.machine.view, core.liveness.linked, core.rounds
     members = [peer for peer in view.members if peer != view.me]
-    shown_peers = dict.fromkeys((*members, *linked, *sorted(told)))
+    shown_peers = dict.fromkeys((*members, *view.head.roster.banned, *linked, *sorted(told)))
     wall_s = sources.wall_clock()
     records = []
     for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
@@ -263,6 +264,7 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 is_member=peer in view.members,
                 is_voter=peer in view.electorate,
                 is_suspected=peer in view.suspects,
+                is_convicted=peer in view.convicted or peer in view.head.roster.banned,
                 round=rounds.get(peer, told_round),
                 heard_s_ago=None if silence_s is None else round(max(0.0, silence_s), 3),
                 addresses=_cut(addresses),

@@ -117,6 +117,9 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
             f"{status.linked} linked; this node is {part}"
         ),
     )
+    if status.banned:
+        names = ", ".join(peer[-_ID_CHARACTERS:] for peer in status.banned[-4:])
+        yield "banned", Text(f"{len(status.banned)}, the last: {names}", style="bold yellow")
     if status.last_round is not None:
         yield "sealed", Text(_sealed(status.last_round))
     if status.validation_loss is not None:
@@ -169,7 +172,8 @@ def _trainer(trainer: TrainerRecord) -> str:
 def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     yield peer.peer[-_ID_CHARACTERS:]
     link = "linked" if peer.is_linked else "no link"
-    yield f"{link}, suspected" if peer.is_suspected else link
+    why = "convicted" if peer.is_convicted else "suspected" if peer.is_suspected else ""
+    yield f"{link}, {why}" if why else link
     yield ("voter" if peer.is_voter else "member") if peer.is_member else "-"
     yield "-" if peer.round is None else str(peer.round)
     yield _heard(peer)

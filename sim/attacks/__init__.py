@@ -3,6 +3,7 @@
 from sim.attacks.alie import Alie
 from sim.attacks.backdoor import Backdoor
 from sim.attacks.constant_direction import ConstantDirection
+from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
@@ -29,6 +30,7 @@ __all__ = ["ATTACKS", "Attack", "Context"]
 ATTACKS.register("alie", Alie)
 ATTACKS.register("backdoor", Backdoor)
 ATTACKS.register("constant_direction", ConstantDirection)
+ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
 ATTACKS.register("fang_krum", FangKrum)
 ATTACKS.register("gaussian", Gaussian)

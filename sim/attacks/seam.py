@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from node.hooks import NodeHooks
 from training.registry import Registry
 
 Vector = NDArray[np.float32]
@@ -53,6 +54,10 @@ class Attack:
         """What each attack is: `send` with the vectors that are seen."""
         del honest_HN, context
         return own_BN
+
+    def hooks(self) -> NodeHooks | None:
+        """What bends a node that attacks the protocol; None where the vectors are the attack."""
+        return None
 
     def poison(self, context_S: Symbols, next_S: Symbols, symbols: int) -> tuple[Symbols, Symbols]:
         """The samples that liars train on: contexts, and what follows them."""

@@ -35,13 +35,20 @@ Residual = tuple[PeerId, int]
 
 
 class Accounting:
-    """I5 over records."""
+    """I5 over records. `suspects` are bent on purpose, and may be banned."""
 
     name = "I5"
     kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
 
-    def __init__(self, history: History, manifest: RunManifest, *, skew_s: float = 0.0) -> None:
-        self._history = history
+    def __init__(
+        self,
+        history: History,
+        manifest: RunManifest,
+        *,
+        skew_s: float = 0.0,
+        suspects: frozenset[PeerId] = frozenset(),
+    ) -> None:
+        self._history, self._suspects = history, suspects
         self._skew_s = skew_s
         self._later: deque[tuple[float, SealValue]] = deque()
         """Seals whose COMMITs may be told a little later, where clocks are apart."""
@@ -101,8 +108,9 @@ class Accounting:
         commit = _commit(said)
         if commit.base != said.message.slot.basis:
             yield "commits to a contribution that is relative to another anchor than the round's"
-        if commit.bans:
-            yield "bans somebody, and there is no evidence of anything in this version"
+        bent = self._suspects | self._history.bent
+        if peer not in bent and not bent.issuperset(commit.bans):
+            yield "bans somebody who is honest"
         place = (peer, said.message.slot.round % len(self._fragments))
         last, self._residuals[place] = self._residuals.get(place), said
         is_fresh = place in self._fresh

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from node.reporting.tracing import Accused, Record
+from node.reporting.tracing import Accused, Convicted, Record
 from protocol.identity import PeerId, short_id
 from sim.checks.history import History
 
@@ -14,7 +14,7 @@ class Accusations:
     """
 
     name = "I6"
-    kinds = (Accused,)
+    kinds = (Accused, Convicted)
 
     def __init__(self, history: History, suspects: Collection[PeerId] = ()) -> None:
         self._history = history
@@ -22,12 +22,17 @@ class Accusations:
 
     def saw(self, record: Record) -> Iterator[str]:
         """See Check."""
-        if not isinstance(record, Accused) or record.of in self._suspects:
+        match record:
+            case Accused(of=of, reason=reason):
+                what = "accuses"
+            case Convicted(evidence=evidence):
+                of, what, reason = evidence.subject, "convicts", evidence.accusation.name
+            case _:
+                return
+        if of in self._suspects or {record.peer, of} & self._history.bent:
             return
-        if {record.peer, record.of} & self._history.bent:
-            return
-        if record.of in self._history.lives:
-            yield f"accuses {short_id(record.of)}, which is honest: {record.reason}"
+        if of in self._history.lives:
+            yield f"{what} {short_id(of)}, which is honest: {reason}"
 
     def finish(self) -> Iterator[str]:
         """See Check."""

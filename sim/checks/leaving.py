@@ -26,7 +26,7 @@ class Leaving:
 
     def began(self, node: SimNode) -> Iterator[str]:
         """A process started: what is its secret, and is it on its disk?"""
-        signer = node.core._signer
+        signer = node.core.signer
         if isinstance(signer, Ed25519Signer):
             self._needles[node.peer] = self._leaks.expect(node.peer, signer.seed)
             yield from self._search_disk(node)

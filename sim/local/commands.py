@@ -71,8 +71,9 @@ def local(
     began_s = time.monotonic()
     from rich.console import Console
 
+    from sim.attacks.alone import lies_named
     from sim.local.main import run_local
-    from sim.local.options import LocalOptions, kinds_named, lies_named
+    from sim.local.options import LocalOptions, kinds_named
     from sim.local.shape import seconds_named, shape_named
 
     if duration is None and rounds is None:
@@ -97,9 +98,8 @@ def local(
         attack=None if attack is None else lies_named(attack, peers),
         test_switch=test_switch,
     )
-    end = run_local(
-        options, Console(stderr=json, highlight=False), lambda: time.monotonic() - began_s
-    )
+    console = Console(stderr=json, highlight=False)
+    end = run_local(options, console, lambda: time.monotonic() - began_s)
     if json and end.result is not None:
         print_json(end.result.as_json())
     raise typer.Exit(end.status)

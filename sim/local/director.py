@@ -194,6 +194,8 @@ class Director:
 
         def late() -> list[str]:
             nodes = [n for n in story.nodes.values() if n.status not in ("left", "dead")]
+            # The banned may be cut off before they hear that the run goes on.
+            nodes = [n for n in nodes if not n.is_liar]
             return [n.name for n in nodes if not (n.has_sealed_in_life and n.sealed >= goal)]
 
         with trio.move_on_after(self._patience.settle_s) as scope:
@@ -207,7 +209,8 @@ class Director:
             with trio.move_on_after(_END_S):
                 await self._swarm.until(
                     lambda: all(
-                        n.status in ("left", "dead", "finished") for n in story.nodes.values()
+                        n.is_liar or n.status in ("left", "dead", "finished")
+                        for n in story.nodes.values()
                     )
                 )
 

@@ -92,9 +92,12 @@ def _weights(manifest: RunManifest, evidence: Evidence) -> dict[PeerId, float]:
 
 
 def _bent(options: LocalOptions, nodes: Sequence[LocalNode]) -> frozenset[PeerId]:
-    if options.test_switch is None:
-        return frozenset()
-    return frozenset(parse_peer_id(n.peer) for n in nodes if n.name == BENT_NODE and n.peer)
+    is_switched = options.test_switch is not None
+    return frozenset(
+        parse_peer_id(n.peer)
+        for n in nodes
+        if n.peer and (n.is_liar or (is_switched and n.name == BENT_NODE))
+    )
 
 
 async def _play(director: Director, progress: Progress, received: list[int]) -> str:

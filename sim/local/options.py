@@ -8,6 +8,7 @@ from node.demo.node_process import NODE_COMMAND
 from node.demo.options import TEST_SWITCHES
 from protocol.errors import ConfigError
 from protocol.limits import ROUNDS_MAX
+from sim.attacks.alone import Lies
 from sim.local.shape import Shape
 
 PEERS_MIN, PEERS_MAX = 2, 32
@@ -28,14 +29,6 @@ NEEDS_SHAPER = ("stall", "reset")
 
 TRUSTS = ("friends", "open")
 TRAINERS = ("made-up", "real")
-
-
-@dataclass(frozen=True, slots=True)
-class Lies:
-    """An attack by name, and how many of the nodes that start together lie."""
-
-    name: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,24 +116,6 @@ class LocalOptions:
     def needs_shaper(self) -> bool:
         """Whether there is a proxy between the nodes."""
         return self.shape is not None or any(kind in NEEDS_SHAPER for kind in self.kinds)
-
-
-def lies_named(text: str, peers: int) -> Lies:
-    """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
-    from sim.local.lying_node import ALONE
-
-    name, _, share = text.partition(":")
-    if name not in ALONE:
-        known = ", ".join(ALONE)
-        raise ConfigError(f"--attack: {name!r} is none that a node can do alone; there are {known}")
-    try:
-        fraction = float(share)
-    except ValueError:
-        fraction = -1.0
-    # Written so that what is not a number does not pass.
-    if not 0.0 < fraction < 0.5:
-        raise ConfigError(f"--attack {text}: write it like {name}:0.25, below a half")
-    return Lies(name, max(1, int(fraction * peers)))
 
 
 def kinds_named(text: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protocol.identity import PeerId, parse_peer_id
+from protocol.identity import PeerId, parse_peer_id, peer_id_text
 from sim.local.options import LocalOptions
 from sim.local.story import Dealt, Story
 from sim.local.verdict import Verdict
@@ -69,6 +69,13 @@ class Result:
         found = [n for n in self.story.nodes.values() if n.is_liar and n.peer]
         return [(n.name, self.weights.get(parse_peer_id(n.peer), 0.0)) for n in found]
 
+    @property
+    def banned(self) -> dict[str, str]:
+        """Whom seals ban, by name, and the evidence in hexadecimal."""
+        names = {parse_peer_id(n.peer): n.name for n in self.story.nodes.values() if n.peer}
+        banned = self.verdict.banned
+        return {names.get(p, peer_id_text(p)): evidence for p, evidence in banned.items()}
+
     def as_json(self) -> dict[str, object]:
         """The line that `--json` ends with."""
         story, verdict = self.story, self.verdict
@@ -100,8 +107,9 @@ class Result:
                 {"node": name, "weight": round(weight, 6), "fair_share": self._fair_share}
                 for name, weight in self.liars
             ],
-            # Nobody audits yet, so nobody is banned.
-            "banned": [],
+            "banned": [
+                {"node": name, "evidence": evidence} for name, evidence in self.banned.items()
+            ],
             "wall_s": _rounded(self.wall_s),
         }
 
@@ -129,7 +137,8 @@ def print_result(console: Console, result: Result) -> None:
     if result.options.attack is not None:
         weights = [f"{name} {weight:.1%}" for name, weight in result.liars]
         rows.append(("attack", f"{result.options.attack.name}; weights: {', '.join(weights)}"))
-        rows.append(("banned", "nobody: that takes audits, which there are not yet"))
+        nobody = "nobody: what it signs does not contradict itself, and nobody audits its numbers"
+        rows.append(("banned", ", ".join(result.banned) or nobody))
     for name, text in rows:
         table.add_row(name, text)
     console.print(table, markup=False)

@@ -10,6 +10,7 @@ import trio
 from node.demo.events import parse_event
 from node.demo.log_tail import log_tail
 from node.demo.node_process import NodeProcess
+from node.exit_codes import EXIT_REFUSED
 from protocol.errors import StateError
 from sim.local.local_node import ALL_HERE_FILE, LocalNode, node_name
 from sim.local.options import LocalOptions
@@ -122,7 +123,9 @@ class LocalSwarm:
         status = await process.exit_status()
         if node.process is process and not node.is_meant_to_end:
             is_done = node.status == "finished" and status == 0
-            if not is_done:
+            if node.is_liar and status == EXIT_REFUSED:
+                node.status = "left"  # It is banned, and obeys.
+            elif not is_done:
                 why = node.error or f"it ended with status {status}"
                 why = f"{why}; the end of {process.log}:\n{log_tail(process.log)}"
                 self.story.died(node, why, self._now_s())

@@ -9,13 +9,13 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cells.shard_store import ShardStore
 from node.durable.checkpoints import stored_states
 from node.durable.receipts import RECEIPTS_FILE
-from node.reporting.tracing import Adopted, Confirmed, Record, Signed, Synced, Used
+from node.reporting.tracing import Adopted, Confirmed, Convicted, Record, Signed, Synced, Used
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.using.ledger import RunLedger
@@ -52,6 +52,9 @@ class Verdict:
 
     memory_max_bytes: int
     """The most that a network process held at any time."""
+
+    banned: Mapping[PeerId, str] = field(default_factory=dict)
+    """Whom seals ban, and the evidence that convicts them."""
 
     num_ledgers: int = 0
     """Ledgers that were checked."""
@@ -96,11 +99,25 @@ def judge(manifest: RunManifest, evidence: Evidence) -> Verdict:
         broken=broken or (f"checkpoints: {differing[0]}" if differing else "") or in_ledgers,
         num_ledgers=num_ledgers,
         num_records=len(records),
+        banned=convicted_in(records),
         num_signatures=sum(isinstance(record, Signed) for record in records),
         checkpoints_equal=not differing,
         num_checkpoints=compared,
         memory_max_bytes=max((r.memory_bytes for r in records if isinstance(r, Used)), default=0),
     )
+
+
+def convicted_in(records: Iterable[Record]) -> dict[PeerId, str]:
+    """Who has no seat for good by some seal, and the evidence that some node held, in
+    hexadecimal."""
+    banned: set[PeerId] = set()
+    proofs: dict[PeerId, str] = {}
+    for record in records:
+        if isinstance(record, Adopted | Confirmed):
+            banned.update(record.certificate.value.roster.banned)
+        elif isinstance(record, Convicted):
+            proofs.setdefault(record.evidence.subject, record.evidence.encoded.hex())
+    return {peer: proofs.get(peer, "") for peer in sorted(banned)}
 
 
 def replay(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
+from sim.attacks.alone import Lies, hooks_of, lies_named
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
 from sim.toy_run import toy_run
@@ -21,6 +22,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
     is_real = luck.random() < scenario.real_signatures
     names = member_names(scenario.peers[0])
     members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
+    lies = lies_named(scenario.attack, len(names)) if scenario.attack else Lies("", 0)
     settings = WorldSettings(
         is_signing_for_real=is_real,
         is_encoding=luck.random() < scenario.encoding,
@@ -30,6 +32,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
         # Whoever was down at the end finds somebody to hear the last rounds from.
         linger_s=math.inf,
         seated=tuple(members) if scenario.trust == "open" else (),
+        liars={peer: hooks_of(lies.name) for peer in members[len(members) - lies.count :]},
     )
     manifest = toy_run(
         members[0],
@@ -52,7 +55,8 @@ def device_of(scenario: Scenario, seed: int, name: str) -> Device:
 
 def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, PeerId]) -> None:
     """All members join; the founder waits for them, so that the first round has all."""
-    config = RoundConfig.from_manifest(world.manifest)
+    without = frozenset(scenario.without)
+    config = replace(RoundConfig.from_manifest(world.manifest), without=without)
     for number, (name, peer) in enumerate(names.items()):
         is_waiting = number == 0 and not world.settings.seated
         wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config

@@ -96,8 +96,10 @@ class Chaos:
         return self._names[peer]
 
     def members(self) -> list[PeerId]:
-        """All nodes that ever joined and have not been told to leave, by name."""
-        return sorted(self._members.present(), key=self.name_of)
+        """All honest nodes that ever joined and have not been told to leave, by name."""
+        liars = self._world.settings.liars
+        honest = (peer for peer in self._members.present() if peer not in liars)
+        return sorted(honest, key=self.name_of)
 
     def is_alive(self, peer: PeerId) -> bool:
         """Whether its process runs."""

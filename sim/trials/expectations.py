@@ -62,6 +62,10 @@ class Progress:
 
     def __init__(self, world: World, *, note: Callable[[str], None]) -> None:
         self.are_equal = True
+        self.banned: tuple[PeerId, ...] = ()
+        """Whom the newest seal bans."""
+        self.seated: frozenset[PeerId] = frozenset()
+        """Who has a seat by it."""
         self.revision = 0
         self._world = world
         self._note = note
@@ -150,7 +154,11 @@ class Progress:
         if value.round > self.last:
             num_listed = len(value.commits)
             self._finals.append((record.at_s, value.round, num_listed))
-            members = len(value.roster.members)
+            self.seated = value.roster.member_set
+            members = len(self.seated)
+            if value.roster.banned != self.banned:
+                self.banned = value.roster.banned
+                self._note(f"round {value.round} bans: {len(self.banned)} have no seat for good")
             what = f"sealed, {num_listed} listed" if num_listed else "carried, nobody is listed"
             self._note(f"round {value.round} {what}, {members} in the next roster")
 

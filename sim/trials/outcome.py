@@ -23,8 +23,9 @@ class Violation:
 class Outcome:
     """`rounds_sealed` rounds listed somebody, `rounds_carried` nobody.
 
-    `loss_last` is None where nothing real is trained. Until there are bans, `banned` and
-    `false_bans` count the nodes that another accused: all are honest. `recoveries` are the virtual
+    `loss_last` is None where nothing real is trained. `banned` counts the convicted without a seat
+    in the last seal, `evidence` is what convicts them, by name and encoded in hexadecimal;
+    `false_bans` counts the honest ones that were accused or convicted. `recoveries` are the virtual
     seconds from the end of a fault to the next round that is final, by kind of fault; `coverage`
     counts faults by the phase that their victim was in.
     """
@@ -47,6 +48,7 @@ class Outcome:
     violation: Violation | None
     recoveries: tuple[tuple[str, float], ...] = ()
     coverage: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Its fields as JSON values."""

@@ -25,13 +25,16 @@ __all__ = ["play"]
 EXIT_KEPT, EXIT_BROKEN = 0, 1
 
 
-def overridden_scenario(text: str, *, peers: int | None, rounds: int | None) -> Scenario:
+def overridden_scenario(
+    text: str, *, peers: int | None, rounds: int | None, attack: str | None = None
+) -> Scenario:
     """The scenario of a name or file with a command's options. Raises ConfigError."""
     found = read_scenario(text)
-    if peers is None and rounds is None:
+    if peers is None and rounds is None and attack is None:
         return found
     # What was recorded was of the scenario as it is.
-    return overridden(replace(found, recorded=None), peers=peers, rounds=rounds)
+    plain = replace(found, recorded=None)
+    return overridden(plain, peers=peers, rounds=rounds, attack=attack)
 
 
 def show(play: Play, *, with_timeline: bool, to_stderr: bool) -> None:

@@ -108,7 +108,9 @@ class Scenario:
     that run with Ed25519 and with every frame on its wire encoding. `ends_after_s` is the date of
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
-    open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run.
+    open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run. The
+    last of the members are bent by the `attack`, NAME:FRACTION; `without` are defences that all do
+    without, for tests alone: no file says so.
     """
 
     name: str
@@ -116,6 +118,8 @@ class Scenario:
     shows: str
     trust: str = "friends"
     aggregator: str = "mean"
+    attack: str = ""
+    without: tuple[str, ...] = ()
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
     cells: int = 6
@@ -165,9 +169,19 @@ def settled(scenario: Scenario, seed: int) -> Scenario:
 
 
 def overridden(
-    scenario: Scenario, *, peers: int | None = None, rounds: int | None = None
+    scenario: Scenario,
+    *,
+    peers: int | None = None,
+    rounds: int | None = None,
+    attack: str | None = None,
 ) -> Scenario:
     """The scenario with what a command's options say. Raises ConfigError naming the option."""
+    if attack is not None:
+        if scenario.trust != "open":
+            raise ConfigError(
+                f"--attack: {scenario.name} is a run of friends, who trust each other"
+            )
+        scenario = replace(scenario, attack=attack)
     if peers is not None:
         if not 1 <= peers <= PEERS_MAX:
             raise ConfigError(f"--peers must be from 1 to {PEERS_MAX}, not {peers}")
@@ -184,8 +198,8 @@ NOT_YET: Mapping[str, str] = {
     "bootstrap-lies": "worlds link peers at once; the look-up of peers is simulated by itself",
     "slowloris": "streams are whole transfers here; the real ones are tested over sockets",
     "corrupt-frame": "links that encrypt never hand on a corrupt frame; decoders are fuzzed",
-    "liars": "bans, evidence and RETRACT come with the issue of liars",
-    "two-copies": "the proof of equivocation and its ban come with the issue of liars",
+    "liars": "RETRACT comes with the issue of liars; liars of `--attack` are banned",
+    "two-copies": "a ban of a key in use twice is tested by attacks, `--attack equivocation:0.25`",
     "upgrade-mix": "there is one version of the protocol",
     "out-of-memory": "no real trainer runs in a world: its failures are tested with real processes",
     "majority-reduced": "the reduced-roster rule of branches (R4) is not built",

@@ -285,6 +285,7 @@ class ScenarioFile(Section):
     shows: Annotated[str, Field(max_length=1000)] = ""
     trust: Literal["friends", "open"] = "friends"
     aggregator: str = "mean"
+    attack: Annotated[str, Field(max_length=100)] = ""
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -367,6 +368,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         shows=" ".join(found.shows.split()),
         trust=found.trust,
         aggregator=found.aggregator,
+        attack=found.attack,
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,

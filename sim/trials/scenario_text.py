@@ -10,7 +10,7 @@ from blake3 import blake3
 from sim.trials.faults import Rule
 from sim.trials.scenario import Scenario
 
-_NOT_IN_FILES = ("name", "rules", "timetable", "recorded")
+_NOT_IN_FILES = ("name", "rules", "timetable", "recorded", "without")
 
 
 def scenario_text(scenario: Scenario) -> str:

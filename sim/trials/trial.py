@@ -4,8 +4,9 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from node.reporting.tracing import Accused, Record, Tracer
+from node.reporting.tracing import Accused, Convicted, Record, Tracer
 from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
 from sim.invariants import ALL, InvariantBroken
@@ -17,6 +18,9 @@ from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario, settled
 from sim.uncollected import uncollected
 from sim.watching import watch
+
+if TYPE_CHECKING:
+    from protocol.evidence import Evidence
 
 LAST_RECORDS = 64
 """So many records before the end are kept, for whoever looks into a failure."""
@@ -82,6 +86,7 @@ class _Trial:
         self.notes: list[Note] = []
         self.records: deque[tuple[int, Record]] = deque(maxlen=LAST_RECORDS)
         self.accusations: list[PeerId] = []
+        self.convicted: dict[PeerId, Evidence] = {}
         self.world = build_world(scenario, seed)
         if tracer is not None:
             self.world.tracers.append(tracer)
@@ -126,8 +131,8 @@ class _Trial:
             rounds_carried=progress.num_carried,
             honest_digests_equal=progress.are_equal,
             loss_last=None,
-            banned=len(set(self.accusations)),
-            false_bans=len(set(self.accusations)),
+            banned=len(self.convicted.keys() - progress.seated),
+            false_bans=len({*self.accusations, *self.convicted} - world.settings.liars.keys()),
             virtual_s=round(world.now_s, 3),
             wall_s=round(wall_s, 3),
             trace_hash=world.trace_hash,
@@ -137,6 +142,7 @@ class _Trial:
             violation=violation,
             recoveries=tuple(progress.recoveries(chaos.ends)),
             coverage=dict(sorted(chaos.coverage.items())),
+            evidence={chaos.name_of(p): e.encoded.hex() for p, e in self.convicted.items()},
         )
         return Play(
             scenario=self.scenario,
@@ -181,6 +187,12 @@ class _Trial:
         self.records.append((self.world.events, record))
         if isinstance(record, Accused):
             self.accusations.append(record.of)
+        if isinstance(record, Convicted) and record.evidence.subject not in self.convicted:
+            proof = record.evidence
+            self.convicted[proof.subject] = proof
+            finder, liar = (self.chaos.name_of(peer) for peer in (record.peer, proof.subject))
+            what = proof.accusation.name.lower().replace("_", " ")
+            self._note(f"{finder} holds evidence against {liar}: {what}", is_fault=True)
 
     def _note(self, text: str, *, is_fault: bool = False) -> None:
         self.notes.append(Note(self.world.now_s, text, is_fault))

@@ -9,6 +9,7 @@ from node.peers.public_runs import RunAdvert
 from node.rules.credit import Credit, Folded
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
+from protocol.entry_kinds import Accusation
 from protocol.errors import (
     DecodeError,
     PeerError,
@@ -16,7 +17,7 @@ from protocol.errors import (
 from protocol.frames import decode_frame, encode_frame
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.manifest import open_manifest
-from protocol.messages import decode_body, decode_message
+from protocol.messages import FilledSlot, decode_body, decode_message
 from protocol.wire import decode, encode
 from tests.dht.kademlia.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
@@ -72,6 +73,7 @@ for _value in (
     *(entry.content for entry in ENTRIES.values()),
     *(entry.signed_header for entry in ENTRIES.values()),
     *EVIDENCE.values(),
+    decode(FilledSlot, EVIDENCE[Accusation.TWO_MESSAGES].first),
     *CRDT_EXAMPLES,
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))

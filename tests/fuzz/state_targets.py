@@ -8,13 +8,14 @@ import numpy as np
 
 from node.shared_state.book import SharedState
 from node.shared_state.store import DATABASE, MARK, Store
+from node.state.evidence_files import read_evidence
 from protocol import limits
 from protocol.entries import decode_entry
-from protocol.errors import PeerError
+from protocol.errors import ConfigError, PeerError
 from protocol.evidence import decode_evidence
 from protocol.wire import encode
 from tests.fuzz.protocol_targets import WIRE_BASE, WIRE_FACTOR
-from tests.fuzz.target import FILE_BYTES, STACK_BYTES, Target, from_bytes
+from tests.fuzz.target import FILE_BYTES, STACK_BYTES, Target, from_bytes, from_file
 from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, RUN, SIGNER
 from training.gram import from_wire, gram_stats, wire_form
 
@@ -116,6 +117,15 @@ TARGETS = [
         errors=(PeerError,),
         examples=_evidence,
         memory_base=WIRE_BASE,
+        memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="file of evidence",
+        covers=("node.state.evidence_files.read_evidence",),
+        read=from_file(partial(read_evidence, signer=SIGNER), "x.evidence"),
+        errors=(ConfigError,),
+        examples=_evidence,
+        memory_base=WIRE_BASE + FILE_BYTES,
         memory_factor=WIRE_FACTOR,
     ),
     Target(

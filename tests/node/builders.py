@@ -162,8 +162,12 @@ def digest_of(head: SealValue, commits: Sequence[ev.Heard]) -> bytes:
     return list_digest(head.digest, 0, head.round + 1, list_body(commits).commits, ())
 
 
-def machine_of(peer: PeerId, head: SealCertificate, *, now_s: float = 0.0) -> RoundMachine:
-    return RoundMachine(CONFIG, KeyedHashSigner(peer), head, now_s=now_s)
+def machine_of(
+    peer: PeerId, head: SealCertificate, *, now_s: float = 0.0, **changes: Any
+) -> RoundMachine:
+    """`changes` are of its config."""
+    config = replace(CONFIG, **changes)
+    return RoundMachine(config, KeyedHashSigner(peer), head, now_s=now_s)
 
 
 def contributed(round_index: int, mark: str = "mine") -> ev.Contributed:

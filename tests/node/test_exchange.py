@@ -30,6 +30,11 @@ SEED = b"n" * 32
 LIAR, FRIEND = (Ed25519Signer(name * 32).peer_id for name in (b"l", b"g"))
 
 
+async def no_evidence(evidence) -> None:
+    """Keeps nothing."""
+    del evidence
+
+
 class NoLinks:
     """Nobody is there."""
 
@@ -41,6 +46,9 @@ class NoLinks:
 
     def linked(self):
         return ()
+
+    def ban(self, banned) -> None:
+        pass
 
     def strike(self, peer) -> None:
         pass
@@ -84,7 +92,7 @@ def driver_of(transport: MemoryTransport, folder: Path) -> Driver:
         hooks=NodeHooks(),
     )
     driver = Driver(parts, compute_threads=1)
-    driver.connect(NoLinks(), NoWork())  # type: ignore[arg-type]  # all that is used of them
+    driver.connect(NoLinks(), NoWork(), no_evidence)  # type: ignore[arg-type]  # all that is used of them
     return driver
 
 

@@ -40,7 +40,16 @@ from tests.sim.worlds import world_of
 STATUS_KEYS = {
     "catching_up",
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
-    *("rounds_total", "attempt", "members", "voters", "is_member", "is_voter", "was_listed"),
+    *(
+        "banned",
+        "rounds_total",
+        "attempt",
+        "members",
+        "voters",
+        "is_member",
+        "is_voter",
+        "was_listed",
+    ),
     *(
         "num_sealed",
         "provisional",
@@ -274,7 +283,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert isinstance(peers, dict)
     assert set(peers) == {"schema", "run", "round", "peers"}
     assert set(peers["peers"][0]) == {
-        *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "round"),
+        *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "is_convicted", "round"),
         *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),
         *("path", "rtt_ms", "bytes_up", "bytes_down", "rate_bytes_s"),
     }

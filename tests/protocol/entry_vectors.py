@@ -105,9 +105,7 @@ def _two_votes() -> Evidence:
         sign_message(SIGNER, _SLOT, Vote(list_digest=bytes([number]) * 32))
         for number in (0xE6, 0xE7)
     ]
-    evidence = two_messages_evidence(votes[0], votes[1])
-    assert evidence is not None
-    return evidence
+    return two_messages_evidence(votes[0], votes[1])
 
 
 EVIDENCE = {

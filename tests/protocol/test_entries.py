@@ -256,7 +256,7 @@ COMMIT = Commit(
 
 
 def messages_evidence(first, second) -> bytes:
-    low, high = sorted((first.encoded, second.encoded))
+    low, high = sorted((encode(first.filled), encode(second.filled)))
     return _raw(EVIDENCE[Accusation.TWO_MESSAGES], first=low, second=high)
 
 
@@ -273,12 +273,13 @@ def test_messages_that_may_stand_beside_each_other_prove_nothing():
         decode_evidence(messages_evidence(vote, forged), RUN, OTHER)
 
 
-def test_messages_that_are_too_long_are_left_to_content():
+def test_messages_of_any_size_convict_in_some_hundred_bytes():
     slot = replace(SLOT, attempt=0, kind=Kind.COMMIT)
     first = sign_message(SIGNER, slot, COMMIT)
     second = sign_message(SIGNER, slot, replace(COMMIT, tokens=2))
-    assert two_messages_evidence(first, second) is None
-    assert 2 * len(first.encoded) <= limits.EVIDENCE_PROOF_BYTES_MAX
+    evidence = two_messages_evidence(first, second)
+    assert len(first.encoded) > limits.EVIDENCE_BYTES_MAX > 4 * len(evidence.encoded)
+    assert decode_evidence(evidence.encoded, RUN, OTHER).subject == SIGNER.peer_id
 
 
 def test_entries_and_evidence_are_told_apart_by_their_first_byte():

@@ -250,8 +250,8 @@ def test_no_signing_domain_is_the_beginning_of_another():
     from dht.kademlia import records
 
     domains = [
-        messages._MESSAGE_DOMAIN,
-        messages._LIST_DOMAIN,
+        slots._MESSAGE_DOMAIN,
+        slots._LIST_DOMAIN,
         messages._SEAL_DOMAIN,
         slots._SLICE_DOMAIN,
         manifest._DOMAIN,

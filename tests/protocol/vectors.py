@@ -60,7 +60,7 @@ from protocol.grid import (
     merkle_proof,
     merkle_root,
 )
-from protocol.identity import Ed25519Signer, KeyedHashSigner, peer_id_text
+from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, peer_id_text
 from protocol.manifest import (
     CorpusSpec,
     InnerSpec,
@@ -205,7 +205,7 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
             joins=(PEERS[0],),
             suspects=(PEERS[1],),
             gone=(),
-            bans=(digest(0xB4),),
+            bans=(OTHER.peer_id,),
             is_past_end=True,
             seen=b"\x01\x00\xff",
         ),
@@ -260,6 +260,7 @@ SEAL_VALUE = SealValue(
             SeatRecord(peer=PEERS[1], seated=3, voter_since=-1, proved=-1, absent=1, reached=False),
         ),
         window=(38, 39, 40, 41),
+        banned=(PeerId(digest(0xBA)),),
     ),
     clock=SealClock(
         step=820,

@@ -17,7 +17,7 @@ from protocol.errors import DecodeError
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Vote, sign_message
 from tests.node.builders import head_of, peers_named, view_of
-from tests.node.test_exchange import FRIEND, NoLinks, NoWork, working
+from tests.node.test_exchange import FRIEND, NoLinks, NoWork, no_evidence, working
 
 A, B = peers_named(2)
 HEAD = head_of([A, B])
@@ -145,7 +145,7 @@ class Watched:
         driver._trace = NodeTrace(A, self._told, trio.current_time)
         links = NoLinks()
         links.send = lambda peer, frame: self.steps.append("sent")  # type: ignore[method-assign]
-        driver.connect(links, NoWork())  # type: ignore[arg-type]  # all that is used of them
+        driver.connect(links, NoWork(), no_evidence)  # type: ignore[arg-type]  # all that is used of them
 
     def _record(self, messages) -> None:
         self._journal(messages)

@@ -108,6 +108,6 @@ def test_options_replace_the_scenarios_own_and_are_bounded():
     small = scenario()
     assert overridden(small, peers=9, rounds=7).peers == (9, 9)
     assert overridden(small, peers=9, rounds=7).rounds == 7
-    for bad in ({"peers": 0}, {"peers": 5000}, {"rounds": 0}):
+    for peers, rounds in ((0, None), (5000, None), (None, 0)):
         with pytest.raises(ConfigError, match="must be from 1 to"):
-            overridden(small, **bad)
+            overridden(small, peers=peers, rounds=rounds)

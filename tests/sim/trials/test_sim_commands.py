@@ -72,8 +72,8 @@ def test_trace_holds_every_record(files):
         barnraise("run", "tiny.toml", "--trace", "no/such/folder")
 
 
-def test_attacks_are_refused_until_nodes_can_lie(files):
-    with pytest.raises(ConfigError, match="--attack: no node of this simulator lies yet"):
+def test_attacks_are_refused_among_friends(files):
+    with pytest.raises(ConfigError, match="--attack: tiny is a run of friends"):
         barnraise("run", "tiny.toml", "--attack", "sign_flip:0.2")
 
 

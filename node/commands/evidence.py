@@ -1,0 +1,85 @@
+"""`barnraise evidence`: who convicted itself in a run, and files that prove it to anybody."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.commands.app import app, print_json
+
+if TYPE_CHECKING:
+    from protocol.evidence import Evidence
+
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="A node's state folder.", show_default=False)
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", help="First digits of the run, where there are several."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+
+evidence_app = typer.Typer(
+    help="Show who convicted itself in a run: two signed statements that nobody honest makes both.",
+    no_args_is_help=False,
+)
+app.add_typer(evidence_app, name="evidence")
+
+
+@evidence_app.callback(invoke_without_command=True)
+def evidence(
+    context: typer.Context,
+    state: StateOption = None,
+    run: RunOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the evidence that a node holds; it may run meanwhile or not."""
+    if context.invoked_subcommand is not None:
+        return
+    from node.state.evidence_files import read_evidence, saved_evidence
+    from node.state.folder import default_state
+    from node.using.checkpoint_find import ANY_SIGNER, find_run
+
+    folder = find_run(state or default_state(), run=run).checkpoints.parent
+    found = [(path, read_evidence(path, ANY_SIGNER)) for path in saved_evidence(folder)]
+    if json:
+        print_json({"evidence": [_plain(one) | {"path": str(path)} for path, one in found]})
+    else:
+        for path, one in found:
+            typer.echo(f"{_line(one)}\n  {path}")
+        typer.echo(f"{len(found)} convicted")
+
+
+@evidence_app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="One of a node's evidence files.")],
+    json: JsonOption = False,
+) -> None:
+    """Check evidence alone: its two signatures, and that nobody honest gives both."""
+    from node.state.evidence_files import read_evidence
+    from node.using.checkpoint_find import ANY_SIGNER
+
+    found = read_evidence(file, ANY_SIGNER)
+    if json:
+        print_json(_plain(found) | {"verified": True})
+    else:
+        typer.echo(f"{_line(found)}\nverified: both are signed by this peer")
+
+
+def _plain(found: "Evidence") -> dict[str, object]:
+    from node.state.evidence_files import place_of
+    from protocol.identity import peer_id_text
+
+    return {
+        "peer": peer_id_text(found.subject),
+        "run": found.run.hex(),
+        "accusation": found.accusation.name.lower(),
+        "place": place_of(found),
+        "id": found.entry_id.hex(),
+    }
+
+
+def _line(found: "Evidence") -> str:
+    plain = _plain(found)
+    where = f" ({plain['place']})" if plain["place"] else ""
+    return f"{plain['peer']}: {str(plain['accusation']).replace('_', ' ')}{where}"

@@ -1,0 +1,102 @@
+"""Attacks that a node can carry out by itself, as what bends it: `NAME:FRACTION` of a command.
+
+Its trainer's honest work is exchanged for what the attack makes of it, or what it says is bent. It
+sees its own work alone: what others contribute is not known before everybody has committed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from node.cells.shard_store import ShardStore
+from node.hooks import NodeHooks
+from protocol import limits
+from protocol.errors import ConfigError
+from sim.attacks import ATTACKS, Context
+from sim.attacks.seam import Vector
+
+ALONE = (
+    "constant_direction",
+    "equivocation",
+    "gaussian",
+    "on_off",
+    "scale",
+    "shift",
+    "sign_flip",
+    "slow_drift",
+    "stale",
+    "targeted_slice",
+    "zero",
+)
+"""Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
+makes one ends."""
+
+HISTORY_MAX = 16
+_SHARE_OF_MOST = 0.5
+
+
+class Liar(NodeHooks):
+    """Bends every contribution by an attack."""
+
+    def __init__(self, attack: str) -> None:
+        self.name = f"attack {attack}"
+        self._attack = ATTACKS[attack](blind=True)
+        self._luck = np.random.default_rng(0)
+        self._history: list[Vector] = []
+        self._round = 0
+
+    def contribution(
+        self, payloads: Sequence[bytes], store: ShardStore, fragment: int
+    ) -> Sequence[bytes]:
+        """What the attack makes of the own work."""
+        own_1N = store.decode(payloads, fragment=fragment)[None]
+        layout = store.layout
+        cells = range(layout.num_cells(fragment))
+        context = Context(
+            round=self._round,
+            luck=self._luck,
+            rule=lambda rows_PN: rows_PN[0],
+            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
+            history=self._history,
+        )
+        self._round += 1
+        sent_N = self._attack.send(own_1N, own_1N, context)[0]
+        self._history = [*self._history, own_1N][-HISTORY_MAX:]
+        return store.encode(_bounded(sent_N), fragment=fragment)
+
+
+def _bounded(sent_N: Vector) -> Vector:
+    """No longer than a COMMIT may say, or nobody would take it."""
+    most = np.float32(_SHARE_OF_MOST * limits.CELL_NORM_MAX / np.sqrt(len(sent_N)))
+    bounded_N: Vector = np.clip(np.nan_to_num(sent_N), -most, most)
+    return bounded_N
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """An attack by name, and how many of the nodes that start together lie."""
+
+    name: str
+    count: int
+
+
+def lies_named(text: str, peers: int) -> Lies:
+    """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
+    name, _, share = text.partition(":")
+    if name not in ALONE:
+        known = ", ".join(ALONE)
+        raise ConfigError(f"--attack: {name!r} is none that a node can do alone; there are {known}")
+    try:
+        fraction = float(share)
+    except ValueError:
+        fraction = -1.0
+    # Written so that what is not a number does not pass.
+    if not 0.0 < fraction < 0.5:
+        raise ConfigError(f"--attack {text}: write it like {name}:0.25, below a half")
+    return Lies(name, max(1, int(fraction * peers)))
+
+
+def hooks_of(name: str) -> NodeHooks:
+    """What bends one node that attacks so."""
+    return ATTACKS[name]().hooks() or Liar(name)
