@@ -12,9 +12,9 @@ BURST_BYTES_MIN = 32 * limits.KIB
 class TokenBucket:
     """`bytes_per_s` of 0 sets no limit."""
 
-    def __init__(self, bytes_per_s: float, *, now_s: float) -> None:
+    def __init__(self, bytes_per_s: float, *, now_s: float, burst_s: float = BURST_S) -> None:
         self._bytes_per_s = bytes_per_s
-        self._burst = max(bytes_per_s * BURST_S, BURST_BYTES_MIN)
+        self._burst = max(bytes_per_s * burst_s, BURST_BYTES_MIN)
         self._tokens = self._burst
         self._filled_s = now_s
 

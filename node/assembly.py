@@ -9,6 +9,7 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport
+from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore
 from node.config import NodeConfig
 from node.core import NodeCore
@@ -121,6 +122,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
         states=_state_parts(node, store, journal, fetched),
+        line=LineLimits(
+            node.config.up_mbit * BYTES_PER_MBIT, node.config.down_mbit * BYTES_PER_MBIT
+        ),
         hooks=node.hooks,
         trace=node.trace,
     )

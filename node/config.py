@@ -20,7 +20,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 4096
 LINGER_S_MAX = 86_400.0
-STATE_MBIT_MIN, STATE_MBIT_MAX = 0.5, 1e6
+STATE_MBIT_MIN, LINE_MBIT_MIN, MBIT_MAX = 0.5, 1.0, 1e6
 """Slower than the least, a joiner would take us for dead between two pieces of a cell."""
 
 _MULTIADDR = re.compile(r"(?P<address>/[^\s]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)/?")
@@ -140,6 +140,13 @@ class NodeConfig:
     linger_s: float = 15.0
     """After the last round, how long to serve those who are still at it."""
 
+    up_mbit: float = 0.0
+    """Mbit/s of our line that contributions, results and states may take on their way out, all
+    together; 0 sets no limit. Messages of some kilobytes a round come on top."""
+
+    down_mbit: float = 0.0
+    """The same on their way in."""
+
     state_mbit: float = 0.0
     """Mbit/s that joiners get of our line for their state, all together; 0 sets no limit. Rounds go
     before them in any case: they get half of it at least."""
@@ -177,12 +184,15 @@ class NodeConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{name}: {value} is below 0")
-        if self.state_mbit and not STATE_MBIT_MIN <= self.state_mbit <= STATE_MBIT_MAX:
-            least, most = STATE_MBIT_MIN, STATE_MBIT_MAX
-            raise ConfigError(
-                f"state_mbit: {self.state_mbit:g} is neither 0 (no limit) nor"
-                f" within {least:g}..{most:g}"
-            )
+        for name, mbit, least in (
+            ("state_mbit", self.state_mbit, STATE_MBIT_MIN),
+            ("up_mbit", self.up_mbit, LINE_MBIT_MIN),
+            ("down_mbit", self.down_mbit, LINE_MBIT_MIN),
+        ):
+            if mbit and not least <= mbit <= MBIT_MAX:
+                raise ConfigError(
+                    f"{name}: {mbit:g} is neither 0 (no limit) nor within {least:g}..{MBIT_MAX:g}"
+                )
         if not 0.0 <= self.relay_gib <= RELAY_GIB_MAX:
             raise ConfigError(f"relay_gib: {self.relay_gib} is not within 0..{RELAY_GIB_MAX:.0f}")
         if not 0.0 <= self.relay_mbit <= 1e6:

@@ -15,6 +15,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_queue import Meter, Pace, PushQueue
+from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
 from node.durable.write_ahead import WriteAhead
@@ -53,6 +54,8 @@ THROUGH = b"\x01"
 """The taker's answer to a piece."""
 
 T = TypeVar("T")
+Pause = Callable[[int, trio.CancelScope], Awaitable[None]]
+"""Waits until so many bytes may go; the deadline of the transfer's scope waits with it."""
 
 
 class Owner(Protocol):
@@ -61,6 +64,7 @@ class Owner(Protocol):
     core: NodeCore
     store: ShardStore
     ahead: WriteAhead
+    line: LineLimits
 
     def is_linked(self, peer: PeerId) -> bool:
         """Whether a peer's hello is checked and its control stream is open."""
@@ -120,6 +124,7 @@ class _Inbound:
             here = self.stream.num_buffered // head.piece * head.piece
             size = left if left <= self.stream.num_buffered else max(piece, here)
             received.append(await self.stream.receive_exactly(size))
+            await self.owner.line.after_receiving(size, self.scope)
             self._time(size)
             self.scope.deadline = self.piece_s + STALL_S
             num_unsaid += -(-size // head.piece)
@@ -240,9 +245,21 @@ class BulkStreams:
             self._paces = {**kept, peer: Pace()}
         return self._paces[peer]
 
+    def _pause(self, kind: Bulk) -> Pause | None:
+        """What each piece waits for before it goes, if there is anything."""
+        line = self._owner.line
+        if kind is not Bulk.STATE:
+            return line.before_sending if line.is_up_limited else None
+
+        async def state(num_bytes: int, scope: trio.CancelScope) -> None:
+            await self._serving.pause(num_bytes, scope)
+            await line.before_sending(num_bytes, scope)
+
+        return state
+
     async def _send_items(self, push: ev.Push, header: BulkHeader, cells: Outgoing) -> None:
         meter = Meter(self._pace(push.to))
-        pause = self._serving.pause if push.bulk is Bulk.STATE else None
+        pause = self._pause(push.bulk)
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
@@ -352,7 +369,7 @@ async def _send_item(
     item: Item,
     meter: Meter,
     scope: trio.CancelScope,
-    pause: Callable[[int, trio.CancelScope], Awaitable[None]] | None,
+    pause: Pause | None,
 ) -> None:
     """A cell and what is said of it. As much as may be under way goes in one piece: each write
     ends a record on the wire, however short."""

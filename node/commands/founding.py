@@ -49,6 +49,14 @@ StatusPortOption = Annotated[
         show_default="any free port",
     ),
 ]
+UpOption = Annotated[
+    float | None,
+    typer.Option("--up-mbit", help="Mbit/s that may leave this machine.", show_default="no limit"),
+]
+DownOption = Annotated[
+    float | None,
+    typer.Option("--down-mbit", help="Mbit/s that may come in.", show_default="no limit"),
+]
 PskOption = Annotated[
     Path | None,
     typer.Option("--psk", help="Key file of a private swarm: its nodes meet nobody else."),
@@ -99,6 +107,8 @@ def run(
     interface: InterfaceOption = None,
     bootstrap: BootstrapOption = None,
     psk: PskOption = None,
+    up_mbit: UpOption = None,
+    down_mbit: DownOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     status_port: StatusPortOption = None,
@@ -116,6 +126,8 @@ def run(
         "interface": interface,
         "bootstrap": _tuple(bootstrap),
         "psk": psk,
+        "up_mbit": up_mbit,
+        "down_mbit": down_mbit,
         "threads": threads,
         "device": device,
         "status_port": status_port,
@@ -141,6 +153,8 @@ def join(
     interface: InterfaceOption = None,
     bootstrap: BootstrapOption = None,
     psk: PskOption = None,
+    up_mbit: UpOption = None,
+    down_mbit: DownOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     status_port: StatusPortOption = None,
@@ -157,6 +171,8 @@ def join(
         "interface": interface,
         "bootstrap": _tuple(bootstrap),
         "psk": psk,
+        "up_mbit": up_mbit,
+        "down_mbit": down_mbit,
         "threads": threads,
         "device": device,
         "status_port": status_port,

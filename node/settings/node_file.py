@@ -33,6 +33,8 @@ _TEMPLATE = """\
 # wait_seats = 0         # a founder waits for so many joiners with its first round, at most 12 s
 # validate_every = 1     # rounds between looks at held-out text, each some inner steps; 0: never
 # linger_s = 15.0        # seconds to serve others after the last round
+# up_mbit = 0.0          # Mbit/s of our line that the run may take on the way out; 0: no limit
+# down_mbit = 0.0        # and on the way in; some kilobytes a round come on top of both
 # state_mbit = 0.0       # Mbit/s that joiners may take of our line for their state; 0: no limit
 # relay_gib = 5.0        # GiB a day that it carries for peers behind routers, where it can; 0: none
 # relay_mbit = 16.0      # Mbit/s of the line that this may take; 0: no limit
@@ -59,6 +61,8 @@ class NodeFile(Section):
     wait_seats: int = 0
     validate_every: int = 1
     linger_s: float = 15.0
+    up_mbit: float = 0.0
+    down_mbit: float = 0.0
     state_mbit: float = 0.0
     relay_gib: float = RELAY_GIB_DEFAULT
     relay_mbit: float = RELAY_MBIT_DEFAULT
