@@ -5,7 +5,7 @@ What is sent when is decided in `node.cells.bulk_queue`.
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -15,7 +15,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_queue import Meter, Pace, PushQueue
-from node.cells.line_limits import LineLimits
+from node.cells.line_limits import LineLimits, Pause
 from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
 from node.durable.write_ahead import WriteAhead
@@ -54,8 +54,6 @@ THROUGH = b"\x01"
 """The taker's answer to a piece."""
 
 T = TypeVar("T")
-Pause = Callable[[int, trio.CancelScope], Awaitable[None]]
-"""Waits until so many bytes may go; the deadline of the transfer's scope waits with it."""
 
 
 class Owner(Protocol):
@@ -245,21 +243,10 @@ class BulkStreams:
             self._paces = {**kept, peer: Pace()}
         return self._paces[peer]
 
-    def _pause(self, kind: Bulk) -> Pause | None:
-        """What each piece waits for before it goes, if there is anything."""
-        line = self._owner.line
-        if kind is not Bulk.STATE:
-            return line.before_sending if line.is_up_limited else None
-
-        async def state(num_bytes: int, scope: trio.CancelScope) -> None:
-            await self._serving.pause(num_bytes, scope)
-            await line.before_sending(num_bytes, scope)
-
-        return state
-
     async def _send_items(self, push: ev.Push, header: BulkHeader, cells: Outgoing) -> None:
         meter = Meter(self._pace(push.to))
-        pause = self._pause(push.bulk)
+        is_state = push.bulk is Bulk.STATE
+        pause = self._owner.line.turn(self._serving.pause if is_state else None)
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:

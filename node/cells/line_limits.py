@@ -4,6 +4,8 @@ Cells are nearly all that a node moves. Control messages are some kilobytes a ro
 nothing: a round in which they are late is lost.
 """
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from dht.token_bucket import TokenBucket
@@ -14,6 +16,9 @@ BURST_S = 0.25
 SLACK_S = 10.0
 """What a transfer that waits for its turn is given beyond its wait."""
 
+Pause = Callable[[int, trio.CancelScope], Awaitable[None]]
+"""Waits until so many bytes may go; the deadline of the transfer's scope waits with it."""
+
 
 class LineLimits:
     """Bytes per second up and down, for all transfers together; 0 sets no limit.
@@ -23,9 +28,21 @@ class LineLimits:
     """
 
     def __init__(self, up_bytes_per_s: float = 0.0, down_bytes_per_s: float = 0.0) -> None:
-        self.is_up_limited = up_bytes_per_s > 0.0
+        self._is_up_limited = up_bytes_per_s > 0.0
         self._up = TokenBucket(up_bytes_per_s, now_s=0.0, burst_s=BURST_S)
         self._down = TokenBucket(down_bytes_per_s, now_s=0.0, burst_s=BURST_S)
+
+    def turn(self, before: Pause | None) -> Pause | None:
+        """What each piece of a transfer waits for, after a pause of its own kind; None: nothing."""
+        if not self._is_up_limited:
+            return before
+
+        async def both(num_bytes: int, scope: trio.CancelScope) -> None:
+            if before is not None:
+                await before(num_bytes, scope)
+            await self.before_sending(num_bytes, scope)
+
+        return both
 
     async def before_sending(self, num_bytes: int, scope: trio.CancelScope) -> None:
         """Wait until so many bytes may go; the transfer's `scope` waits with it."""
