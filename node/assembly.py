@@ -122,9 +122,6 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
         states=_state_parts(node, store, journal, fetched),
-        line=LineLimits(
-            node.config.up_mbit * BYTES_PER_MBIT, node.config.down_mbit * BYTES_PER_MBIT
-        ),
         hooks=node.hooks,
         trace=node.trace,
     )
@@ -212,6 +209,9 @@ def _state_parts(
         gathered=Gathered(store, journal, fetched),
         served=Served(store, journal, checkpoint_finder(folder, store, manifest)),
         bytes_per_s=node.config.state_mbit * BYTES_PER_MBIT,
+        line=LineLimits(
+            node.config.up_mbit * BYTES_PER_MBIT, node.config.down_mbit * BYTES_PER_MBIT
+        ),
     )
 
 

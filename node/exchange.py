@@ -17,7 +17,6 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_streams import BulkStreams
-from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
 from node.durable.batch import batch_of
@@ -67,7 +66,6 @@ class DriverParts:
     checkpoints: Checkpoints
     states: StateParts
     hooks: NodeHooks
-    line: LineLimits
     trace: NodeTrace | None = None
     wall_clock: WallClock = time.time
 
@@ -94,7 +92,6 @@ class Driver:
         self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
         self.ahead = WriteAhead(parts.journal)
-        self.line = parts.line
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log, parts.states)
         self.finished = trio.Event()
         self.was_finished = False

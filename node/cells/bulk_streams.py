@@ -62,7 +62,6 @@ class Owner(Protocol):
     core: NodeCore
     store: ShardStore
     ahead: WriteAhead
-    line: LineLimits
 
     def is_linked(self, peer: PeerId) -> bool:
         """Whether a peer's hello is checked and its control stream is open."""
@@ -96,6 +95,7 @@ class _Inbound:
     owner: Owner
     scope: trio.CancelScope
     header: BulkHeader
+    line: LineLimits
     cells: list[int] = field(default_factory=list)
     told_s: float = field(default_factory=trio.current_time)
     timed_bytes: int = 0
@@ -122,7 +122,7 @@ class _Inbound:
             here = self.stream.num_buffered // head.piece * head.piece
             size = left if left <= self.stream.num_buffered else max(piece, here)
             received.append(await self.stream.receive_exactly(size))
-            await self.owner.line.after_receiving(size, self.scope)
+            await self.line.after_receiving(size, self.scope)
             self._time(size)
             self.scope.deadline = self.piece_s + STALL_S
             num_unsaid += -(-size // head.piece)
@@ -183,6 +183,7 @@ class BulkStreams:
         self._log = log
         self.fetching = Fetching(owner, parts.gathered)
         self._serving = Serving(owner, parts)
+        self._line = parts.line
         self._queue = PushQueue()
         self._paces: dict[PeerId, Pace] = {}
         self.parts_in_flight = 0
@@ -246,7 +247,7 @@ class BulkStreams:
     async def _send_items(self, push: ev.Push, header: BulkHeader, cells: Outgoing) -> None:
         meter = Meter(self._pace(push.to))
         is_state = push.bulk is Bulk.STATE
-        pause = self._owner.line.turn(self._serving.pause if is_state else None)
+        pause = self._line.turn(self._serving.pause if is_state else None)
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
@@ -275,7 +276,7 @@ class BulkStreams:
         try:
             with trio.fail_after(STALL_S) as scope:
                 data = await stream.receive_frame(limits.BULK_HEADER_BYTES_MAX)
-                inbound = _Inbound(stream, self._owner, scope, decode(BulkHeader, data))
+                inbound = _Inbound(stream, self._owner, scope, decode(BulkHeader, data), self._line)
                 scope.deadline = trio.current_time() + STALL_S
                 if inbound.header.bulk in bulk.IS_SERVED:
                     await self._receive_fetched(inbound)

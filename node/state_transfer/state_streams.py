@@ -6,13 +6,14 @@ are in worker threads; of what is served there is about a chunk in memory at a t
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 
 from node import events as ev
+from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, State
 from node.core import NodeCore
 from node.state_transfer.gathered import Gathered, WrongStep
@@ -37,11 +38,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateParts:
-    """What a node fetches and serves with; `bytes_per_s` of 0 sets no limit to what it serves."""
+    """What a node fetches and serves with; `bytes_per_s` of 0 sets no limit to what it serves.
+
+    `line` is what its owner gives of the line to all cells, those of rounds too.
+    """
 
     gathered: Gathered
     served: Served
     bytes_per_s: float = 0.0
+    line: LineLimits = field(default_factory=LineLimits)
 
 
 class Owner(Protocol):

@@ -9,7 +9,6 @@ import trio
 
 from node import events as ev
 from node.cells.bulk_streams import BulkStreams
-from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
 from node.durable.journal import FileJournal
@@ -63,7 +62,6 @@ class Desk:
             gathered=Gathered(self.store, self.journal, PartialCells(folder, self.files)),
             served=Served(self.store, self.journal, lambda _: None),
         )
-        self.line = LineLimits()
         self._changed = trio.Event()
         self.linked = {Ed25519Signer(FOUNDER_SEED).peer_id, Ed25519Signer(b"t" * 32).peer_id}
 

@@ -89,7 +89,6 @@ def driver_of(transport: MemoryTransport, folder: Path) -> Driver:
         restart=Restart(chain=tuple(desk.core.chain)),
         checkpoints=Checkpoints(folder, MANIFEST, 0),
         states=desk.state_parts,
-        line=desk.line,
         hooks=NodeHooks(),
     )
     driver = Driver(parts, compute_threads=1)

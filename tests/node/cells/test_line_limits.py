@@ -1,5 +1,7 @@
 """What cells take of a line: no more than its owner said, and nearly all of it."""
 
+from dataclasses import replace
+
 import pytest
 import trio
 
@@ -11,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.frames import Bulk
 from tests.memory_transport import MemoryNetwork
 from tests.node.cells.test_bulk_streams import CELLS, good_transfer
-from tests.node.edge import FOUNDER_SEED
+from tests.node.edge import FOUNDER_SEED, Desk
 
 RATE = 80_000.0
 """Bytes per second: ten seconds are a hundred transfers of the four cells that a desk has."""
@@ -19,10 +21,17 @@ RATE = 80_000.0
 SECONDS = 10.0
 
 
+def limit(desk: Desk, **bytes_per_s: float) -> LineLimits:
+    line = LineLimits(**bytes_per_s)
+    desk.state_parts = replace(desk.state_parts, line=line)
+    return line
+
+
 async def moved(*, up: float = 0.0, down: float = 0.0) -> float:
     """Bytes per second of two peers' transfers at once, through a line with these limits."""
     source, target, header, items = good_transfer()
-    source.line, target.line = LineLimits(up_bytes_per_s=up), LineLimits(down_bytes_per_s=down)
+    limit(source, up_bytes_per_s=up)
+    limit(target, down_bytes_per_s=down)
     num_bytes = 0
     size = sum(len(item.payload) for item in items)
     network = MemoryNetwork()
@@ -62,7 +71,7 @@ async def test_transfer_that_waits_longer_for_its_turn_than_a_stall_is_not_given
 ) -> None:
     source, target, header, items = good_transfer()
     size = sum(len(item.payload) for item in items)
-    source.line = LineLimits(up_bytes_per_s=size / (STALL_S + 2.0))
+    line = limit(source, up_bytes_per_s=size / (STALL_S + 2.0))
     network = MemoryNetwork()
     async with (
         network.open(signer_seed=FOUNDER_SEED) as near,
@@ -71,7 +80,7 @@ async def test_transfer_that_waits_longer_for_its_turn_than_a_stall_is_not_given
         far.serve(BULK_PROTOCOL, target.streams(far).accept)
         await near.connect(far.peer_id, far.addresses())
         # What may go at once is gone.
-        await source.line.before_sending(32 * 1024, trio.CancelScope())
+        await line.before_sending(32 * 1024, trio.CancelScope())
         await source.streams(near).push(ev.Push(far.peer_id, Bulk.PART, header.subject, CELLS))
     told = [cell for e in target.told if isinstance(e, ev.CellsArrived) for cell in e.cells]
     assert told == list(CELLS)
