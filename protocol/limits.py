@@ -17,9 +17,9 @@ PIECE_BYTES_LEAST = 64
 """A taker answers pieces of no fewer bytes, with a byte each."""
 
 PIECE_BYTES_MIN = 32 * KIB
-PIECE_BYTES_MAX = 256 * KIB
+PIECE_BYTES_MAX = CHUNK_BYTES
 """A cell travels in pieces, each of which its taker answers: on a line of 16 kB/s one every two
-seconds, on a fast one four for a chunk."""
+seconds, on a fast one one for a chunk. An answer is a step and a record at both ends."""
 
 CELL_ELEMENTS_MIN = 1 << 10
 CELL_ELEMENTS_MAX = 1 << 18

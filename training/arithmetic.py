@@ -19,6 +19,7 @@ BLOCK_ELEMENTS = 1 << 18
 Blocks change no bit, for every operation is element-wise."""
 
 _LONGEST_BLOCK = 1 << 14
+_STRIPS, _STRIP_BLOCK = 16, 1 << 11
 
 
 def blocks(rows: int, numel: int) -> Iterator[slice]:
@@ -83,9 +84,29 @@ def _folded(level: NDArray[np.float64]) -> float:
 
 def squared_norm(x_N: Vector) -> float:
     """Sum of squares in float64 by `tree_sum`; a float32 squared is exact in float64."""
+    numel = len(x_N)
+    if numel >= _STRIPS * _STRIP_BLOCK and not numel & (numel - 1):
+        return _folded(_folded_squares(x_N))
     wide_N = np.multiply(x_N, x_N, dtype=np.float64)
-    is_whole_tree = len(wide_N) and not len(wide_N) & (len(wide_N) - 1)
-    return _folded(wide_N) if is_whole_tree else tree_sum(wide_N)
+    return tree_sum(wide_N)
+
+
+def _folded_squares(x_N: Vector) -> NDArray[np.float64]:
+    """The squares of a power of two of elements, after the first foldings of the tree: as whole
+    vectors these would leave the cache, and each be read and written in memory."""
+    rows = x_N.reshape(_STRIPS, -1)
+    level = np.empty(rows.shape[1], dtype=np.float64)
+    block = np.empty((_STRIPS, _STRIP_BLOCK), dtype=np.float64)
+    for start in range(0, len(level), _STRIP_BLOCK):
+        span = slice(start, start + _STRIP_BLOCK)
+        block[...] = rows[:, span]
+        np.multiply(block, block, out=block)
+        half = _STRIPS // 2
+        while half > 1:
+            np.add(block[:half], block[half : 2 * half], out=block[:half])
+            half //= 2
+        np.add(block[0], block[1], out=level[span])
+    return level
 
 
 def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:

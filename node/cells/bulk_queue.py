@@ -23,7 +23,7 @@ PLACES_WAITING_MAX = 256
 PIECES_PER_WINDOW = 4
 """A cell travels in pieces, the last one shorter, and the taker says a byte for each that it has
 read: so both ends see a line move that takes long for a cell. Where it takes the window to fill a
-fast one, pieces are large: each answer is a record on the wire, at both ends."""
+fast one, pieces are large, a cell in the end: each answer is a record on the wire, at both ends."""
 
 WINDOW_BYTES_START = 64 * limits.KIB
 WINDOW_BYTES_MAX = 4 * limits.MIB

@@ -366,7 +366,8 @@ class CellStore:
             numel = self.layout.cell_numel(fragment, cell)
             cell_PN = rows_PN[:, :numel]
             for row_N, (_, root) in zip(cell_PN, entries, strict=True):
-                row_N[:] = decode_to_read(self._codec, self._parts[root][cell].payload, numel)
+                payload = self._parts[root][cell].payload
+                row_N[:] = decode_to_read(self._codec, payload, numel, is_checked=True)
             yield cell, cell_PN
 
     def stepping(self, state: State, *, round_index: int) -> OuterStepping:

@@ -33,7 +33,7 @@ class Numbers:
         self.name = name
         self._base_N = base(name, numel)
 
-    def contribution(self, round_index: int) -> Vector:
-        """What it hands over in a round."""
-        drift_N: Vector = self._base_N * scale(self.name, round_index)
+    def contribution(self, round_index: int, *, out: Vector | None = None) -> Vector:
+        """What it hands over in a round; in the memory of `out`, if there is one."""
+        drift_N: Vector = np.multiply(self._base_N, scale(self.name, round_index), out=out)
         return drift_N

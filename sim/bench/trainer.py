@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from node.cells.heap import keep_freed_memory
 from sim.bench.gate import wait_at
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
@@ -27,7 +30,9 @@ class _Drifts:
     def __call__(self, anchor_N: Vector, name: str, round_index: int) -> Vector:
         if self._numbers is None:
             self._numbers = Numbers(name, len(anchor_N))
-        return self._numbers.contribution(round_index)
+            self._drift_N = np.empty_like(anchor_N)
+        # Every time in the same memory: the one before is encoded, and new pages are not free.
+        return self._numbers.contribution(round_index, out=self._drift_N)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gate", type=Path, help="hand over when a file is there")
     parser.add_argument("--profile", type=Path, help="folder for samples of what it works for")
     options, _ = parser.parse_known_args(arguments)
+    keep_freed_memory()  # A contribution is made and freed in each round, cell by cell.
     if options.profile is not None:
         begin((options.profile / options.name).with_suffix(TRAINER_SUFFIX))
     pace = Pace(round_s=options.round_s, hold=options.hold)

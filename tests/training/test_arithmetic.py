@@ -67,7 +67,7 @@ def test_tree_sum_of_nothing_is_zero() -> None:
     assert tree_sum(np.empty(0)) == 0.0
 
 
-@pytest.mark.parametrize("numel", [1, 2, 3, 8, 1000, 1024, 4097])
+@pytest.mark.parametrize("numel", [1, 2, 3, 8, 1000, 1024, 4097, 1 << 15, 1 << 16, 1 << 18])
 def test_squared_norm_is_the_tree_of_the_squares_to_the_bit(seed: int, numel: int) -> None:
     x_N = np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
     squares = [float(value) * float(value) for value in x_N]
