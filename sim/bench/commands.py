@@ -221,6 +221,9 @@ def discovery(
     peers: PeersOption = 16,
     keys: Annotated[int, typer.Option(help="To store and to find, one at a time.")] = 1000,
     frozen: Annotated[int, typer.Option(help="Nodes that freeze behind the stores.")] = 0,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="All enter at one time, and until they know all.")
+    ] = False,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -243,7 +246,7 @@ def discovery(
         run_until_signal,
     )
 
-    options = DiscoveryOptions(peers=peers, keys=keys, frozen=frozen, seed=seed)
+    options = DiscoveryOptions(peers=peers, keys=keys, frozen=frozen, is_at_once=at_once, seed=seed)
     console = Console(stderr=json, highlight=False)
     results: list[DiscoveryResult] = []
 

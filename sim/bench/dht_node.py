@@ -3,6 +3,8 @@
     python -P -m sim.bench.dht_node 7
 
     join ADDRESS...   enter through these peers      {"took_s": 0.2, "answered": 1}
+    meet KEY NUMBER ADDRESS...   enter, say that we are there too, and search until so many do
+                                                 {"took_s": 1.4, "searches": 2}
     store KEY         say 64 bytes under a topic     {"took_s": 0.008, "stored": 8}
     get KEY           find what is said under it     {"took_s": 0.003, "found": true}
 
@@ -21,6 +23,7 @@ from dht.kademlia.routing import Contact
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.cells.heap import keep_freed_memory
 from node.config import parse_peer_address
+from node.peers.links import SEARCH_FIRST_S
 from node.peers.listening import full_addresses
 from protocol.identity import Ed25519Signer
 
@@ -35,15 +38,29 @@ def value_of(key: str) -> bytes:
     return key.encode().ljust(VALUE_BYTES, b".")
 
 
+async def _meet(directory: KademliaDirectory, key: str, number: int, addresses: list[str]) -> int:
+    """Search as often as a node does for the peers of its run; how often."""
+    await directory.join(_contacts(addresses))
+    await directory.announce(key.encode(), value_of(key), ttl_s=TTL_S)
+    searches = 1
+    while len(await directory.find(key.encode())) < number:
+        await trio.sleep(SEARCH_FIRST_S)
+        searches += 1
+    return searches
+
+
+def _contacts(addresses: list[str]) -> list[Contact]:
+    return [Contact(one.peer, (one.address,)) for one in map(parse_peer_address, addresses)]
+
+
 async def _answer(directory: KademliaDirectory, words: list[str]) -> dict[str, object]:
     began_s = time.perf_counter()
     told: dict[str, object]
     match words:
         case ["join", *addresses]:
-            contacts = [
-                Contact(one.peer, (one.address,)) for one in map(parse_peer_address, addresses)
-            ]
-            told = {"answered": await directory.join(contacts)}
+            told = {"answered": await directory.join(_contacts(addresses))}
+        case ["meet", key, number, *addresses]:
+            told = {"searches": await _meet(directory, key, int(number), addresses)}
         case ["store", key]:
             told = {"stored": await directory.announce(key.encode(), value_of(key), ttl_s=TTL_S)}
         case ["get", key]:

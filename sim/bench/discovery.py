@@ -30,11 +30,13 @@ _LINE_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveryOptions:
-    """`frozen` nodes stop after the stores, without a word, and stay connected."""
+    """`frozen` nodes stop after the stores, without a word, and stay connected. `is_at_once`: all
+    enter at one time, through the first, and search until they know each other."""
 
     peers: int = 16
     keys: int = 1000
     frozen: int = 0
+    is_at_once: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,10 +55,14 @@ class DiscoveryResult:
     """Times in seconds, in the order in which they were measured."""
 
     join_s: tuple[float, ...]
+    """Of each node but the first, from when it was told to enter; where all did at once, until it
+    knew all of them."""
+
     store_s: tuple[float, ...]
     get_s: tuple[float, ...]
     num_found: int
     replicas_p50: float
+    cpu_per_join_s: float
     cpu_per_store_s: float
     cpu_per_get_s: float
     memory_bytes_per_node: int
@@ -106,10 +112,11 @@ async def bench_discovery(
     """
     luck = random.Random(f"{options.seed}/discovery")
     async with _nodes(options, tell) as nodes:
-        join_s = [_seconds(await nodes[0].ask("join"))]
-        join_s += [_seconds(await node.ask("join", nodes[0].address)) for node in nodes[1:]]
-        await trio.sleep(SETTLE_S)
         pids = [node.process.pid for node in nodes]
+        began_s = cpu_s(pids)
+        join_s = await (_meet(nodes) if options.is_at_once else _join(nodes))
+        joined_s = cpu_s(pids)
+        await trio.sleep(SETTLE_S)
         keys = [f"key-{options.seed}-{number}" for number in range(options.keys)]
         tell(f"{len(nodes)} nodes have joined; storing {len(keys):,} keys")
         before_s = cpu_s(pids)
@@ -124,16 +131,37 @@ async def bench_discovery(
         since_s = cpu_s(pids)
         gets = [await luck.choice(alive).ask("get", key) for key in keys]
         return DiscoveryResult(
-            join_s=tuple(join_s[1:]),
+            join_s=tuple(join_s),
             store_s=tuple(map(_seconds, stores)),
             get_s=tuple(map(_seconds, gets)),
             num_found=sum(said["found"] is True for said in gets),
             replicas_p50=statistics.median(_number(said["stored"]) for said in stores),
+            cpu_per_join_s=(joined_s - began_s) / len(nodes),
             cpu_per_store_s=(stored_s - before_s) / len(keys),
             cpu_per_get_s=(cpu_s(pids) - since_s) / len(keys),
             memory_bytes_per_node=memory,
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         )
+
+
+async def _join(nodes: Sequence[_DhtNode]) -> list[float]:
+    """One after the other."""
+    await nodes[0].ask("join")
+    return [_seconds(await node.ask("join", nodes[0].address)) for node in nodes[1:]]
+
+
+async def _meet(nodes: Sequence[_DhtNode]) -> list[float]:
+    """All at once."""
+    took_s: list[float] = []
+
+    async def meet(node: _DhtNode, *addresses: str) -> None:
+        took_s.append(_seconds(await node.ask("meet", "run", str(len(nodes)), *addresses)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(meet, nodes[0])
+        for node in nodes[1:]:
+            nursery.start_soon(meet, node, nodes[0].address)
+    return took_s
 
 
 def _seconds(said: dict[str, object]) -> float:
@@ -202,10 +230,12 @@ def discovery_json(
     """The line that `--json` ends with."""
     return {
         "join_p50_s": round(statistics.median(result.join_s), 3),
+        "join_max_s": round(max(result.join_s), 3),
         "store_p50_ms": quantile_ms(result.store_s, 0.5),
         "store_p99_ms": quantile_ms(result.store_s, 0.99),
         "get_p50_ms": quantile_ms(result.get_s, 0.5),
         "get_p99_ms": quantile_ms(result.get_s, 0.99),
+        "cpu_ms_per_join": round(1000 * result.cpu_per_join_s, 1),
         "cpu_ms_per_store": round(1000 * result.cpu_per_store_s, 2),
         "cpu_ms_per_get": round(1000 * result.cpu_per_get_s, 2),
         "success": result.num_found / options.keys,
