@@ -280,14 +280,11 @@ class Driver:
         event: CoreInput
         match action:
             case ev.Measure(list_digest=digest, first=first, stop=stop):
-                rows = bulk.rows_of(self.core, store, action)
-                span = {"first": first, "stop": stop, "fragment": rows.fragment}
-                root = await self._compute_in(view, partial(store.measure, rows.entries, **span))
+                work = bulk.summing(self.core, store, self._parts.hooks, action)
+                root = await self._compute_in(view, work)
                 event = ev.Measured(digest, first, stop, root or b"")
-            case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
-                rows = bulk.rows_of(self.core, store, action)
-                span = {"first": first, "stop": stop, "fragment": rows.fragment}
-                work = partial(store.reduce, digest, rows.entries, **span, grams=grams)
+            case ev.Reduce(list_digest=digest, first=first, stop=stop):
+                work = bulk.summing(self.core, store, self._parts.hooks, action)
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):

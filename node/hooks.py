@@ -48,6 +48,14 @@ class NodeHooks:
         del store, fragment
         return payloads
 
+    def measuring(self, store: ShardStore) -> Callable[..., bytes]:
+        """In the place of the store's `measure`; called in a worker thread."""
+        return store.measure
+
+    def reducing(self, store: ShardStore) -> Callable[..., bytes]:
+        """In the place of the store's `reduce`; called in a worker thread."""
+        return store.reduce
+
     def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
         """The own contribution of this round; `decode` gives the vector that it stands for: of the
         whole shard, zeros where it is of another fragment."""

@@ -66,14 +66,16 @@ class Storing(SimNode):
             case ev.Measure(list_digest=digest, first=first, stop=stop):
                 assert rows is not None
                 entries, fragment = rows.entries, rows.fragment
-                stats = store.measure(entries, first=first, stop=stop, fragment=fragment)
+                stats = self.hooks.measuring(store)(
+                    entries, first=first, stop=stop, fragment=fragment
+                )
                 if self.sums_wrongly or self.lies_in_gram:
                     stats = spoiled_gram(stats)
                 self.tell(ev.Measured(digest, first, stop, stats))
             case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
                 assert rows is not None
                 span = {"first": first, "stop": stop, "fragment": rows.fragment}
-                root = store.reduce(digest, rows.entries, **span, grams=grams)
+                root = self.hooks.reducing(store)(digest, rows.entries, **span, grams=grams)
                 if self.sums_wrongly:
                     root = spoiled_sum(store, digest, first, stop)
                 self.tell(ev.Reduced(digest, first, stop, root))

@@ -10,6 +10,7 @@ from functools import partial
 from node.cells.shard_store import Item, ShardStore
 from node.core import NodeCore
 from node.events import ListEntry, Measure, Push, Reduce
+from node.hooks import NodeHooks
 from node.rules.agreed import ResultPlace, result_place
 from node.rules.round_view import RoundView
 from protocol.errors import LimitError
@@ -173,3 +174,15 @@ def rows_of(core: NodeCore, store: ShardStore, action: Reduce | Measure) -> Rows
         assert commit is not None, "a certified LIST names a COMMIT that is not here"
         found.append((entry, commit[1].root))
     return Rows(tuple(found), store.layout.fragment_of(view.index))
+
+
+def summing(
+    core: NodeCore, store: ShardStore, hooks: NodeHooks, action: Reduce | Measure
+) -> Callable[[], bytes]:
+    """The work of a Reduce or Measure, for a thread."""
+    rows = rows_of(core, store, action)
+    span = {"first": action.first, "stop": action.stop, "fragment": rows.fragment}
+    if isinstance(action, Measure):
+        return partial(hooks.measuring(store), rows.entries, **span)
+    reducing = hooks.reducing(store)
+    return partial(reducing, action.list_digest, rows.entries, **span, grams=action.grams)

@@ -9,6 +9,7 @@ from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
+from sim.attacks.lying_reducer import LyingReducer
 from sim.attacks.mimic import Mimic
 from sim.attacks.min_max import MinMax
 from sim.attacks.min_sum import MinSum
@@ -36,6 +37,7 @@ ATTACKS.register("fang_krum", FangKrum)
 ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)
+ATTACKS.register("lying_reducer", LyingReducer)
 ATTACKS.register("mimic", Mimic)
 ATTACKS.register("min_max", MinMax)
 ATTACKS.register("min_sum", MinSum)

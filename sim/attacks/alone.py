@@ -20,6 +20,7 @@ ALONE = (
     "constant_direction",
     "equivocation",
     "gaussian",
+    "lying_reducer",
     "on_off",
     "scale",
     "shift",

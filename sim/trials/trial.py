@@ -185,7 +185,7 @@ class _Trial:
 
     def _saw(self, record: Record) -> None:
         self.records.append((self.world.events, record))
-        if isinstance(record, Accused):
+        if isinstance(record, Accused) and record.peer not in self.world.settings.liars:
             self.accusations.append(record.of)
         if isinstance(record, Convicted) and record.evidence.subject not in self.convicted:
             proof = record.evidence
