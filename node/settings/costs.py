@@ -57,13 +57,13 @@ class Costs:
     parameters: int
     peers: int
     payload_bytes: int
-    """One contribution."""
+    """One contribution; of fragments the largest."""
 
     result_bytes: int
-    """What all contributions became, as it travels."""
+    """What all contributions became, as it travels; of fragments the largest."""
 
     parts_bytes: int
-    """Of contributions: what leaves a node, and as much comes in."""
+    """Of contributions: what leaves a node, and as much comes in; the mean of all fragments."""
 
     results_bytes: int
     """The same of results."""
@@ -92,13 +92,15 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     layout, outer = manifest.layout(0), manifest.outer
     numel, slots = layout.numel, len(make_outer(outer).slots)
     codec = make_codec(outer)
-    # Of the largest fragment: each round is about another one.
-    payload = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
-    result = max(map(sum, CellSizes.from_manifest(manifest).result))
+    # Each round is about another fragment.
+    payloads = [sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels]
+    results_each = [sum(sizes) for sizes in CellSizes.from_manifest(manifest).result]
+    payload, result = max(payloads), max(results_each)
     # An open run has two reducers of each cell, and whoever is one has what it summed.
     reducers = min(peers, 2 if manifest.trust == "open" else 1)
-    parts = payload * reducers * (peers - 1) // peers
-    results = result * (peers - reducers) // peers
+    turns = peers * layout.num_fragments
+    parts = sum(payloads) * reducers * (peers - 1) // turns
+    results = sum(results_each) * (peers - reducers) // turns
     vectors = _FLOAT_BYTES * numel
     state = vectors * (1 + slots)
     has_residual = outer.feedback > 0

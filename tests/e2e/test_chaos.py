@@ -60,3 +60,13 @@ def test_chaos_breaks_no_promise_and_halves_no_pace(tmp_path):
     sys.stdout.write(f"{told}; {len(chaos['faults'])} faults\n")
     assert pace > 0.5
     assert processes_of(tmp_path) == []
+
+
+def test_fragments_synced_in_turn_survive_the_same(tmp_path):
+    """A kill, a freeze, who leaves, comes back or joins late, while residuals are of fragments."""
+    fewer = ("--peers", "5", "--fragments", "3")
+    status, chaos, said = local(tmp_path, CHAOS_S, *CHAOS, *fewer)
+    assert status == 0, said[-4000:]
+    assert (chaos["is_good"], chaos["invariants"], chaos["error"]) == (True, "hold", "")
+    assert (chaos["deaths"], chaos["checkpoints_equal"]) == ([], True)
+    assert chaos["faults"]

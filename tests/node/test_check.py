@@ -76,6 +76,9 @@ def test_fragments_cut_what_a_round_moves_and_not_what_is_kept(tmp_path: Path) -
     largest = max(parts.manifest.layout(0).fragment_numels) / parts.costs.parameters
     assert parts.costs.payload_bytes == pytest.approx(largest * whole.costs.payload_bytes, rel=0.02)
     assert largest < 0.5
+    # Four rounds of them move what one of the whole does.
+    assert parts.costs.parts_bytes == pytest.approx(whole.costs.parts_bytes / 4, rel=0.02)
+    assert parts.costs.results_bytes == pytest.approx(whole.costs.results_bytes / 4, rel=0.02)
     assert check_json(parts, None)["fragments"] == 4
     with pytest.raises(ConfigError, match="9 fragments of a model of 5"):
         check_run_file(file(tmp_path, "[outer]\nfragments = 9"), 8)

@@ -14,6 +14,9 @@ from sim.invariants import InvariantBroken
 from sim.nodes import SimNode
 from sim.toy_run import toy_run
 from sim.trainer import SimTrainer
+from sim.trials.scenario import overridden
+from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import run_trial
 from tests.node.builders import peers_named, toy_manifest
 from tests.sim.worlds import WatchedWorld
 
@@ -97,3 +100,11 @@ def test_fragments_that_are_mixed_up_are_noticed(seed, broken, name):
     world = world_of(3, seed)
     with broken(), pytest.raises(InvariantBroken, match=name):
         world.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_what_was_sealed_is_what_was_applied_whatever_goes_wrong(seed):
+    """Latecomers, kills, partitions and all else of the scenario, with error feedback."""
+    scenario = overridden(read_scenario("fragments"), peers=6)
+    assert run_trial(scenario, seed).violation is None
