@@ -205,7 +205,8 @@ class RoundMachine(RoundSteps):
             if sealers and standing.branch and opening.basis.digest == standing.final.value.digest:
                 # The head names nobody in reach: nobody could contribute there, nor name a joiner.
                 yield from self._fall_back()
-            is_final_elsewhere = self.is_behind or standing.base.ballots.sealed(standing.base.basis)
+            base = standing.base
+            is_final_elsewhere = self.is_behind or base.ballots.sealed(base.before)
             if is_final_elsewhere or len(standing.branch) >= limits.BRANCH_ROUNDS_MAX:
                 sealers = _NOBODY
         view = standing.top if sealers else standing.base
@@ -253,7 +254,7 @@ class RoundMachine(RoundSteps):
             view.certified_s.setdefault(digest, now_s)
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
-        if not (certified or view.followed or view.ballots.sealed(view.basis)):
+        if not (certified or view.followed or view.ballots.sealed(view.before)):
             return  # Nothing is summed yet.
         yield from supply.measure_slices(view)
         note_grams(view, now_s)
@@ -284,7 +285,7 @@ class RoundMachine(RoundSteps):
         for attempt, digest in view.ballots.certified():
             if attempt < view.attempt or digest not in view.applied:
                 continue
-            if view.me in view.ballots.of(kind, attempt, view.basis):
+            if view.me in view.ballots.of(kind, attempt, view.before):
                 continue
             is_bound = view.lock is not None and view.lock[1] != digest and view.lock[0] >= attempt
             if is_bound and kind is Kind.SEAL:
@@ -300,7 +301,7 @@ class RoundMachine(RoundSteps):
     def _final(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: a quorum of SEALs of one attempt makes the round final."""
         view, branch = self.standing.base, self.standing.branch
-        sealed = view.ballots.sealed(view.basis)
+        sealed = view.ballots.sealed(view.before)
         if sealed is None:
             return
         if branch and branch[0].value.digest == sealed[0].value:

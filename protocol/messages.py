@@ -363,6 +363,8 @@ class SealClock:
 class SealValue:
     """What a seal says. Its digest covers neither the attempt nor any signature.
 
+    `before` is the seal of the round before, `basis` the one that named roster, closer and slots of
+    this round: with one round in flight the same, with two the one before that (R1, R5).
     `root` is over the state after the round: anchor and outer slots. An empty `commits` means that
     the round carried.
     """
@@ -371,6 +373,7 @@ class SealValue:
     shard: Annotated[int, Range(0, limits.SHARDS_MAX)]
     round: Round
     before: Digest
+    basis: Digest
     commits: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
     drifts: Annotated[tuple[Digest, ...], Size(0, limits.SEATS_MAX)]
     root: Digest
@@ -385,7 +388,7 @@ class SealValue:
     @cached_property
     def list_digest(self) -> bytes:
         """The digest of the LIST that this seal sums."""
-        return list_digest(self.before, self.shard, self.round, self.commits, self.drifts)
+        return list_digest(self.basis, self.shard, self.round, self.commits, self.drifts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def _is_of_slice(view: RoundView, body: Gram) -> bool:
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
     """What is wrong with a message of this round; empty if nothing is."""
     slot, body = entry.message.slot, entry.body
-    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.basis:
+    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.before:
         # A second place for a SEAL, in which its sender could contradict itself unconvicted.
         return f"{slot.kind.name} with another seal before"
     is_list = slot.kind is Kind.LIST and not view.may_branch
@@ -112,7 +112,7 @@ def attempt_shown(view: RoundView, entry: Entry) -> int:
 
 
 def _subject(view: RoundView, kind: Kind) -> bytes:
-    return view.basis if kind is Kind.SEAL else b""
+    return view.before if kind is Kind.SEAL else b""
 
 
 def is_for_us(view: RoundView, entry: Entry) -> bool:

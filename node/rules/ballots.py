@@ -294,12 +294,11 @@ class Ballots:
         _, body, agreeing = max(agreed, key=lambda found: found[0])
         return body, tuple(message for _, message in sorted(agreeing.items()))
 
-    def locks(self) -> list[SignedMessage]:
+    def locks(self, before: bytes) -> list[SignedMessage]:
         """A SEAL of the latest attempt in which there is one: the highest lock that is known."""
         for attempt in self.attempts(Kind.SEAL):
             return [
-                entry.message
-                for _, entry in sorted(self.of(Kind.SEAL, attempt, self.basis).items())
+                entry.message for _, entry in sorted(self.of(Kind.SEAL, attempt, before).items())
             ]
         return []
 

@@ -31,6 +31,7 @@ def genesis(manifest: RunManifest, shard: int, root: bytes) -> SealCertificate:
         shard=shard,
         round=0,
         before=manifest.digest,
+        basis=manifest.digest,
         commits=(),
         drifts=(),
         root=root,
@@ -54,6 +55,8 @@ def check_seal(
         raise ProofError("a seal of another run or shard")
     if value.round != previous.round + 1 or value.before != previous.digest:
         raise ProofError(f"the seal of round {value.round} does not follow round {previous.round}")
+    if value.basis != previous.digest:
+        raise ProofError(f"another seal than that of round {previous.round} named the roster")
     attempts = set()
     agreeing: set[PeerId] = set()
     for data in certificate.seals:
@@ -79,7 +82,7 @@ def is_seal_of(message: SignedMessage, value: SealValue, previous: SealValue) ->
     return (
         slot.kind is Kind.SEAL
         and (slot.run, slot.shard, slot.round) == (value.run, value.shard, value.round)
-        and slot.basis == previous.digest
+        and slot.basis == value.basis == previous.digest
         and slot.subject == value.before
     )
 
@@ -124,7 +127,8 @@ def seal_value(
         run=head.run,
         shard=head.shard,
         round=view.index,
-        before=view.basis,
+        before=view.before,
+        basis=view.basis,
         commits=body.commits,
         drifts=body.drifts,
         root=root,

@@ -213,7 +213,7 @@ class Ledger:
         value, index = certificate.value, before.round + 1
         if (value.run, value.shard, value.round) != (before.run, before.shard, index):
             raise LedgerError.at(index, "its place has a seal of another run, shard or round")
-        if value.before != before.digest:
+        if not value.before == value.basis == before.digest:
             raise LedgerError.at(index, "it does not follow the seal before")
         if self._signer is None:
             return

@@ -118,7 +118,7 @@ class Meeting:
         """The own branch and the highest lock, to a peer that asks."""
         if final != standing.final.value.digest:
             return
-        lock = next((m.encoded for m in standing.base.ballots.locks()), b"")
+        lock = next((m.encoded for m in standing.base.ballots.locks(standing.base.before)), b"")
         for link in standing.branch:
             yield Send(peer, Branch(final=final, seals=(link,), lock=b""))
         yield Send(peer, Branch(final=final, seals=(), lock=lock))
@@ -198,7 +198,7 @@ class Meeting:
 
 
 def _own_locks(standing: Standing) -> Iterable[Lock]:
-    for message in standing.base.ballots.locks():
+    for message in standing.base.ballots.locks(standing.base.before):
         body = decode_message(message.encoded)[1]
         assert isinstance(body, Seal)
         yield Lock(standing.base.basis, message.slot.attempt, body.list_digest)
@@ -209,6 +209,8 @@ def _check_link(link: SealCertificate, last: SealValue, final: SealValue, signer
     value = link.value
     if (value.run, value.shard) != (last.run, last.shard):
         raise ProofError("a branch of another run or shard")
+    if value.basis != last.digest:
+        raise ProofError("a provisional seal whose roster another seal named")
     if value.round != last.round + 1 or not link.seals:
         raise ProofError(f"a provisional seal of round {value.round} that nobody sealed")
     is_seated = False

@@ -72,7 +72,7 @@ def _highest_lock(view: RoundView) -> List | None:
 
 def _lock_heard(view: RoundView) -> List | None:
     """R4: a provisional round takes up the highest lock in reach, reported or heard as a SEAL."""
-    for message in view.ballots.locks():
+    for message in view.ballots.locks(view.before):
         seal = decode_body(message)
         assert isinstance(seal, Seal)
         body = view.ballots.list_of(seal.list_digest)

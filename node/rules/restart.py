@@ -76,7 +76,7 @@ def recall_results(view: RoundView, restart: Restart) -> None:
 def _relock(view: RoundView) -> None:
     """R12: the lock is the latest own SEAL of the round."""
     for attempt in view.ballots.attempts(Kind.SEAL):
-        entry = view.ballots.of(Kind.SEAL, attempt, view.basis).get(view.me)
+        entry = view.ballots.of(Kind.SEAL, attempt, view.before).get(view.me)
         if entry is not None:
             assert isinstance(entry.body, Seal)
             view.lock = (attempt, entry.body.list_digest)

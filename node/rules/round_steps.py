@@ -98,13 +98,13 @@ class RoundSteps(RoundState):
     def _late_seal(self, view: RoundView, value: SealValue) -> Iterator[ev.RoundAction]:
         """Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
         left: its next COMMIT must carry it (R1, R2)."""
-        sealed = view.ballots.sealed(view.basis)
+        sealed = view.ballots.sealed(view.before)
         if sealed is None or view is not self.view or not view.is_member or self.is_muted:
             return
         if view.own_seal_of(value, (Kind.SEAL,)) or value.list_digest not in view.applied:
             return
         attempt = sealed[1][0].slot.attempt
-        is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.basis)
+        is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.before)
         if is_new and not self.config.rare("late-seal-unsigned"):
             yield from self._sign_seal(Kind.SEAL, value, attempt)
 
@@ -112,7 +112,7 @@ class RoundSteps(RoundState):
         """A round is sealed provisionally: go on behind it, and keep what is final."""
         view, value = self.view, link.value
         attempt = decode_message(link.seals[0])[0].slot.attempt if link.seals else view.attempt
-        own, slot = view.own_seal_of(value), (Kind.PSEAL, attempt, view.basis)
+        own, slot = view.own_seal_of(value), (Kind.PSEAL, attempt, view.before)
         may_sign = view.is_speaker and not self.is_muted and view.me not in view.ballots.of(*slot)
         if may_sign and not own:
             # It holds the result like all who sealed: its next COMMIT has to prove that.

@@ -38,9 +38,10 @@ class RoundView(Asking):
 
     `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
     seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
-    digest of `head`; `members`, ascending, may contribute, `electorate` votes;
-    `expected` are the members whom this node does not suspect, itself always; `pushed_among` those
-    who were expected when the own parts were pushed last.
+    digest of `head`, `before` of the seal of the round before, which this round's own one names;
+    `members`, ascending, may contribute, `electorate` votes; `expected` are the members whom this
+    node does not suspect, itself always; `pushed_among` those who were expected when the own parts
+    were pushed last.
 
     `awaited` are the COMMITs known when the first HAVE was
     signed without some of their parts; `is_timed` says that a deadline was learned from this round.
@@ -105,6 +106,7 @@ class RoundView(Asking):
     electorate: tuple[PeerId, ...] = field(init=False)
     expected: frozenset[PeerId] = field(init=False)
     basis: bytes = field(init=False)
+    before: bytes = field(init=False)
     index: int = field(init=False)
     is_member: bool = field(init=False)
     _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
@@ -113,6 +115,7 @@ class RoundView(Asking):
 
     def __post_init__(self) -> None:
         self.basis, self.index = self.head.digest, self.head.round + 1
+        self.before = self.basis  # One round in flight (R5).
         self.copies = copies(self.trust)
         self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
         self.electorate = rosters.voters(self.head.roster)
@@ -341,7 +344,7 @@ class RoundView(Asking):
         """The own SEAL of `value`, or else PSEAL, of whatever attempt; empty if there is none."""
         for kind in kinds:
             for attempt in self.ballots.attempts(kind):
-                entry = self.ballots.of(kind, attempt, self.basis).get(self.me)
+                entry = self.ballots.of(kind, attempt, self.before).get(self.me)
                 if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
                     return entry.message.encoded
         return b""

@@ -130,7 +130,7 @@ def _sealers(view: RoundView, digest: bytes) -> Iterator[PeerId]:
     """Peers in reach that have sealed a LIST, for good or provisionally."""
     for kind in (Kind.SEAL, Kind.PSEAL):
         for attempt in view.ballots.attempts(kind):
-            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.basis):
+            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.before):
                 if body.list_digest == digest and sealer not in view.suspects:
                     yield sealer
 
@@ -271,7 +271,7 @@ def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> list[flo
 
 def _sealed_list(view: RoundView) -> bytes:
     """The LIST that is sealed: for good, or by others of a branch."""
-    sealed = view.ballots.sealed(view.basis)
+    sealed = view.ballots.sealed(view.before)
     return sealed[0].list_digest if sealed else view.followed
 
 
@@ -288,7 +288,7 @@ def _result_sources(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId
     sources = list(view.agg_of(digest, piece))
     for kind in (Kind.SEAL, Kind.PSEAL):
         for attempt in view.ballots.attempts(kind):
-            sources += view.ballots.of(kind, attempt, view.basis)
+            sources += view.ballots.of(kind, attempt, view.before)
     sources += view.members
     left_out = {view.me, *view.suspects, *caught(view, digest, piece)}
     return [peer for peer in dict.fromkeys(sources) if peer not in left_out]

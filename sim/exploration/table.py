@@ -195,6 +195,7 @@ def head_of(voters: Iterable[PeerId], others: Iterable[PeerId] = ()) -> SealCert
         shard=0,
         round=WINDOW[-1],
         before=blake3(b"before").digest(),
+        basis=blake3(b"before").digest(),
         commits=(),
         drifts=(),
         root=blake3(b"state").digest(),

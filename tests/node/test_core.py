@@ -46,7 +46,9 @@ def test_message_of_the_next_round_is_checked_once_however_often_it_comes():
     signer = CountingSigner(C)
     core = NodeCore(MANIFEST, CONFIG, signer, HEAD, now_s=0.0)
     core.handle(ev.Linked(A), 0.0)
-    later = replace(HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest)
+    later = replace(
+        HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest, basis=HEAD.value.digest
+    )
     for _ in range(3):
         # A new object each time, as it comes off the wire.
         hand(core, A, Voice(A, later).commit())

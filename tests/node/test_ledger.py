@@ -301,6 +301,14 @@ def test_clock_that_a_quorum_signed_and_that_does_not_follow_is_an_error(founder
         ledger.add(sealed_by_all(before, lie), sealed.commits)
 
 
+@pytest.mark.parametrize("field", ["before", "basis"])
+def test_seal_on_another_than_the_one_before_is_an_error(founder, field):
+    ledger, before, sealed = first_round(founder)
+    other = replace(sealed.certificate.value, **{field: bytes(32)})
+    with pytest.raises(LedgerError, match="round 1: it does not follow"):
+        ledger.add(sealed_by_all(before, other), sealed.commits)
+
+
 def test_tokens_of_a_drift_are_sealed_and_of_nobody_on_this_chain(founder):
     ledger, before, sealed = first_round(founder)
     value = sealed.certificate.value

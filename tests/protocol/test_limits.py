@@ -204,6 +204,7 @@ def largest_seal() -> SealCertificate:
         shard=limits.SHARDS_MAX,
         round=rounds,
         before=digest(2),
+        basis=digest(4),
         commits=DIGESTS,
         drifts=DIGESTS,
         root=digest(3),

@@ -244,7 +244,7 @@ def test_certificate_of_a_list_does_not_change_its_name():
     bare = sign_message(SIGNER, place, replace(body, certificate=()))
     assert bare.digest != SIGNED[Kind.LIST].digest
     assert SEAL_VALUE.list_digest == list_digest(
-        SEAL_VALUE.before, 2, 41, SEAL_VALUE.commits, SEAL_VALUE.drifts
+        SEAL_VALUE.basis, 2, 41, SEAL_VALUE.commits, SEAL_VALUE.drifts
     )
 
 
@@ -268,6 +268,7 @@ def test_every_field_of_a_seal_changes_its_digest():
         replace(SEAL_VALUE, shard=3),
         replace(SEAL_VALUE, round=42),
         replace(SEAL_VALUE, before=digest(1)),
+        replace(SEAL_VALUE, basis=digest(1)),
         replace(SEAL_VALUE, commits=()),
         replace(SEAL_VALUE, drifts=()),
         replace(SEAL_VALUE, root=digest(1)),

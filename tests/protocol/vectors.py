@@ -251,6 +251,7 @@ SEAL_VALUE = SealValue(
     shard=2,
     round=41,
     before=BEFORE,
+    basis=BASIS,
     commits=(COMMIT_DIGEST, digest(0xB5)),
     drifts=(DRIFT,),
     root=ROOT,

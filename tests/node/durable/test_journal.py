@@ -255,7 +255,9 @@ def branch_of(length: int, name: int = 0) -> list[SealCertificate]:
     for number in range(length):
         before = links[-1].value if links else HEAD.value
         clock = replace(before.clock, step=name)
-        value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+        value = replace(
+            before, round=before.round + 1, before=before.digest, basis=before.digest, clock=clock
+        )
         links.append(SealCertificate(value=value, seals=(bytes([number]),)))
     return links
 

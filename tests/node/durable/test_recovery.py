@@ -166,7 +166,13 @@ def given_up(head: SealValue, peer: PeerId, rounds: int) -> tuple[SealValue, lis
     signed = []
     for index in range(rounds):
         voice = Voice(peer, head)
-        value = replace(head, round=head.round + 1, before=head.digest, root=bytes([index]) * 32)
+        value = replace(
+            head,
+            round=head.round + 1,
+            before=head.digest,
+            basis=head.digest,
+            root=bytes([index]) * 32,
+        )
         body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
         signed += [
             voice.commit().message,

@@ -106,7 +106,9 @@ def test_rules_are_asked_again_after_a_state_was_fetched(monkeypatch):
 
 
 def test_seal_asks_the_rules_of_who_suspects_and_lacks_its_result_and_of_nobody_else(monkeypatch):
-    value = replace(HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest)
+    value = replace(
+        HEAD.value, round=HEAD.value.round + 1, before=HEAD.value.digest, basis=HEAD.value.digest
+    )
     all_cells = set(range(CONFIG.num_cells(1)))
     for suspects, held, is_asked in (
         (frozenset(), set(), False),

@@ -21,7 +21,7 @@ HEAD = head_of((A, B, C), (D,))
 a, b, c, d = (Voice(peer, HEAD.value) for peer in (A, B, C, D))
 COMMITS = [voice.commit() for voice in (a, b, c)]
 X, Y = COMMITS[:2], COMMITS[1:]
-VALUE = replace(HEAD.value, round=5, before=HEAD.value.digest)
+VALUE = replace(HEAD.value, round=5, before=HEAD.value.digest, basis=HEAD.value.digest)
 
 
 def ballots_of(*heard) -> Ballots:

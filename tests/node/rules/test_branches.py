@@ -43,6 +43,7 @@ def seal_on(before: SealValue, mark: str, *, tokens: int = 10, **changes) -> Sea
         before,
         round=before.round + 1,
         before=before.digest,
+        basis=before.digest,
         commits=(blake3(mark.encode()).digest(),),
         root=blake3(b"root" + mark.encode()).digest(),
         clock=replace(before.clock, tokens=before.clock.tokens + tokens),

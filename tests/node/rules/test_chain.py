@@ -26,7 +26,9 @@ HEAD = head_of((A, B, C), (D,))
 a, b, c, d = (Voice(peer, HEAD.value) for peer in (A, B, C, D))
 SIGNER = KeyedHashSigner(D)
 OTHER = bytes(range(32))
-VALUE = replace(HEAD.value, round=5, before=HEAD.value.digest, root=state_after(b"x"))
+VALUE = replace(
+    HEAD.value, round=5, before=HEAD.value.digest, basis=HEAD.value.digest, root=state_after(b"x")
+)
 
 
 def certificate(*heard, value=VALUE) -> SealCertificate:
@@ -65,6 +67,7 @@ def test_seal_of_another_value_does_not_count():
 def test_seal_that_does_not_follow_is_refused():
     refused(certificate(a.seal(VALUE), value=replace(VALUE, round=6)), "follow")
     refused(certificate(a.seal(VALUE), value=replace(VALUE, before=OTHER)), "follow")
+    refused(certificate(a.seal(VALUE), value=replace(VALUE, basis=OTHER)), "named the roster")
     refused(certificate(a.seal(VALUE), value=replace(VALUE, run=OTHER)), "another run")
     refused(certificate(a.seal(VALUE), value=replace(VALUE, shard=1)), "another run")
 
@@ -105,7 +108,7 @@ def test_genesis_names_the_founder_alone_and_nothing_else_decides_it():
 
 def test_own_seal_of_whatever_attempt_proves_its_sender():
     old = replace(HEAD.value, round=3)
-    head = replace(HEAD.value, before=old.digest)
+    head = replace(HEAD.value, before=old.digest, basis=old.digest)
     for attempt in (0, 7):
         data = Voice(A, old).seal(head, attempt).message.encoded
         assert is_own_seal(data, A, head, SIGNER)
@@ -115,7 +118,7 @@ def test_own_seal_of_whatever_attempt_proves_its_sender():
 
 def test_what_is_no_seal_of_the_head_proves_nothing():
     old = replace(HEAD.value, round=3)
-    head = replace(HEAD.value, before=old.digest)
+    head = replace(HEAD.value, before=old.digest, basis=old.digest)
     voice = Voice(A, old)
     good = voice.seal(head).message
     assert not is_own_seal(b"", A, head, SIGNER)
@@ -130,7 +133,7 @@ def test_what_is_no_seal_of_the_head_proves_nothing():
 
 def test_provisional_seal_of_the_head_proves_like_a_seal():
     old = replace(HEAD.value, round=3)
-    head = replace(HEAD.value, before=old.digest)
+    head = replace(HEAD.value, before=old.digest, basis=old.digest)
     voice = Voice(A, old)
     body = voice.seal(head).body
     psealed = voice.say(Kind.PSEAL, body, subject=old.digest)
@@ -172,7 +175,7 @@ def test_seal_value_waits_for_the_list_its_commits_and_the_state():
 
 def test_voter_whose_commit_proves_its_seal_is_proved_and_others_are_not():
     old = replace(HEAD.value, round=3)
-    head = SealCertificate(value=replace(HEAD.value, before=old.digest), seals=())
+    head = SealCertificate(value=replace(HEAD.value, before=old.digest, basis=old.digest), seals=())
     speakers = [Voice(peer, head.value) for peer in (A, B, D)]
     proofs = [Voice(peer, old).seal(head.value).message.encoded for peer in (A, B, D)]
     commits = [

@@ -21,7 +21,9 @@ FINAL = HEAD.value
 def link(before: SealValue, tokens: int, *by) -> SealCertificate:
     """A provisional seal on `before` with so many more tokens."""
     clock = replace(before.clock, tokens=before.clock.tokens + tokens)
-    value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+    value = replace(
+        before, round=before.round + 1, before=before.digest, basis=before.digest, clock=clock
+    )
     body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
     said = [
         Voice(peer, before).say(Kind.PSEAL, body, subject=before.digest).message.encoded
@@ -111,6 +113,9 @@ def test_what_is_no_provisional_seal_is_the_senders_fault():
     good = link(FINAL, 5)
     standing = standing_on()
     stranger = link(FINAL, 5, D)
+    elsewhere = replace(good.value, basis=bytes(32))
+    said = Seal(value=elsewhere.digest, list_digest=elsewhere.list_digest, root=elsewhere.root)
+    psealed = Voice(B, FINAL).say(Kind.PSEAL, said, subject=FINAL.digest).message.encoded
     sealed = Voice(B, FINAL).seal(good.value).message.encoded
     bad = [
         replace(good, seals=()),
@@ -118,6 +123,7 @@ def test_what_is_no_provisional_seal_is_the_senders_fault():
         replace(good, seals=(sealed,)),
         replace(good, seals=stranger.seals),
         replace(good, value=replace(good.value, round=9)),
+        SealCertificate(value=elsewhere, seals=(psealed,)),
     ]
     for one in bad:
         found = Meeting(KeyedHashSigner(A))

@@ -120,7 +120,9 @@ def test_state_that_differs_from_the_sealed_one_asks_for_a_resync_and_never_repl
     script = Script()
     _, everybody = lists_of(script.begin())
     digest = digest_of(HEAD.value, everybody)
-    honest = replace(HEAD.value, round=5, before=HEAD.value.digest, root=ROOT)
+    honest = replace(
+        HEAD.value, round=5, before=HEAD.value.digest, basis=HEAD.value.digest, root=ROOT
+    )
     honest = replace(honest, commits=list_body(everybody).commits)
     arrived, applied = results(digest)
     script.tell(one.propose(everybody), one.vote(everybody), arrived, applied)

@@ -127,7 +127,9 @@ def test_lock_whose_list_is_lost_silences_its_round():
 
 # Its state is lost, its signatures are not ------------------------------------------------------
 
-NEXT = SealCertificate(value=replace(HEAD.value, round=5, before=HEAD.value.digest), seals=())
+NEXT = SealCertificate(
+    value=replace(HEAD.value, round=5, before=HEAD.value.digest, basis=HEAD.value.digest), seals=()
+)
 """The seal behind HEAD: the node signed in the round after it, and comes back to HEAD."""
 
 
@@ -171,7 +173,7 @@ def test_round_of_which_not_all_is_known_stays_silent(why):
         later = replace(NEXT, value=replace(NEXT.value, round=7))
         messages += signed_in(later)
     elif why == "lock without its list":
-        value = replace(NEXT.value, round=6, before=NEXT.value.digest)
+        value = replace(NEXT.value, round=6, before=NEXT.value.digest, basis=NEXT.value.digest)
         messages += (Voice(ME, NEXT.value).seal(value).message,)
     restart = Restart(chain=(HEAD,), messages=messages, silent_through=8, is_lost=why == "lost")
     silence, view = back_at(restart)

@@ -21,7 +21,9 @@ def entry_of(said) -> Entry:
 
 def link(before: SealValue, name: int) -> SealCertificate:
     clock = replace(before.clock, step=before.clock.step + name)
-    value = replace(before, round=before.round + 1, before=before.digest, clock=clock)
+    value = replace(
+        before, round=before.round + 1, before=before.digest, basis=before.digest, clock=clock
+    )
     return SealCertificate(value=value, seals=())
 
 

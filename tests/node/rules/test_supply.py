@@ -258,7 +258,12 @@ def test_observer_pulls_no_result_before_the_round_is_final():
 
 def final_value():
     return replace(
-        HEAD.value, round=5, before=HEAD.value.digest, commits=list_body(X).commits, drifts=()
+        HEAD.value,
+        round=5,
+        before=HEAD.value.digest,
+        basis=HEAD.value.digest,
+        commits=list_body(X).commits,
+        drifts=(),
     )
 
 

@@ -31,7 +31,9 @@ def chain_of(length: int, *, is_full: bool = True) -> list[SealCertificate]:
     last = HEAD.value
     for _ in range(length):
         commits = (bytes([last.round % 256]) * 32,) if is_full else ()
-        value = replace(last, round=last.round + 1, before=last.digest, commits=commits)
+        value = replace(
+            last, round=last.round + 1, before=last.digest, basis=last.digest, commits=commits
+        )
         seals = tuple(Voice(peer, last).seal(value).message for peer in (A, B))
         chain.append(certify(value, seals))
         last = value

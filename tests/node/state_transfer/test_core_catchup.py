@@ -17,7 +17,9 @@ def chain_on(head: SealCertificate, length: int) -> tuple[SealCertificate, ...]:
     chain, last = [], head.value
     for _ in range(length):
         commits = (bytes([last.round]) * 32,)  # Something to step with, were it fewer rounds.
-        value = replace(last, round=last.round + 1, before=last.digest, commits=commits)
+        value = replace(
+            last, round=last.round + 1, before=last.digest, basis=last.digest, commits=commits
+        )
         seals = tuple(Voice(peer, last).seal(value).message for peer in (A, B))
         chain.append(certify(value, seals))
         last = value

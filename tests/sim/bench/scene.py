@@ -74,6 +74,7 @@ class Scene:
             self.heads[-1],
             round=index,
             before=self.heads[-1].digest,
+            basis=self.heads[-1].digest,
             commits=tuple(entry.commit_digest for entry, _ in entries),
             root=root,
             roster=roster_of(members),
