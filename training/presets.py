@@ -132,7 +132,6 @@ def _streaming(rounds: int) -> Preset:
     return Preset(
         summary="Streaming DiLoCo without overlap, a quarter of the model in each round",
         codec="e3m0",
-        learning_rate=0.4,
         momentum=momentum_for(rounds),
         inner_steps=25,
         fragments=4,
