@@ -93,6 +93,35 @@ def is_public(address: str) -> bool:
     )
 
 
+def may_be_dialled(said: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
+    """Of the addresses that a stranger says are its own, those that a node dials which is `here`.
+
+    Not what leads into the dialler's own machine, or to whoever happens to be next to it: else a
+    record would have others knock at services of theirs. Whoever is told loopback by its own
+    transport is alone with others on one machine, and dials that.
+    """
+    is_alone = any(map(_is_own_machine, here))
+    return tuple(one for one in said if is_alone or not _is_own_machine(_first_hop(one)))
+
+
+def _first_hop(address: str) -> str:
+    return address.partition("/p2p/")[0] if is_circuit(address) else address
+
+
+def _is_own_machine(address: str) -> bool:
+    place = host_and_port(address)
+    try:
+        host = ipaddress.ip_address(place[0]) if place is not None else None
+    except ValueError:
+        return True
+    if host is None:
+        return False
+    mapped = getattr(host, "ipv4_mapped", None) or host
+    return bool(
+        mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified or mapped.is_multicast
+    )
+
+
 def dial_order(addresses: Iterable[str]) -> tuple[str, ...]:
     """Each once: near ones first, since they cost nobody's line, then public ones, then relays.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from dht.directory import Directory
+from dht.reaching.circuits import may_be_dialled
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.access import Access
@@ -215,7 +216,8 @@ class Links:
             return
         if writer not in self._known and len(self._known) >= KNOWN_MAX:
             self._forget_one()
-        self._known[writer] = said.addresses
+        # Those that a user named come another way, and are dialled wherever they lead.
+        self._known[writer] = may_be_dialled(said.addresses, self.transport.addresses())
 
     def _forget_one(self) -> None:
         """Forget the peer that was out of reach most often; honest ones are announced again."""

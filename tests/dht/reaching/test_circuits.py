@@ -16,6 +16,7 @@ from dht.reaching.circuits import (
     encode_word,
     is_circuit,
     is_public,
+    may_be_dialled,
     parse_circuit,
 )
 from dht.reaching.relay_books import DAY_S, RelayBooks, RelayLimits
@@ -84,6 +85,19 @@ def test_relays_are_dialled_last_and_each_address_once():
     relayed = circuit_address(RELAY, PLACE)
     near = "/ip4/192.168.1.2/tcp/1"
     assert dial_order([relayed, near, PLACE, near]) == (near, PLACE, relayed)
+
+
+def test_strangers_do_not_have_us_dial_our_own_machine():
+    home, own = "/ip4/192.168.1.2/tcp/1", "/ip4/127.0.0.1/tcp/22"
+    bad = (
+        own,
+        *("/ip4/0.0.0.0/tcp/1", "/ip4/169.254.169.254/tcp/80", "/ip4/224.0.0.1/tcp/1"),
+        *("/ip6/::1/tcp/1", "/ip6/::ffff:127.0.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/x/tcp/1"),
+        circuit_address(RELAY, own),
+    )
+    good = (home, PLACE, "/dns/a.example/tcp/1", circuit_address(RELAY, PLACE))
+    assert may_be_dialled((*bad, *good), (home,)) == good
+    assert may_be_dialled((own, home), ("/ip4/127.0.0.1/tcp/4001",)) == (own, home)
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
