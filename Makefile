@@ -19,7 +19,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu hunt sweep explore soak chaos lint clean
+.PHONY: help install demo test test-slow test-gpu hunt sweep compiled explore soak chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
 	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
+	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
 	@echo "make chaos      a quarter of an hour of twelve nodes, a victim every ten seconds"
@@ -54,6 +55,9 @@ test-gpu: $(STAMP)
 
 sweep: $(STAMP)
 	$(BIN)/barnraise sim sweep mixed --seeds 0..199 $(ARGS)
+
+compiled: $(STAMP)
+	$(BIN)/python -m sim.compiled $(ARGS)
 
 explore: $(STAMP)
 	$(BIN)/python -m sim.explorer $(ARGS)

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, NewType, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -289,7 +290,7 @@ def _scalar_form(check: _Check) -> _Form:
     return _Form(check, read, _itself)
 
 
-def _enum_form(kind: type[int]) -> _Form:
+def _enum_form(kind: type[IntEnum]) -> _Form:
     def plain(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(kind.__name__, value)
@@ -394,6 +395,6 @@ def _form(hint: Any) -> _Form:  # noqa: ANN401 - annotations of fields have no c
         return _scalar_form(_check_any_scalar)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _struct_form(hint)
-    if isinstance(hint, type) and issubclass(hint, int):  # an IntEnum
+    if isinstance(hint, type) and issubclass(hint, IntEnum):
         return _enum_form(hint)
     raise AssertionError(f"no wire form for {hint!r}")

@@ -87,6 +87,9 @@ def sweep_scenarios(
         Path | None,
         typer.Option(help="Folder for plot, table and failures.", show_default=False),
     ] = None,
+    interpreted: Annotated[
+        bool, typer.Option("--interpreted", help="Even if `make compiled` has been run.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
@@ -105,6 +108,7 @@ def sweep_scenarios(
         peers=peers,
         rounds=rounds,
         out=out,
+        is_interpreted=interpreted,
     )
     end = sweeping.run_sweep(request, to_stderr=json)
     if json:

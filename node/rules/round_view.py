@@ -306,7 +306,7 @@ class RoundView(Asking):
         provisional = (
             rosters.provisional_closer(roster, self.basis, attempt) for roster in rosters_named
         )
-        return peer in (self._ordinary_closer(attempt), *provisional)
+        return peer == self._ordinary_closer(attempt) or peer in provisional
 
     def proposal(self) -> Entry | None:
         """The LIST of this attempt, from its closer."""

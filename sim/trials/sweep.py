@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from blake3 import blake3
@@ -80,8 +81,11 @@ def sweep(
     *,
     jobs: int,
     came: Callable[[Outcome | None], None],
+    build: Path | None = None,
 ) -> Swept:
     """Run every seed of every scenario. `came` is told of each outcome, and now and then of None.
+
+    `build` is a folder with our packages that workers take in the place of those we run from.
 
     KeyboardInterrupt ends it early, with what there is; no worker is left in any case.
     """
@@ -89,7 +93,7 @@ def sweep(
     # Seed by seed over all scenarios: a sweep that is interrupted has seen some of each.
     tasks = deque((name, seed) for seed in seeds for name in scenarios)
     num_left = len(tasks)
-    with _crew(scenarios, tasks, min(jobs, num_left)) as results:
+    with _crew(scenarios, tasks, min(jobs, num_left), build) as results:
         try:
             while num_left:
                 try:
@@ -113,10 +117,12 @@ Results = SimpleQueue[Outcome | OSError]
 
 
 @contextmanager
-def _crew(scenarios: Mapping[str, Scenario], tasks: deque[Task], jobs: int) -> Iterator[Results]:
+def _crew(
+    scenarios: Mapping[str, Scenario], tasks: deque[Task], jobs: int, build: Path | None
+) -> Iterator[Results]:
     """Workers at work until the block ends; then all of them end, at once."""
     results: Results = SimpleQueue()
-    workers = [_Worker(scenarios, tasks, results) for _ in range(jobs)]
+    workers = [_Worker(scenarios, tasks, results, build) for _ in range(jobs)]
     try:
         for worker in workers:
             worker.thread.start()
@@ -133,11 +139,15 @@ class _Worker:
     """A process, and the thread that gives it tasks and takes what comes."""
 
     def __init__(
-        self, scenarios: Mapping[str, Scenario], tasks: deque[Task], results: Results
+        self,
+        scenarios: Mapping[str, Scenario],
+        tasks: deque[Task],
+        results: Results,
+        build: Path | None = None,
     ) -> None:
         texts = {name: scenario_text(scenario) for name, scenario in scenarios.items()}
         self._first_line = json.dumps(texts) + "\n"
-        self._tasks, self._results = tasks, results
+        self._tasks, self._results, self._build = tasks, results, build
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._is_ended = False
@@ -188,7 +198,7 @@ class _Worker:
                     [sys.executable, "-P", "-m", "sim.trials.sweep_worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    env=_worker_environment(),
+                    env=_worker_environment(self._build),
                     text=True,
                     encoding="utf-8",
                 )
@@ -234,7 +244,11 @@ def lost_outcome(task: Task, why: str) -> Outcome:
     )
 
 
-def _worker_environment() -> dict[str, str]:
+def _worker_environment(build: Path | None = None) -> dict[str, str]:
     """One thread for each: the workers themselves fill the cores."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return child_environment() | single
+    environment = child_environment() | single
+    if build is not None:
+        parts = [str(build), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
+    return environment

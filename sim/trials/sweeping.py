@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from node.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
+from sim.compiled.builds import choose
 from sim.trials.outcome import Outcome
 from sim.trials.playing import overridden_scenario
 from sim.trials.replays import replay_command, write_failure
@@ -32,6 +33,7 @@ class Request:
     peers: int | None
     rounds: int | None
     out: Path | None
+    is_interpreted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,13 @@ def run_sweep(request: Request, *, to_stderr: bool) -> End:
     named = dict(zip(scenarios, given, strict=True))
     if request.out is not None:
         _make_folder(request.out)
+    choice = choose(is_wanted=not request.is_interpreted)
+    console.print(choice.text)
     began_s = time.monotonic()
     with _display(console) as display:
         shown = _Shown(display, len(seeds) * len(scenarios), request, named)
-        swept = sweep(scenarios, seeds, jobs=request.jobs or cores(), came=shown.came)
+        jobs = request.jobs or cores()
+        swept = sweep(scenarios, seeds, jobs=jobs, came=shown.came, build=choice.folder)
     swept.wall_s = time.monotonic() - began_s
     console.print(sweep_table(swept))
     if not swept.is_whole:
