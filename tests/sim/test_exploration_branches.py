@@ -63,7 +63,7 @@ BROKEN = [
         looser.locks_of_provisional_seals,
         Convergent,
         TWO(),
-        ("S1: ", 7),
+        ("S1: ", 5),
         id="PSEAL locks",
     ),
 ]

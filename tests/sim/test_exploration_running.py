@@ -146,14 +146,14 @@ BROKEN = [
         looser.kinds_share_an_attempt,
         BranchSpan(voters=2, rounds=1, changes=2, is_brisk=True),
         (),
-        ("R4: a VOTE and a PVOTE of one peer in one attempt", 4),
+        ("R4: a VOTE and a PVOTE of one peer in one attempt", 6),
         id="a change of kind stays in its attempt",
     ),
     pytest.param(
         looser.restarted_in_the_same_attempt,
-        BranchSpan(voters=2, rounds=1, changes=1, restarts=1, is_brisk=True, every=1),
+        BranchSpan(voters=2, rounds=1, changes=2, restarts=1, is_brisk=True, every=1),
         (),
-        ("in a good run: R4: a VOTE and a PVOTE of one peer in one attempt", 3),
+        ("R4: a VOTE and a PVOTE of one peer in one attempt", 7),
         id="a restart stays in its attempt",
     ),
 ]
