@@ -18,22 +18,30 @@ NETWORK_SUFFIX, TRAINER_SUFFIX = ".network", ".trainer"
 
 _FRAMES_MAX = 40
 
+_CODECS = ("blocks", "dense", "lowrank", "seeded", "sparse")
+
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hash", ("protocol/grid.py",)),
     ("norms", ("arithmetic.py squared_norm", "arithmetic.py cell_norms")),
     ("sum", ("cell_store.py reduce", "training/aggregation")),
-    ("decode", ("compression.py decode", "compression/dense.py decode")),
+    ("decode", tuple(f"compression/{name}.py decode" for name in _CODECS)),
     ("outer step", ("node/cells/outer_step.py", "training/outer.py")),
-    ("encode", ("compression.py encode", "compression/feedback.py", "compression/dense.py encode")),
+    ("encode", ("compression/feedback.py", *(f"compression/{c}.py encode" for c in _CODECS))),
     ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),
     ("trainer channel", ("training/channel.py", "node/trainers/trainer.py")),
     ("checkpoint", ("training/state.py", "tensor_file.py", "node/durable/checkpoints.py")),
-    ("journal", ("training/durable.py", "node/durable/journal.py", "record_log.py")),
+    ("journal", ("training/durable.py", "node/durable/", "record_log.py")),
     ("receive, decrypt", ("libp2p_session.py receive", "libp2p_session.py _decrypted")),
-    ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_link.py read", "_Inbound.item")),
-    ("receive, decrypt", ("bulk_streams.py item", "bulk_streams.py _receive_cells")),
+    ("receive, decrypt", ("libp2p_session.py _plain_of", "libp2p_stream.py receive")),
+    ("receive, decrypt", ("libp2p_tls.py receive", "libp2p_tls.py _decrypted")),
+    ("receive, decrypt", ("libp2p_tls.py _read_into", "libp2p_link.py _read_ahead")),
+    ("receive, decrypt", ("libp2p_muxed_stream.py feed", "libp2p_muxed_stream.py take")),
+    ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_yamux.py feed", "libp2p_link.py read")),
+    ("receive, decrypt", ("bulk_streams.py item", "_receive_cells")),
     ("send, encrypt", ("libp2p_session.py send", "libp2p_session.py write", "_send_items")),
-    ("send, encrypt", ("libp2p_link.py write", "libp2p_yamux.py", "libp2p_muxed_stream.py")),
+    ("send, encrypt", ("libp2p_tls.py send", "libp2p_stream.py send", "libp2p_link.py write")),
+    ("send, encrypt", ("libp2p_yamux.py", "libp2p_muxed_stream.py")),
+    ("connections", ("dht/transport",)),
     (
         "rounds",
         ("node/core", "node/round.py", "node/rules/", "node/peers/links.py", "node/exchange.py"),
