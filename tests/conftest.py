@@ -1,6 +1,8 @@
 """Coroutine tests under trio, the virtual clock, the seed."""
 
+import faulthandler
 import inspect
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +14,12 @@ from zlib import crc32
 import pytest
 import trio
 import trio.testing
+
+SLOW_TIMEOUT_S = 3600.0
+"""After which a slow test that hangs fails; others have `faulthandler_timeout`."""
+
+_STDERR = pytest.StashKey[int]()
+"""Where stacks are written: at a time-out standard error is a file of the test's."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell that runs us in the background has us ignore Ctrl+C, and all our children with us.
     """
+    config.stash[_STDERR] = os.dup(2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is None:
@@ -77,6 +86,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow"):
+        # Chaos and kill loops take longer than the limit that the runner has set just before.
+        file = item.config.stash[_STDERR]
+        faulthandler.dump_traceback_later(SLOW_TIMEOUT_S, exit=True, file=file)
     if item.get_closest_marker("gpu"):
         # Here and not above: most runs need no torch, and it takes a second to load.
         import torch
