@@ -55,7 +55,7 @@ def test_sixteen_peers_seal_twenty_rounds_with_equal_anchors_and_one_trace(seed)
         text=True,
         check=True,
     )
-    assert again.stdout.split() == [skeleton(seed).trace_hash] == [world.trace_hash]
+    assert again.stdout.split() == [world.trace_hash]
 
 
 def test_another_seed_gives_another_trace():

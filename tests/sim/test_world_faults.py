@@ -28,10 +28,12 @@ def strike(
     struck: list[PeerId] = []
 
     def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
+        if struck:
+            return
         # The last to seal goes on to the next round at once.
         for view in node.core.views():
             is_due = view.index == VICTIM_ROUND and view.closer(closer_of) == node.peer
-            if is_due and not struck and phase(view, action):
+            if is_due and phase(view, action):
                 struck.append(node.peer)
                 blow(node.peer)
 

@@ -66,9 +66,11 @@ def test_death_of_a_reducer_before_or_behind_its_gram_matrix_costs_no_round(phas
     struck: list[bytes] = []
 
     def trigger(_: World, node: SimNode, action: ev.CoreAction | None) -> None:
+        if struck:
+            return
         views = [view for view in node.core.views() if view.index == VICTIM_ROUND]
         # Whoever sums: of four cells not all do.
-        if any(v.own_slices() and PHASES[phase](v, action) for v in views) and not struck:
+        if any(PHASES[phase](v, action) and v.own_slices() for v in views):
             struck.append(node.peer)
             world.crash(node.peer)
 
