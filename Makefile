@@ -12,6 +12,8 @@ BIN := .venv/bin
 STAMP := .venv/.barnraise-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start some hundred interpreters: each would compile this tree anew where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Some systems ship Python without venv or ensurepip; such an interpreter does not fit either.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("protocol", "dht", "training", "node", "sim")
@@ -38,13 +39,18 @@ def module_from_source(path: str, text: str) -> Module:
     return Module(name=name, path=path, text=text, tree=ast.parse(text, path))
 
 
+@cache
+def _read_module(root: Path, file: Path) -> Module:
+    return module_from_source(file.relative_to(root).as_posix(), file.read_text("utf-8"))
+
+
 def read_modules(root: Path, folders: Sequence[str]) -> list[Module]:
-    """Every Python file below the folders; a folder that does not exist has none."""
+    """Every Python file below the folders; a folder that does not exist has none.
+
+    A file is parsed once per process: ask in a test, not on import, where every process pays.
+    """
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
-    return [
-        module_from_source(file.relative_to(root).as_posix(), file.read_text("utf-8"))
-        for file in files
-    ]
+    return [_read_module(root, file) for file in files]
 
 
 def within(name: str, prefixes: Sequence[str]) -> bool:
