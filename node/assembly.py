@@ -98,7 +98,11 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     journal = _open_journal(node, folder)
     anchor_N = joined(genesis_weights(manifest, SHARD))
     store = ShardStore(manifest, SHARD, anchor_N)
-    rounds = replace(RoundConfig.from_manifest(manifest, SHARD), wait_seats=config.wait_seats)
+    rounds = replace(
+        RoundConfig.from_manifest(manifest, SHARD),
+        wait_seats=config.wait_seats,
+        wait_seats_s=config.wait_seats_s,
+    )
     start = genesis(manifest, SHARD, store.state.root)
     core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.

@@ -20,6 +20,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 4096
 LINGER_S_MAX = 86_400.0
+WAIT_SEATS_S_MAX = 86_400.0
 STATE_MBIT_MIN, LINE_MBIT_MIN, MBIT_MAX = 0.5, 1.0, 1e6
 """Slower than the least, a joiner would take us for dead between two pieces of a cell."""
 
@@ -128,7 +129,10 @@ class NodeConfig:
     """The run's model, where it is in a file: what the founder gave, and the manifest names."""
 
     wait_seats: int = 0
-    """A founder holds its first COMMIT for so many joiners, at most 12 s."""
+    """A founder holds its first COMMIT for so many joiners, at most `wait_seats_s`."""
+
+    wait_seats_s: float = 12.0
+    """Seconds from its start on; who is not there by then joins a run that has begun."""
 
     validate_every: int = 1
     """Held-out loss every so many rounds, by members in turn; each costs the time of a few inner
@@ -199,6 +203,10 @@ class NodeConfig:
             raise ConfigError(f"relay_mbit: {self.relay_mbit} is not within 0..1e6")
         if not 0.0 <= self.linger_s <= LINGER_S_MAX:
             raise ConfigError(f"linger_s: {self.linger_s} is not within 0..{LINGER_S_MAX:.0f}")
+        if not 0.0 <= self.wait_seats_s <= WAIT_SEATS_S_MAX:
+            raise ConfigError(
+                f"wait_seats_s: {self.wait_seats_s} is not within 0..{WAIT_SEATS_S_MAX:.0f}"
+            )
         if self.status_port is not None and not 0 <= self.status_port <= PORT_MAX:
             raise ConfigError(f"status_port: {self.status_port} is not within 0..{PORT_MAX}")
         if self.log_level not in LOG_LEVELS:

@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
     parser.add_argument("--wait-seats", type=int, default=0, help="joiners to wait for (founder)")
+    parser.add_argument("--wait-seats-s", type=float, default=12.0, help="and for how long")
     parser.add_argument("--validate-every", type=int, default=1, help="rounds; 0 is never")
     parser.add_argument("--observer", action="store_true", help="follow without a seat")
     parser.add_argument("--status-port", type=int, help="serve status there; 0 takes a free port")
@@ -81,6 +82,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         threads=arguments.threads,
         device=arguments.device,
         wait_seats=arguments.wait_seats,
+        wait_seats_s=arguments.wait_seats_s,
         validate_every=arguments.validate_every,
         is_observer=arguments.observer,
         trace=arguments.trace,

@@ -19,6 +19,9 @@ _READ_BYTES = 64 * 1024
 _LEAVE_GRACE_S = 1.2
 """For a clean leave. With the second that killing takes all of it stays below three."""
 
+WAIT_SEATS_S = 60.0
+"""How long the founder waits for the others. Where cores are free they are there in seconds."""
+
 NODE_COMMAND = (sys.executable, "-P", "-m", "node.network_main")
 
 
@@ -44,7 +47,7 @@ class NodeSetting:
         line += ["--device", "cpu"]
         line += ["--validate-every", str(self.validate_every), "--events"]
         if self.bootstrap is None:
-            line += ["--wait-seats", str(self.wait_seats)]
+            line += ["--wait-seats", str(self.wait_seats), "--wait-seats-s", str(WAIT_SEATS_S)]
         else:
             line += ["--bootstrap", self.bootstrap]
         for switch in self.switches:

@@ -30,7 +30,8 @@ _TEMPLATE = """\
 # threads = 1            # torch threads; left out, all cores but one
 # compute_threads = 1    # threads for hashing and sums; each takes a core while it works
 # device = "auto"        # where to train: "auto", "cuda", "mps" or "cpu"
-# wait_seats = 0         # a founder waits for so many joiners with its first round, at most 12 s
+# wait_seats = 0         # a founder waits for so many joiners with its first round,
+# wait_seats_s = 12.0    # at most so many seconds
 # validate_every = 1     # rounds between looks at held-out text, each some inner steps; 0: never
 # linger_s = 15.0        # seconds to serve others after the last round
 # up_mbit = 0.0          # Mbit/s of our line that the run may take on the way out; 0: no limit
@@ -59,6 +60,7 @@ class NodeFile(Section):
     compute_threads: int = 1
     device: str = DEVICE_DEFAULT
     wait_seats: int = 0
+    wait_seats_s: float = 12.0
     validate_every: int = 1
     linger_s: float = 15.0
     up_mbit: float = 0.0

@@ -47,7 +47,7 @@ def manifest_of(state: Path) -> RunManifest:
 def wait_for_joiner(folder: Path, state: str) -> None:
     """Have a founder hold its first round for a joiner: these runs are short."""
     (folder / state).mkdir()
-    (folder / state / "node.toml").write_text("wait_seats = 1\n")
+    (folder / state / "node.toml").write_text("wait_seats = 1\nwait_seats_s = 120.0\n")
 
 
 def test_founder_and_joiner_finish_with_equal_weights(tmp_path: Path) -> None:
