@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption
 
 if TYPE_CHECKING:
     from node.rules.credit import Statement
@@ -16,18 +17,6 @@ if TYPE_CHECKING:
     from node.using.ledger import Tell
     from protocol.manifest import RunManifest
 
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="A node's state folder.", show_default=False)
-]
-RunOption = Annotated[
-    str | None,
-    typer.Option("--run", help="First digits of the run, where there are several."),
-]
-ManifestOption = Annotated[
-    Path | None,
-    typer.Option("--manifest", help="The run's manifest, where the folder lacks it."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 
 credit_app = typer.Typer(
     help="Show who did the work of a run, by the contributions that its sealed rounds list.",

@@ -6,18 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import JsonOption, RunOption, StateOption
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence
 
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="A node's state folder.", show_default=False)
-]
-RunOption = Annotated[
-    str | None,
-    typer.Option("--run", help="First digits of the run, where there are several."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 
 evidence_app = typer.Typer(
     help="Show who convicted itself in a run: two signed statements that nobody honest makes both.",

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import JsonOption, RunOption, StateOption
 
 if TYPE_CHECKING:
     from protocol.invitations import Token
 
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="State folder of the node.", show_default=False)
-]
-RunOption = Annotated[
-    str | None, typer.Option("--run", help="First digits of the run, where there are several.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 
 _DAY_S = 86_400.0
 

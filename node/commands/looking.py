@@ -12,20 +12,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import JsonOption, RunOption, StateOption
 from protocol.errors import NetworkError
 
 WATCH_S = 1.0
 
 Screen = tuple[Callable[[object], None], Callable[[str], None]]
 
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="State folder of the node.", show_default=False)
-]
-RunOption = Annotated[
-    str | None,
-    typer.Option("--run", help="Digest of the run, or its first digits.", show_default=False),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Again each second, until Ctrl+C.")]
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+from node.commands.options import JsonOption
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
     from node.using.child import Evaluated, Source, TextWanted, WeightsUsed
     from node.using.export import Written
 
-StateOption = Annotated[
-    Path | None, typer.Option(help="A node's state folder.", show_default="the usual place")
-]
-RunOption = Annotated[
-    str | None,
-    typer.Option(metavar="DIGEST", help="First digits of the run, where there are several."),
-]
-ManifestOption = Annotated[
-    Path | None, typer.Option(help="The run's manifest, where the folder lacks it.")
-]
 RoundOption = Annotated[
     int | None, typer.Option("--round", help="What this round sealed; else the newest.")
 ]
@@ -38,7 +29,6 @@ ModelFileOption = Annotated[
     Path | None, typer.Option(help="The run's own model, where its manifest names a file.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 
 
 @app.command()
