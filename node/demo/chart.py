@@ -73,17 +73,14 @@ def marks(result: DemoResult) -> list[Mark]:
 def endings(result: DemoResult) -> list[Ending]:
     """Both curves with what stands at their ends, the upper first; one without points is left out.
 
-    The number is the one measured on more text than the curve.
+    The number is where the line ends: the final losses are measured on more text, and are others.
     """
     found = [
-        Ending(kind="swarm", label=_ended("swarm", result.loss_last), curve=result.swarm),
-        Ending(kind="alone", label=_ended("alone", result.loss_alone), curve=result.alone),
+        Ending(kind=kind, label=f"{kind} {curve[-1][1]:.3f}", curve=curve)
+        for kind, curve in (("swarm", result.swarm), ("alone", result.alone))
+        if curve
     ]
-    return sorted((e for e in found if e.curve), key=lambda e: e.curve[-1][1], reverse=True)
-
-
-def _ended(name: str, loss: float | None) -> str:
-    return name if loss is None else f"{name} {loss:.3f}"
+    return sorted(found, key=lambda ending: ending.curve[-1][1], reverse=True)
 
 
 def draw_chart(result: DemoResult) -> str:

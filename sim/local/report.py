@@ -139,6 +139,8 @@ def print_result(console: Console, result: Result) -> None:
         rows.append(("attack", f"{result.options.attack.name}; weights: {', '.join(weights)}"))
         nobody = "nobody: what it signs does not contradict itself, and nobody audits its numbers"
         rows.append(("banned", ", ".join(result.banned) or nobody))
+    proofs = [evidence_path(result, name) for name, evidence in result.banned.items() if evidence]
+    rows += [("", f"barnraise evidence verify {path}") for path in proofs]
     for name, text in rows:
         table.add_row(name, text)
     console.print(table, markup=False)
@@ -149,12 +151,20 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def write_report(result: Result, folder: Path) -> None:
-    """The result and the plot as files. Takes half a second."""
+    """The result, the evidence and the plot as files. Takes half a second."""
     seals = [[round(at_s, 3), index] for at_s, index in result.story.seals]
     body = result.as_json() | {"seals": seals}
     (folder / RESULT_FILE).write_text(json.dumps(body, indent=1) + "\n", "utf-8", newline="\n")
+    for name, evidence in result.banned.items():
+        if evidence:  # The nodes' own copies go with their folders.
+            evidence_path(result, name).write_bytes(bytes.fromhex(evidence))
     if result.story.seals:
         draw_plot(result, folder / PLOT_FILE)
+
+
+def evidence_path(result: Result, name: str) -> Path:
+    """Where the evidence against a banned node lies, for `barnraise evidence verify`."""
+    return result.options.folder / f"{name}.evidence"
 
 
 def draw_plot(result: Result, path: Path) -> None:

@@ -157,6 +157,12 @@ def test_upper_ending_comes_first(result):
     assert [ending.kind for ending in endings(result)] == ["alone", "swarm"]
 
 
+def test_number_beside_a_line_is_where_the_line_ends(result):
+    for ending in endings(result):
+        assert ending.label == f"{ending.kind} {ending.curve[-1][1]:.3f}"
+    assert result.swarm[-1][1] != result.loss_last, "or this shows nothing"
+
+
 def test_plot_is_a_png(result, tmp_path):
     draw_plot(result, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -1,11 +1,17 @@
 """What is known of a run from what its nodes say, and what is made of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from node.demo import events
+from node.state.evidence_files import read_evidence
+from node.using.checkpoint_find import ANY_SIGNER
+from protocol.entry_kinds import Accusation
+from protocol.identity import peer_id_text
+from sim.attacks.alone import Lies
 from sim.local.chaos import Fault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
@@ -13,6 +19,7 @@ from sim.local.progress import Progress
 from sim.local.report import Result, print_result, write_report
 from sim.local.story import Story
 from sim.local.verdict import Verdict
+from tests.protocol.entry_vectors import EVIDENCE
 
 GOOD = Verdict(
     broken="",
@@ -121,6 +128,21 @@ def test_result_is_good_only_if_nothing_went_wrong(tmp_path, error, has_death, b
     text = console.export_text()
     assert "freeze B for 3.0 s" in text
     assert (error or "hold") in text or broken in text
+
+
+def test_evidence_outlives_the_folders_of_the_nodes_and_the_report_says_how_to_check_it(tmp_path):
+    found = EVIDENCE[Accusation.TWO_MESSAGES]
+    story, _ = story_of(tmp_path, "A", "B")
+    story.nodes["B"].peer = peer_id_text(found.subject)
+    story.heard(story.nodes["A"], sealed(1), 1.0)
+    options = LocalOptions(peers=2, folder=tmp_path, trust="open", attack=Lies("equivocation", 1))
+    verdict = replace(GOOD, banned={found.subject: found.encoded.hex()})
+    result = Result(options=options, story=story, verdict=verdict, wall_s=9.0, error="")
+    write_report(result, tmp_path)
+    assert read_evidence(tmp_path / "B.evidence", ANY_SIGNER) == found
+    console = Console(record=True, width=400, force_terminal=False)
+    print_result(console, result)
+    assert f"barnraise evidence verify {tmp_path / 'B.evidence'}" in console.export_text()
 
 
 def test_verdict_without_a_record_is_no_good_one():
