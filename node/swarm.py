@@ -35,6 +35,7 @@ from training.exchange import Contribution, Lease, Outcome, RunClock
 from training.frames import Attach, Ready
 from training.leases import lease_size, part_of_lease
 from training.manifest_file import read_manifest
+from training.presets import steps_of
 
 if TYPE_CHECKING:
     from training.diloco import RunStart
@@ -235,9 +236,10 @@ class Swarm:
         assert self._is_open, "samples before the loop object"
         while self._goes_on():
             now, lease = self.round, self._lease
-            if lease_size(lease) < inner.batch * inner.inner_steps:
+            steps = steps_of(self._manifest, lease)
+            if lease_size(lease) < inner.batch * steps:
                 raise TrainerError(f"a lease of {lease_size(lease)} samples is too short")
-            for step in range(inner.inner_steps):
+            for step in range(steps):
                 if not self._goes_on() or self.round != now:
                     break
                 part = part_of_lease(lease, step * inner.batch, inner.batch)

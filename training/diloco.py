@@ -24,7 +24,7 @@ from training.exchange import Contribution, Exchange, Lease, Outcome, RunClock, 
 from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
 from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
 from training.models import check_parameters, read_fragment, write_fragment
-from training.presets import make_method
+from training.presets import make_method, steps_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,22 @@ class DiLoCo:
         return self._local_step
 
     @property
+    def steps(self) -> int:
+        """Inner steps of the round in hand: H, or where peers choose what the lease is for."""
+        return self._steps
+
+    @property
+    def _global_step(self) -> int:
+        """Where the learning rate is at: of sealed facts and the local step alone (R9).
+
+        Where rounds have fewer steps than H, the rate goes by rounds: it is to end with the run.
+        """
+        if not self._method.is_paced:
+            return self._clock.step + self._local_step
+        inner_steps = self._manifest.inner.inner_steps
+        return self._clock.round * inner_steps + self._local_step * inner_steps // self.steps
+
+    @property
     def finished(self) -> bool:
         """Whether the run has ended: there is nothing to train any more."""
         return not self._lease
@@ -140,12 +156,13 @@ class DiLoCo:
         """
         if self._under_way is not None:
             return self.resume()
-        global_step = self._clock.step + self._local_step
-        apply_gradient(self._model, self._inner_optimizer, self._manifest, global_step)
+        apply_gradient(self._model, self._inner_optimizer, self._manifest, self._global_step)
         self._local_step += 1
         self._samples += self._manifest.inner.batch if samples is None else samples
         self._loss_total += loss
-        due = self._method.schedule.due(self._local_step, self._clock.round)
+        # A round cut short is the end of a whole one.
+        skipped = self._manifest.inner.inner_steps - self.steps
+        due = self._method.schedule.due(skipped + self._local_step, self._clock.round)
         for fragment in due.begin:
             self._begin(fragment)
         outcome = None
@@ -213,6 +230,7 @@ class DiLoCo:
             logger.warning("moments start afresh reason=%s", error)
 
     def _begin_round(self) -> None:
+        self._steps = steps_of(self._manifest, self._lease)
         self._local_step = 0
         self._samples = 0
         self._loss_total = 0.0

@@ -6,9 +6,12 @@ Numbers are the methods' papers' where `DECISIONS.md`, "methods", names no measu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from protocol.manifest import RunManifest
+from training.exchange import Lease
+from training.leases import lease_size
 from training.merge import MERGES, Merge
 from training.registry import Registry
 from training.schedule import SCHEDULES, Schedule
@@ -20,6 +23,10 @@ rounds of 5 steps it comes to 2.35 nats per byte where 0.5 comes to 1.58."""
 
 SPARSE_LONG_ROUNDS = 600
 """A coordinate waits 1 / density rounds on average: that many times ten, before 1/64 pays."""
+
+SPARSE_SHORT_RATES = {16: 1.5, 64: 2.0}
+"""By what share travels. Measured in 200 rounds of 5 steps, nats per byte: 1/16 at the rate 1.5
+comes to 1.582 and at 2 to 1.602, 1/64 at 1.5 to 1.646 and at 2 to 1.626."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +45,20 @@ class Preset:
     momentum: float = 0.0
     inner_steps: int = 50
     fragments: int = 1
+    is_paced: bool = False
+    """Whether each peer takes as many steps of a round as it sees fit, `inner_steps` at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a trainer does: when fragments travel, and how anchors come home."""
+    """What a trainer does: when fragments travel, and how anchors come home.
+
+    Where it `is_paced`, a round has the steps that its lease is long enough for.
+    """
 
     schedule: Schedule
     merge: Merge
+    is_paced: bool = False
 
 
 PRESETS: Registry[Preset] = Registry("preset")
@@ -56,7 +69,20 @@ def make_method(name: str, inner_steps: int, num_fragments: int) -> Method:
     """The schedule and merge of a preset. Raises ConfigError for an unknown one."""
     preset = PRESETS[name](SHORT_RUN_ROUNDS)
     schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
-    return Method(schedule, MERGES[preset.merge]())
+    return Method(schedule, MERGES[preset.merge](), preset.is_paced)
+
+
+def is_paced(name: str) -> bool:
+    """Whether peers choose how many steps a round has. Raises ConfigError for an unknown name."""
+    return PRESETS[name](SHORT_RUN_ROUNDS).is_paced
+
+
+def steps_of(manifest: RunManifest, lease: Lease) -> int:
+    """Inner steps of a round: H, or where peers choose as many as this lease is long enough for."""
+    inner = manifest.inner
+    if not is_paced(manifest.outer.preset):
+        return inner.inner_steps
+    return max(1, min(inner.inner_steps, lease_size(lease) // inner.batch))
 
 
 def momentum_for(rounds: int) -> float:
@@ -83,21 +109,23 @@ PRESETS.register("diloco_ternary", partial(_diloco, codec="ternary"))
 PRESETS.register("diloco_lowrank", partial(_diloco, codec="lowrank"))
 
 
-def _sparseloco(rounds: int) -> Preset:
+def _sparseloco(rounds: int, *, one_in: int | None = None) -> Preset:
     """Sarfi et al. 2025; the residual that decays stands in for the outer momentum."""
     is_long = rounds >= SPARSE_LONG_ROUNDS
+    one_in = one_in or (64 if is_long else 16)
     return Preset(
-        summary="SparseLoCo, the largest of each chunk in 2 bits, feedback for momentum",
+        summary=f"SparseLoCo, the largest of each {one_in} in 2 bits, feedback for momentum",
         codec="sparse2bit_gaps",
-        codec_settings={"chunk": 4096, "density": 1 / 64 if is_long else 1 / 16},
+        codec_settings={"chunk": 4096, "density": 1 / one_in},
         feedback=0.95,
         optimizer="sgd",
-        # What decays of the residual is lost; of the mean over all peers a short run wants twice.
-        learning_rate=1.0 if is_long else 2.0,
+        # What decays of the residual is lost; a short run wants more of the mean over all peers.
+        learning_rate=1.0 if is_long else SPARSE_SHORT_RATES[one_in],
     )
 
 
 PRESETS.register("sparseloco", _sparseloco)
+PRESETS.register("sparseloco_64", partial(_sparseloco, one_in=64))
 
 
 def _averaging(rounds: int, *, name: str, inner_steps: int) -> Preset:
@@ -140,6 +168,54 @@ def _streaming(rounds: int) -> Preset:
 
 PRESETS.register("streaming_sync", _streaming)
 
+UPLINK_MBIT = 20.0
+"""Of a home whose founder says nothing."""
+
+_INT8_FROM_MBIT, _SPARSE_BELOW_MBIT = 100.0, 10.0
+"""`algorithms.md` B.2."""
+
+
+def codec_for(uplink_mbit: float) -> str:
+    """The preset whose codec suits lines of so many megabits per second: it is common to all, for
+    who decodes must know a payload's size beforehand."""
+    if uplink_mbit >= _INT8_FROM_MBIT:
+        return "diloco_int8"
+    return "sparseloco" if uplink_mbit < _SPARSE_BELOW_MBIT else "diloco_ternary"
+
+
+def _auto(rounds: int, *, uplink_mbit: float = UPLINK_MBIT) -> Preset:
+    """The codec by the founder's word about lines; steps by what each peer measures."""
+    base = PRESETS[codec_for(uplink_mbit)](rounds)
+    return replace(
+        base,
+        summary="the codec by the founder's word about lines, steps by what each peer measures",
+        inner_steps=100,
+        is_paced=True,
+    )
+
+
+AUTO = "auto"
+PRESETS.register(AUTO, _auto)
+
+
+def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
+    """EDiT (Cheng et al. 2024) with its guard across peers; A-EDiT is the same with rounds by time.
+
+    Its rounds are of whole models: units that follow one another within a step would be overlap.
+    """
+    by_time = ", rounds by time" if is_paced else ""
+    return Preset(
+        summary=f"EDiT, DiLoCo that leaves out who drifts too far{by_time}",
+        aggregator="norm_guard",
+        momentum=momentum_for(rounds),
+        inner_steps=100,
+        is_paced=is_paced,
+    )
+
+
+PRESETS.register("edit", _edit)
+PRESETS.register("a_edit", partial(_edit, is_paced=True))
+
 _OVERLAP = "two rounds in flight (R5), and the round machine carries one"
 _OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
 NOT_YET: Mapping[str, str] = {
@@ -148,14 +224,11 @@ NOT_YET: Mapping[str, str] = {
     "eager": f"{_OVERLAP}; its {_OWN_WEIGHTS}",
     "co2": _OVERLAP,
     "dilocox": f"{_OVERLAP}; its codec alone is diloco_lowrank",
-    "edit": "an aggregator whose weights fall with the norm, without an exponential",
-    "a_edit": "rounds by time, with another H on each peer",
     "scaffold": "a control variate beside the pseudo-gradient",
     "modest": "sampled peers beyond the seats",
     "demo": "an exchange after every step, of momentum",
     "sparta": _OWN_WEIGHTS,
     "noloco": _OWN_WEIGHTS,
     "fedbuff": "contributions to older anchors",
-    "auto": "choices that peers make for themselves",
 }
 """Presets that are no preset yet, and what each of them still needs."""

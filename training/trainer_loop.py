@@ -181,6 +181,6 @@ def _next_batch(manifest: RunManifest, dataset: Dataset, diloco: DiLoCo) -> NDAr
     batch = manifest.inner.batch
     part = part_of_lease(diloco.lease, diloco.local_step * batch, batch)
     if lease_size(part) < batch:
-        needed = batch * manifest.inner.inner_steps
+        needed = batch * diloco.steps
         raise TrainerError(f"a lease of {lease_size(diloco.lease)} samples, {needed} are needed")
     return dataset.windows(lease_samples(part), tokens_per_sample(manifest))

@@ -26,6 +26,18 @@ class TrainerStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MethodChosen:
+    """The trainer has its next lease, of which it takes so many steps; how the round before went,
+    None where it is not measured."""
+
+    steps: int
+    steps_max: int
+    last_steps: int | None
+    training_s: float | None
+    waiting_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Linked:
     """A control stream to a peer opened; `linked` is everybody now."""
 
@@ -133,6 +145,7 @@ class Failed:
 Event = (
     Listening
     | TrainerStarted
+    | MethodChosen
     | Linked
     | Unlinked
     | PhaseEntered
@@ -150,6 +163,7 @@ Event = (
 _KINDS: dict[str, type[Event]] = {
     "listening": Listening,
     "trainer": TrainerStarted,
+    "method": MethodChosen,
     "linked": Linked,
     "unlinked": Unlinked,
     "phase": PhaseEntered,

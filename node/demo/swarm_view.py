@@ -183,6 +183,8 @@ class SwarmView:
                 self._blame(node, event, now_s)
             case events.Failed():
                 node.error = f"{event.kind}: {event.message}"
+            case events.MethodChosen():
+                pass  # The demo's rounds all have the manifest's steps.
             case _:
                 assert_never(event)
 

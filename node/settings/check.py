@@ -31,7 +31,7 @@ def check_run_file(path: Path, peers: int) -> Checked:
     that is wrong, with what to write instead."""
     given = parse_run_file(path)
     manifest = build_manifest(write_out(given, path), Founder(PeerId(bytes(32)), 1), path)
-    plain = OuterSection(preset=given.outer.preset)
+    plain = OuterSection(preset=given.outer.preset, uplink_mbit=given.outer.uplink_mbit)
     bare = write_out(given.model_copy(update={"outer": plain}), path).outer
     written = write_out(given, path).outer
     changed = [key for key, value in written if value != getattr(bare, key)]

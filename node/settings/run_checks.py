@@ -24,7 +24,7 @@ from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.outer import OUTER_OPTIMIZERS
-from training.presets import NOT_YET, PRESETS
+from training.presets import AUTO, NOT_YET, PRESETS
 
 _KINDS = {
     "run": RunManifest,
@@ -40,6 +40,7 @@ _KINDS = {
 _BOUNDS_OF_OUR_OWN = {
     "cell_elements": Annotated[int, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)],
     "fragments": Annotated[int, Range(1, limits.FRAGMENTS_MAX)],
+    "uplink_mbit": Annotated[float, Range(0.01, 1e6)],
     "date": Annotated[int, Range(0, 2**53)],
 }
 """Keys that have another name or another place in the manifest."""
@@ -111,6 +112,8 @@ def impossible(expanded: RunFile) -> Iterator[str]:
     names are known, its preset written out."""
     outer = expanded.outer
     assert outer.codec is not None, "written out"
+    if outer.uplink_mbit is not None and outer.preset != AUTO:
+        yield f"[outer] uplink_mbit is for the preset {AUTO!r} alone; leave it out"
     try:
         codec = codec_named(outer.codec, outer.codec_settings)
     except ConfigError as error:

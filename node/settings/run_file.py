@@ -35,7 +35,7 @@ from training.compression import codec_defaults
 from training.data import pin_corpus
 from training.genesis import MODEL_FILE, shard_spec
 from training.outer import make_outer
-from training.presets import PRESETS, momentum_for
+from training.presets import AUTO, PRESETS, Preset, momentum_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,7 +161,7 @@ def _expanded(parsed: RunFile) -> RunFile:
     """The file with all written out that its preset stands for, and the defaults that depend on
     other keys."""
     given, model = parsed.outer, parsed.model
-    preset = PRESETS[given.preset](parsed.run.rounds)
+    preset = preset_of(given, parsed.run.rounds)
     codec = given.codec or preset.codec
     optimizer = given.optimizer or preset.optimizer
     momentum = preset.momentum if optimizer == preset.optimizer else _momentum(optimizer, parsed)
@@ -196,6 +196,14 @@ def _expanded(parsed: RunFile) -> RunFile:
     return parsed.model_copy(update={"outer": outer, "model": model, "inner": inner})
 
 
+def preset_of(given: OuterSection, rounds: int) -> Preset:
+    """The preset that a section names, for lines as it says. Raises ConfigError for no preset."""
+    factory = PRESETS[given.preset]
+    if given.preset == AUTO and given.uplink_mbit is not None:
+        return factory(rounds, uplink_mbit=given.uplink_mbit)
+    return factory(rounds)
+
+
 def _momentum(optimizer: str, parsed: RunFile) -> float:
     return 0.0 if optimizer == "sgd" else momentum_for(parsed.run.rounds)
 
@@ -203,7 +211,7 @@ def _momentum(optimizer: str, parsed: RunFile) -> float:
 def _outer_spec(section: OuterSection) -> OuterSpec:
     given = cast("Mapping[str, Scalar]", section.codec_settings)
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
-    fields = section.model_dump(exclude={"fragments"}) | {"codec_settings": settings}
+    fields = section.model_dump(exclude={"fragments", "uplink_mbit"}) | {"codec_settings": settings}
     return OuterSpec(**fields, overlap=1)
 
 

@@ -87,7 +87,7 @@ class InnerSection(Section):
 class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
     run trusts where the preset names none. In so many `fragments` the model is cut, of which each
-    round syncs the next."""
+    round syncs the next. The preset auto has its codec by `uplink_mbit`, what lines send."""
 
     preset: str = "diloco"
     codec: str | None = None
@@ -98,6 +98,7 @@ class OuterSection(Section):
     learning_rate: float | None = None
     momentum: float | None = None
     fragments: int | None = None
+    uplink_mbit: float | None = None
 
 
 class TimingSection(Section):

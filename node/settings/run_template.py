@@ -60,7 +60,8 @@ drift_max = 2          # rounds' worth of steps against one anchor while a round
 
 [outer]                # the step that all take together
 preset = "diloco"      # the method; what is left out below is the preset's, and `barnraise check`
-                       # says what that is. "sparseloco" sends least; "fedavg", "diloco_int4", ...
+                       # says what that is. "sparseloco" sends least; with "auto" each peer takes as
+                       # many steps as suit its speed and line; "fedavg", "diloco_int4", ...
 # codec = "fp16"       # what travels: "fp16", two bytes per parameter, round and peer; "none",
                        # four; "int8", one; coarser ones lose something: `barnraise bench codecs`
 # feedback = 1.0       # share of what the codec loses that is made good in the next round
@@ -72,6 +73,7 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # ends before so long a memory pays
 # fragments = 1        # cut the model in so many, of which each round syncs the next: as much less
                        # at a time, and each of them in every so many rounds only
+# uplink_mbit = 20.0   # with preset = "auto": what peers' lines send; it decides on the codec
 
 # [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share
                        # of numbers that travels; higher loses less and costs more

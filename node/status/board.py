@@ -19,6 +19,7 @@ from node.status.records import (
     FAULTS_KEPT,
     ROUNDS_KEPT,
     FaultRecord,
+    MethodRecord,
     RoundRecord,
     Snapshot,
     TrainerRecord,
@@ -97,6 +98,7 @@ class StatusBoard:
         self.started_s = now_s()
         self.phase: Phase | None = None
         self.trainer = TrainerRecord()
+        self.method: MethodRecord | None = None
         self.rounds: tuple[RoundRecord, ...] = ()
         self.validations: dict[int, float] = {}
         """Validation losses by the round that made the anchor; 0 is genesis."""
@@ -132,6 +134,8 @@ class StatusBoard:
                 self._seal(fields)
             case "validation":
                 self._validate(_count(fields.get("round")), _number(fields.get("loss")))
+            case "method":
+                self.method = _method(fields)
             case "trainer" | "trainer_ready" | "progress":
                 self._hear_trainer(fields)
             case "fault":
@@ -203,6 +207,20 @@ class StatusBoard:
             self._warnings[key] = shown(text, WARNING_CHARACTERS_MAX)
             while len(self._warnings) > WARNINGS_KEPT:
                 del self._warnings[next(iter(self._warnings))]
+
+
+def _method(fields: dict[str, Field]) -> MethodRecord:
+    return MethodRecord(
+        preset=_text(fields.get("preset")),
+        codec=_text(fields.get("codec")),
+        fragments=_count(fields.get("fragments")),
+        steps=_count(fields.get("steps")),
+        steps_max=_count(fields.get("steps_max")),
+        why=_text(fields.get("why")),
+        step_s=_number(fields.get("step_s")),
+        exchange_s=_number(fields.get("exchange_s")),
+        computing=_number(fields.get("computing")),
+    )
 
 
 def peer_texts(peers: tuple[PeerId, ...]) -> list[str]:

@@ -133,6 +133,26 @@ class TrainerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRecord:
+    """What the run does and what this node chose within it, for the round in hand, and why.
+
+    `steps` of at most `steps_max`; `step_s` is what one takes here, `exchange_s` the shortest wait
+    for a seal of late, `computing` the share of the last rounds that was training. What is not
+    measured yet is None.
+    """
+
+    preset: str
+    codec: str
+    fragments: int
+    steps: int
+    steps_max: int
+    why: str
+    step_s: float | None = None
+    exchange_s: float | None = None
+    computing: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """One node at one moment: the answer to `/v1/status`.
 
@@ -191,6 +211,9 @@ class NodeStatus:
 
     silent_at: tuple[str, ...] | None = None
     """Public addresses at which others have dialled this node and found nobody."""
+
+    method: MethodRecord | None = None
+    """None before the trainer is handed its first lease."""
 
     clock_offset_s: float | None = None
     """By how much its clock is ahead of most peers', to a second or two; None if not known."""

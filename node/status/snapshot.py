@@ -152,6 +152,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         validation_round=validated,
         validation_loss=None if validated is None else board.validations[validated],
         trainer=board.trainer,
+        method=board.method,
         checkpoint=board.checkpoint if checkpoint is None else str(checkpoint),
         checkpoint_round=_checkpoint_round(checkpoint or board.checkpoint),
         uptime_s=round(now_s - board.started_s, 3),

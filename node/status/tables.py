@@ -9,6 +9,7 @@ from rich.text import Text
 from node.reporting.shown import shown
 from node.status.doctor import Finding
 from node.status.records import (
+    MethodRecord,
     NodeStatus,
     PeerRecord,
     PeerTable,
@@ -125,6 +126,8 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
     if status.validation_loss is not None:
         text = f"{status.validation_loss:.4f} nats per byte after round {status.validation_round}"
         yield "held out", Text(text)
+    if status.method is not None:
+        yield "method", Text(_method(status.method))
     yield "trainer", Text(_trainer(status.trainer))
     yield "traffic", Text(f"{_size(status.bytes_up)} up, {_size(status.bytes_down)} down")
     if status.checkpoint is not None:
@@ -167,6 +170,20 @@ def _trainer(trainer: TrainerRecord) -> str:
         f"process {trainer.pid}",
     ]
     return ", ".join(filter(None, known))
+
+
+def _method(method: MethodRecord) -> str:
+    cut = f", {method.fragments} fragments" if method.fragments > 1 else ""
+    text = f"{method.preset}, codec {method.codec}{cut}; {method.steps} steps a round"
+    if method.steps < method.steps_max:
+        text += f" of at most {method.steps_max}"
+    text += f" ({method.why})"
+    if method.step_s is not None and method.exchange_s is not None and method.computing is not None:
+        text += (
+            f"; a step {1000 * method.step_s:.0f} ms, an exchange {method.exchange_s:.2f} s, "
+            f"{method.computing:.0%} of the time training"
+        )
+    return text
 
 
 def _peer_cells(peer: PeerRecord) -> Iterator[str]:

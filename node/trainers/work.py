@@ -18,11 +18,14 @@ from node.hooks import NodeHooks
 from node.rules.admission import claim_breach
 from node.rules.fates import Fates
 from node.status.board import EventLog
+from node.trainers.pace import Choice, Pace
 from node.trainers.trainer import ContributionReady, Trainer
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from protocol.errors import TrainerError
-from training.exchange import Contribution, Outcome
+from training.exchange import Contribution, Lease, Outcome
 from training.frames import Progress, Ready, Start, Validation
+from training.leases import part_of_lease
+from training.presets import is_paced
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,8 @@ class TrainerWork:
         self._spans = tuple(self._layout.fragment_span(fragment) for fragment in fragments)
         self._round = -1
         self._is_open = False
+        inner, preset = config.manifest.inner, config.manifest.outer.preset
+        self._pace = Pace(steps_max=inner.inner_steps, is_chosen=is_paced(preset))
         self.train_loss: float | None = None
         self.done = trio.Event()
 
@@ -141,6 +146,7 @@ class TrainerWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         parts = self._parts
         self.train_loss = contribution.loss
+        self._pace.handed(contribution.steps, trio.current_time())
         rules = parts.core.machine.config.clock
         wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
         if wrong:
@@ -202,7 +208,7 @@ class TrainerWork:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
         start = Start(
             clock=run_clock(wanted.action.certificate),
-            lease=wanted.action.lease,
+            lease=self._lease(wanted),
             since=fates.since,
             listed=fates.listed,
             validate=self._validates(wanted),
@@ -224,10 +230,39 @@ class TrainerWork:
             anchor_N=wanted.anchor_N[self._spans[fragment]],
             others={other: wanted.anchor_N[self._spans[other]] for other in sorted(others)},
             clock=run_clock(wanted.action.certificate),
-            lease=wanted.action.lease,
+            lease=self._lease(wanted),
         )
         fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
+
+    def _lease(self, wanted: _Wanted) -> Lease:
+        """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""
+        lease = wanted.action.lease
+        if not lease:
+            return lease
+        choice = self._pace.next(trio.current_time())
+        self._tell_choice(choice)
+        if choice.steps == choice.steps_max:
+            return lease
+        return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)
+
+    def _tell_choice(self, choice: Choice) -> None:
+        outer, last = self._config.manifest.outer, choice.last
+        self._parts.log.emit(
+            "method",
+            preset=outer.preset,
+            codec=outer.codec,
+            fragments=self._layout.num_fragments,
+            steps=choice.steps,
+            steps_max=choice.steps_max,
+            why=choice.why,
+            step_s=_rounded(choice.step_s),
+            exchange_s=_rounded(choice.exchange_s),
+            computing=_rounded(choice.computing),
+            last_steps=None if last is None else last.steps,
+            training_s=None if last is None else _rounded(last.training_s),
+            waiting_s=None if last is None else _rounded(last.waiting_s),
+        )
 
     def _validates(self, wanted: _Wanted) -> bool:
         """Whether to measure this anchor: members take turns, and all look at the last one."""
@@ -237,3 +272,7 @@ class TrainerWork:
         members = wanted.action.certificate.value.roster.members
         is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
         return sealed % every == 0 and is_turn
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -267,6 +267,53 @@ def discovery(
     raise typer.Exit(EXIT_DONE if result.num_found == options.keys else EXIT_FAILED)
 
 
+@bench_app.command("overlap")
+def overlap(
+    peers: Annotated[int, typer.Option(help="Nodes, with a real trainer each.")] = 3,
+    shape: Annotated[str, typer.Option(help="Each node's line.")] = "20mbit,80ms",
+    preset: Annotated[str, typer.Option(help="The method.")] = "auto",
+    steps: Annotated[
+        int, typer.Option(help="Inner steps of a round; with auto the most.", min=1)
+    ] = 1000,
+    rounds: Annotated[int, typer.Option(help="To measure, of each node.", min=1, max=64)] = 10,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What an inner step takes alone, and while nodes sync over lines of that shape."""
+    from rich.console import Console
+
+    from sim.bench.main import EXIT_DONE, Interrupted, Teller, clock, commit_named, run_until_signal
+    from sim.bench.overlap import OverlapRun, overlap_json
+    from sim.local.options import LocalOptions
+    from sim.local.shape import shape_named
+
+    options = LocalOptions(
+        peers=peers,
+        folder=_folder(out),
+        shape=shape_named(shape),
+        seed=seed,
+        trainer="real",
+        preset=preset,
+        steps=steps,
+    )
+    console, now_s = Console(stderr=json, highlight=False), clock()
+    run = OverlapRun(options, rounds, now_s, Teller(console, now_s))
+    try:
+        run_until_signal(run.play)
+    except Interrupted as signal:
+        console.print("Stopped. No process is left running.", markup=False)
+        raise typer.Exit(signal.status) from None
+    assert run.result is not None, "played to its end"
+    about = {"preset": preset, "peers": peers, "shape": shape, "commit": commit_named()}
+    told = overlap_json(run.result, about)
+    for name, value in told.items():
+        console.print(f"{name:>20}  {value}", markup=False)
+    if json:
+        print_json(told)
+    raise typer.Exit(EXIT_DONE)
+
+
 def _folder(out: Path | None) -> Path:
     name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
     return (Path(name) if out is None else out).absolute()

@@ -31,6 +31,22 @@ OutOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")]
 
+ChaosOption = Annotated[
+    str | None,
+    typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset; with commas."),
+]
+TrainerOption = Annotated[
+    str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")
+]
+FragmentsOption = Annotated[
+    int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
+]
+PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(help="Of a round of real training.", show_default="the preset's", min=1),
+]
+
 
 @app.command()
 def local(
@@ -43,10 +59,7 @@ def local(
         typer.Option(help="How long faults are dealt and rounds sealed.", show_default="60s"),
     ] = None,
     shape: ShapeOption = None,
-    chaos: Annotated[
-        str | None,
-        typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset; with commas."),
-    ] = None,
+    chaos: ChaosOption = None,
     trust: TrustOption = "friends",
     attack: AttackOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
@@ -54,14 +67,12 @@ def local(
         bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Which faults, when and to whom.")] = 0,
-    trainer: Annotated[
-        str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")
-    ] = "made-up",
+    trainer: TrainerOption = "made-up",
     train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
     elements: ElementsOption = 100_000,
-    fragments: Annotated[
-        int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
-    ] = 1,
+    fragments: FragmentsOption = 1,
+    preset: PresetOption = None,
+    steps: StepsOption = None,
     out: OutOption = None,
     json: JsonOption = False,
     keep: KeepOption = False,
@@ -92,6 +103,8 @@ def local(
         train_s=seconds_named("--train", train),
         elements=elements,
         fragments=fragments,
+        preset=preset,
+        steps=steps,
         folder=folder.absolute(),
         keep_state=keep,
         trust=trust if attack is None else "open",

@@ -12,6 +12,7 @@ from typing import Literal
 
 import trio
 
+from node.demo.events import MethodChosen
 from node.demo.node_process import NodeProcess
 from node.processes.children import child_environment, trainer_threads
 from protocol.errors import StateError
@@ -61,6 +62,9 @@ class LocalNode:
 
     bytes_sent: int = 0
     """Payload of this life, up to its newest seal."""
+
+    paces: list[MethodChosen] = field(default_factory=list)
+    """How its rounds of real training went, the last ones."""
 
     error: str = ""
     process: NodeProcess | None = None

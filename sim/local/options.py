@@ -10,6 +10,7 @@ from protocol.errors import ConfigError
 from protocol.limits import ROUNDS_MAX
 from sim.attacks.alone import Lies
 from sim.local.shape import Shape
+from training.presets import PRESETS
 
 PEERS_MIN, PEERS_MAX = 2, 32
 PEERS_FOR_CHAOS = 3
@@ -66,6 +67,12 @@ class LocalOptions:
     fragments: int = 1
     """Of the model, synced in turn."""
 
+    preset: str | None = None
+    """The method; None is the demo's. It also says into how many fragments, where it cuts."""
+
+    steps: int | None = None
+    """Inner steps of a round of real training; None are the preset's, or the demo's."""
+
     is_reckless: bool = False
     """Deal faults also where they leave less than a quorum."""
 
@@ -92,6 +99,8 @@ class LocalOptions:
             )
         if self.test_switch is not None and self.test_switch not in TEST_SWITCHES:
             raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
         if self.trust not in TRUSTS:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         self._check_kinds()

@@ -11,10 +11,12 @@ from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.manifest import RunManifest, Setting, sign_manifest
+from protocol.manifest import OuterSpec, RunManifest, Setting, sign_manifest
 from protocol.wire import encode
 from sim.local.options import LocalOptions
+from training.compression import codec_defaults
 from training.genesis import shard_spec
+from training.presets import PRESETS, Preset
 
 ROUNDS_WITHOUT_END = 1_000_000
 CELLS = 24
@@ -55,25 +57,49 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         DemoOptions(peers=2, rounds=1, seed=options.seed, folder=options.folder), founder
     )
     # As a founder's run.toml that names no rule.
-    rule = "default" if options.trust == "open" else base.outer.aggregator
+    outer, fragments = base.outer, options.fragments
+    preset = None if options.preset is None else PRESETS[options.preset](rounds)
+    if preset is not None:
+        assert options.preset is not None
+        outer = outer_spec(options.preset, preset)
+        fragments = max(fragments, preset.fragments)
+    rule = "default" if options.trust == "open" else outer.aggregator
     manifest = replace(
         base,
         title="barnraise local",
         rounds=rounds,
         created_unix_s=int(time.time()),
         trust=options.trust,
-        outer=replace(base.outer, aggregator=rule),
+        outer=replace(outer, aggregator=rule),
     )
     if options.trainer == "real":
-        shard = shard_spec(manifest.model, fragments=options.fragments)
-        return replace(manifest, shards=(shard,))
+        shard = shard_spec(manifest.model, fragments=fragments)
+        steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
+        inner = replace(manifest.inner, inner_steps=steps)
+        return replace(manifest, shards=(shard,), inner=inner)
     model = replace(manifest.model, settings=model_settings(options.elements))
-    shard = shard_spec(model, fragments=options.fragments)
-    numel = sum(tensor.numel for tensor in shard.tensors) // options.fragments
+    shard = shard_spec(model, fragments=fragments)
+    numel = sum(tensor.numel for tensor in shard.tensors) // fragments
     cell = 1 << max(0, (numel // CELLS).bit_length() - 1)
     cell = min(max(cell, limits.CELL_ELEMENTS_MIN), limits.CELL_ELEMENTS_MAX)
     inner = replace(manifest.inner, inner_steps=1, batch=1)
     return replace(manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner)
+
+
+def outer_spec(name: str, preset: Preset) -> OuterSpec:
+    """A preset as a founder writes it out, among friends."""
+    settings = {**codec_defaults(preset.codec), **preset.codec_settings}
+    return OuterSpec(
+        preset=name,
+        codec=preset.codec,
+        codec_settings=tuple(Setting(key, settings[key]) for key in sorted(settings)),
+        feedback=preset.feedback,
+        aggregator=preset.aggregator or "mean",
+        optimizer=preset.optimizer,
+        learning_rate=preset.learning_rate,
+        momentum=preset.momentum,
+        overlap=1,
+    )
 
 
 def found_run(

@@ -8,6 +8,8 @@ from node.demo.events import Event
 from sim.local.chaos import Fault, Situation
 from sim.local.local_node import LocalNode
 
+PACES_KEPT = 4096
+
 
 @dataclass(slots=True, kw_only=True)
 class Dealt:
@@ -93,6 +95,9 @@ class Story:
             case events.TrainerStarted():
                 node.trainer_pid = event.pid
                 node.pids.append(event.pid)
+            case events.MethodChosen():
+                node.paces.append(event)
+                del node.paces[:-PACES_KEPT]
             case events.RoundSealed():
                 node.members, node.bytes_sent = event.members, event.bytes_up
                 node.train_loss = event.train_loss

@@ -1,7 +1,7 @@
 """What few bits cost: presets against DiLoCo in float32, the same model, text, H and seed.
 
 The toy GPT of `barnraise compare` (119 104 parameters, four peers), 200 rounds of 5 steps. Nats per
-byte of held-out text, seed 0: float32 1.5802, int4 1.5794, ternary 1.5824, SparseLoCo 1.6017.
+byte of held-out text, seed 0: float32 1.5802, int4 1.5794, ternary 1.5824, SparseLoCo 1.5824.
 """
 
 import json
@@ -57,7 +57,7 @@ def result_of(preset: str) -> Result:
 
 @pytest.mark.parametrize(
     ("preset", "fewer", "nats"),
-    [("diloco_ternary", 15, 0.02), ("sparseloco", 30, 0.03), ("sparseloco", 60, 0.03)],
+    [("diloco_ternary", 15, 0.02), ("sparseloco", 60, 0.02), ("sparseloco_64", 180, 0.08)],
 )
 def test_fewer_bytes_cost_little_loss(preset: str, fewer: int, nats: float) -> None:
     dense, coarse = result_of("diloco_fp32"), result_of(preset)

@@ -91,6 +91,11 @@ def norm_clip(x_PN: Rows, f: int) -> Vector:
     return clipped(x_PN).mean(axis=0)
 
 
+def norm_guard(x_PN: Rows, f: int) -> Vector:
+    norms_P = np.linalg.norm(x_PN, axis=1)
+    return clipped(x_PN)[norms_P <= 1.5 * np.median(norms_P)].mean(axis=0)
+
+
 def caf(x_PN: Rows, f: int) -> Vector:
     weights_P, least, best_N = np.ones(len(x_PN)), np.inf, x_PN.mean(axis=0)
     while weights_P.sum() > len(x_PN) - 2 * f:
@@ -152,6 +157,7 @@ REFERENCES: dict[str, Callable[[Rows, int], Vector]] = {
     "geometric_median": geometric_median,
     "centered_clip": centered_clip,
     "norm_clip": norm_clip,
+    "norm_guard": norm_guard,
     "caf": caf,
     "nnm_trimmed_mean": nnm_trimmed_mean,
     "flag": flag,

@@ -14,7 +14,16 @@ from training.aggregation.spectral import Flag
 
 NUMEL = 3000
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
-LINEAR = ["krum", "multi_krum", "geometric_median", "norm_clip", "caf", "flag", "mean"]
+LINEAR = [
+    "krum",
+    "multi_krum",
+    "geometric_median",
+    "norm_clip",
+    "norm_guard",
+    "caf",
+    "flag",
+    "mean",
+]
 
 
 def honest_of(seed: int, peers: int) -> NDArray[np.float32]:
@@ -43,6 +52,21 @@ def test_rule_is_what_its_definition_says(name: str, peers: int, f: int, seed: i
     # CAF follows the direction of the largest spread, and honest noise hardly has one.
     limit = 2e-3 if name in ("caf", "default") else 1e-4
     assert relative_error(found_N, reference.REFERENCES[name](wide_PN, f)) < limit
+
+
+def test_guard_leaves_out_the_overlong_and_compares_drifts_per_root_of_steps(seed: int) -> None:
+    rows_PN = honest_of(seed, 5)
+    rows_PN /= np.linalg.norm(rows_PN, axis=1, keepdims=True)
+    rows_PN[3] *= 40.0
+    found = AGGREGATORS["norm_guard"]()(rows_PN)
+    assert found.scores[3] == 0.0
+    assert relative_error(found.value, np.delete(rows_PN, 3, axis=0).mean(axis=0)) < 1e-4
+    # Four times the steps, twice the length: that is no lie, and is not shortened.
+    rows_PN[3] /= 20.0
+    tokens_P = np.array([2.0, 2.0, 2.0, 4.0, 2.0])
+    rows_PN[3] *= np.sqrt(2.0) / 2.0
+    found = AGGREGATORS["norm_guard"]()(rows_PN, tokens_P)
+    assert found.scores[3] == pytest.approx(4 / 12, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["median", "mean", "caf", "krum"])
@@ -168,6 +192,7 @@ GOLDEN = {
     "multi_krum": "1dfaf8222c877a69",
     "nnm_trimmed_mean": "32d4e6f4ac42c96f",
     "norm_clip": "92e36efeded3016a",
+    "norm_guard": "c51ea3207847ebcc",
     "phocas": "5fce0d600312dc62",
     "trimmed_mean": "95af33ba00a8b47d",
 }

@@ -1,7 +1,7 @@
 """Every rule by which contributions become one vector, by name; and the steps before a rule."""
 
 from training.aggregation.centres import CenteredClip, GeometricMedian
-from training.aggregation.clipping import NormClip, TwoLevelCaf
+from training.aggregation.clipping import NormClip, NormGuard, TwoLevelCaf
 from training.aggregation.coordinates import MeaMed, Median, Phocas, TrimmedMean
 from training.aggregation.krum import Bulyan, Krum, MultiKrum
 from training.aggregation.linear import Mean
@@ -29,6 +29,7 @@ AGGREGATORS.register("bulyan", Bulyan)
 AGGREGATORS.register("geometric_median", GeometricMedian)
 AGGREGATORS.register("centered_clip", CenteredClip)
 AGGREGATORS.register("norm_clip", NormClip)
+AGGREGATORS.register("norm_guard", NormGuard)
 AGGREGATORS.register("caf", Caf)
 AGGREGATORS.register("nnm_trimmed_mean", nnm_trimmed_mean)
 AGGREGATORS.register("flag", Flag)

@@ -6,7 +6,7 @@ P peers, N elements of a slice
 import numpy as np
 
 from training.aggregation.linear import Linear
-from training.aggregation.seam import Floats, median_of
+from training.aggregation.seam import Floats, median_of, shares_of
 from training.aggregation.spectral import kept_shares
 from training.arithmetic import Vector, weighted_sum
 from training.gram import (
@@ -20,6 +20,9 @@ from training.gram import (
 
 CELL_SLACK = 1.5
 """How much longer than the median a cell may be: honest cells differ more than whole vectors do."""
+
+GUARD_SLACK = 1.5
+"""How much longer than the median a whole vector may be before it is taken for no training."""
 
 
 class NormClip(Linear):
@@ -40,6 +43,25 @@ class NormClip(Linear):
         """Shares times clip factors."""
         del f
         return shares_P * clip_factors(np.diagonal(gram_PP))
+
+
+class NormGuard(NormClip):
+    """EDiT's guard across peers: a row over 1.5 times the median norm is left out, the others are
+    no longer than the median, and share the weight.
+
+    Norms are compared as if all had taken equally many steps: a drift grows with their root. By
+    `algorithms.md` 7 this form costs nothing among the clean, unlike a test over each peer's past.
+    """
+
+    def of_gram(self, gram_PP: Matrix, shares_P: Floats, f: int) -> Floats:
+        """Shares times clip factors, of those that are left."""
+        del f
+        steps_P = np.where(shares_P > 0.0, shares_P * len(shares_P), 1.0)
+        norms_P = np.sqrt(np.diagonal(gram_PP) / steps_P)
+        limit = median_of(norms_P)
+        # The median itself is never over it, so somebody is left.
+        kept_P = np.where(norms_P > GUARD_SLACK * limit, 0.0, shares_P)
+        return shares_of(kept_P) * clip_factors(norms_P * norms_P)
 
 
 class TwoLevelCaf(Linear):

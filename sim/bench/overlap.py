@@ -1,0 +1,162 @@
+"""`barnraise bench overlap`: what syncing costs a trainer, in seconds of an inner step.
+
+First as many trainers step at one time as there will be nodes, and nothing is synced; then real
+nodes train the same model with a preset, over lines of the shape asked for.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from node.demo.events import MethodChosen
+from node.processes.children import trainer_threads
+from node.processes.json_child import Line, number, run_json_child
+from protocol.errors import ConfigError, StateError
+from protocol.manifest import RunManifest
+from sim.bench.staging import START_S, STUCK_S, Tell
+from sim.local.options import LocalOptions
+from sim.local.recipe import found_run
+from sim.local.story import Story
+from sim.local.swarm import LocalSwarm
+
+STEPPING_COMMAND = (sys.executable, "-P", "-m", "training.stepping_main")
+ALONE_S = 15.0
+SETTLING_ROUNDS = 20
+"""Before rounds have the length that suits lines and speeds; they are not measured."""
+
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapResult:
+    """Seconds of an inner step alone and while syncing, over all nodes and measured rounds.
+
+    Of the exchange, from a contribution's hand-over to its outcome, `hidden_fraction` is the share
+    in which the trainer went on stepping. `computing` is the share of all time that was steps.
+    """
+
+    step_s_alone: float
+    step_s_syncing: float
+    hidden_fraction: float
+    computing: float
+    exchange_s: float
+    rounds: int
+    steps_per_round: float
+
+    @property
+    def ratio(self) -> float:
+        """What a step takes longer for the syncing; one is nothing."""
+        return self.step_s_syncing / self.step_s_alone
+
+
+def overlap_result(alone_s: Sequence[float], rounds: Sequence[MethodChosen]) -> OverlapResult:
+    """From the steps of each trainer alone, and the measured rounds of all nodes. Pure.
+
+    With one round in flight (L = 1) a trainer waits from its hand-over to the outcome, so nothing
+    of the exchange is hidden: longer rounds are all that makes it small.
+    """
+    steps = sum(one.last_steps or 0 for one in rounds)
+    training_s = sum(one.training_s or 0.0 for one in rounds)
+    waiting_s = sum(one.waiting_s or 0.0 for one in rounds)
+    return OverlapResult(
+        step_s_alone=statistics.mean(alone_s),
+        step_s_syncing=(training_s + waiting_s) / steps,
+        hidden_fraction=0.0,
+        computing=training_s / (training_s + waiting_s),
+        exchange_s=waiting_s / len(rounds),
+        rounds=len(rounds),
+        steps_per_round=steps / len(rounds),
+    )
+
+
+def overlap_json(result: OverlapResult, about: Mapping[str, object]) -> dict[str, object]:
+    """The line that `--json` ends with."""
+    return {
+        "step_s_alone": round(result.step_s_alone, 5),
+        "step_s_syncing": round(result.step_s_syncing, 5),
+        "hidden_fraction": result.hidden_fraction,
+        "ratio": round(result.ratio, 4),
+        "computing": round(result.computing, 4),
+        "exchange_s": round(result.exchange_s, 4),
+        "rounds_measured": result.rounds,
+        "steps_per_round": round(result.steps_per_round, 1),
+        **about,
+    }
+
+
+class OverlapRun:
+    """Plays both parts. `play` it once; `result` is what was found."""
+
+    def __init__(
+        self, options: LocalOptions, rounds: int, now_s: Callable[[], float], tell: Tell
+    ) -> None:
+        """Measures so many rounds of each node, behind those in which they settle."""
+        self._options, self._rounds, self._now_s, self._tell = options, rounds, now_s, tell
+        self._alone_s: list[float] = []
+        self.result: OverlapResult | None = None
+
+    async def play(self) -> None:
+        """No process is left, however it ends.
+
+        Raises ConfigError for a folder that cannot be used, StateError when the swarm is stuck.
+        """
+        folder = self._options.folder
+        try:
+            for name in ("nodes", "logs", "traces"):
+                (folder / name).mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
+        path = folder / "manifest.msgpack"
+        manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
+        await self._step_alone(manifest, path)
+        await self._step_together()
+
+    async def _step_alone(self, manifest: RunManifest, path: Path) -> None:
+        peers = self._options.peers
+        self._tell(f"{peers} trainers step for {ALONE_S:.0f} s, each by itself")
+        words = ["--manifest", str(path), "--run", manifest.digest.hex(), "--child"]
+        words += ["--threads", str(trainer_threads(peers)), "--seconds", str(ALONE_S)]
+
+        def hear(line: Line) -> None:
+            self._alone_s.append(number(line["step_s"]))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(peers):
+                nursery.start_soon(partial(run_json_child, [*STEPPING_COMMAND, *words], hear))
+        if len(self._alone_s) != peers:
+            raise StateError("a trainer ended before it had measured its steps")
+
+    async def _step_together(self) -> None:
+        story = Story(self._options.peers, lambda at_s, line: None)
+        swarm = LocalSwarm(self._options, story, self._now_s)
+        nodes = story.nodes
+        try:
+            async with trio.open_nursery() as nursery:
+                await swarm.begin(nursery, within_s=START_S)
+                self._tell("all nodes have sealed")
+                # A founder that was alone for a while has rounds behind it that say nothing.
+                first = max(len(node.paces) for node in nodes.values()) + SETTLING_ROUNDS
+                told, told_s = 0, self._now_s()
+                while (least := min(len(n.paces) for n in nodes.values())) < first + self._rounds:
+                    if least > told:
+                        told, told_s = least, self._now_s()
+                        self._tell(f"round {least} of {first + self._rounds}")
+                    _check(story, self._now_s() - told_s)
+                    await trio.sleep(_LOOK_EVERY_S)
+                measured = [pace for node in nodes.values() for pace in node.paces[-self._rounds :]]
+                self.result = overlap_result(self._alone_s, measured)
+                nursery.cancel_scope.cancel()
+        except* StateError as group:
+            raise group.exceptions[0] from None
+        finally:
+            await swarm.end_all()
+
+
+def _check(story: Story, quiet_s: float) -> None:
+    if story.deaths or quiet_s > STUCK_S:
+        raise StateError("a node died, or nothing was sealed for long")

@@ -1,0 +1,96 @@
+"""How many steps a node takes of a round: found from what it measured, alone or among others."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from node.trainers.pace import FIRST_STEPS, SHARE, Choice, Pace
+
+ROUNDS = 120
+SETTLED = 60
+
+
+def swarm(
+    step_s: list[float], exchange_s: float, *, most: int = 2000, jitter: float = 0.0, seed: int = 0
+) -> list[list[tuple[Choice, float]]]:
+    """Peers of these speeds whose rounds end `exchange_s` behind the last: each round's choice of
+    each peer, and what share of the round it trained."""
+    luck = random.Random(f"{seed}/pace")
+    peers, now_s, found = [Pace(steps_max=most, is_chosen=True) for _ in step_s], 0.0, []
+    for _ in range(ROUNDS):
+        chosen = [peer.next(now_s) for peer in peers]
+        lasts = [
+            choice.steps * one_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+            for choice, one_s in zip(chosen, step_s, strict=True)
+        ]
+        for peer, choice, last_s in zip(peers, chosen, lasts, strict=True):
+            peer.handed(choice.steps, now_s + last_s)
+        round_s = max(lasts) + exchange_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+        now_s += round_s
+        found.append([(c, last_s / round_s) for c, last_s in zip(chosen, lasts, strict=True)])
+    return found
+
+
+def trained(rounds: list[list[tuple[Choice, float]]]) -> list[float]:
+    """What share of its time each peer trained, once rounds have settled."""
+    behind = rounds[SETTLED:]
+    return [sum(one[peer][1] for one in behind) / len(behind) for peer in range(len(behind[0]))]
+
+
+@pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
+@pytest.mark.parametrize("jitter", [0.0, 0.04])
+def test_every_peer_trains_nine_tenths_of_the_time_in_the_shortest_rounds(
+    speeds: list[float], jitter: float, seed: int
+) -> None:
+    rounds = swarm(speeds, 0.4, jitter=jitter, seed=seed)
+    assert min(trained(rounds)) >= 0.9
+    steps = [choice.steps * one_s for (choice, _), one_s in zip(rounds[-1], speeds, strict=True)]
+    shortest_s = SHARE / (1.0 - SHARE) * 0.4
+    assert shortest_s * 0.8 <= max(steps) <= shortest_s * 1.25
+
+
+def test_peers_of_unequal_speed_arrive_together_and_none_waits_for_the_slowest() -> None:
+    """Q9: speeds 1:1:2:4, nobody idle for a fifth of the time; with equal steps the fast ones are
+    for three quarters of it."""
+    speeds = [0.04, 0.04, 0.02, 0.01]
+    rounds = swarm(speeds, 0.3)
+    assert min(trained(rounds)) >= 0.8
+    steps = [choice.steps for choice, _ in rounds[-1]]
+    assert steps[3] == pytest.approx(4 * steps[0], rel=0.1)
+    done_each_s = sum(steps) / (max(s * t for s, t in zip(steps, speeds, strict=True)) + 0.3)
+    lock_step_s = 4 * steps[0] / (steps[0] * 0.04 + 0.3)
+    assert lock_step_s <= 0.6 * done_each_s
+
+
+def test_first_rounds_are_short_and_grow_at_most_twofold() -> None:
+    steps = [one[0][0].steps for one in swarm([0.001], 5.0)]
+    assert steps[0] == FIRST_STEPS
+    assert all(after <= 2 * before for before, after in pairwise(steps))
+    assert steps[-1] > 50 * FIRST_STEPS
+
+
+def test_manifest_bounds_what_is_chosen_and_no_round_is_empty() -> None:
+    assert {one[0][0].steps for one in swarm([0.001], 5.0, most=64)[SETTLED:]} == {64}
+    assert "the manifest's most" in swarm([0.001], 5.0, most=64)[-1][0][0].why
+    assert {one[0][0].steps for one in swarm([30.0], 0.1)[SETTLED:]} == {1}
+
+
+def test_one_round_with_a_fault_in_it_changes_nothing() -> None:
+    pace, now_s = Pace(steps_max=1000, is_chosen=True), 0.0
+    steps = []
+    for number in range(80):
+        choice = pace.next(now_s)
+        steps.append(choice.steps)
+        pace.handed(choice.steps, now_s + choice.steps * 0.05)
+        now_s += choice.steps * 0.05 + (60.0 if number == 70 else 0.5)
+    assert max(steps[71:]) <= 1.1 * steps[70]
+
+
+def test_where_nothing_is_chosen_it_is_measured_all_the_same() -> None:
+    pace = Pace(steps_max=50, is_chosen=False)
+    for number in range(5):
+        assert pace.next(10.0 * number).steps == 50
+        pace.handed(50, 10.0 * number + 5.0)
+    choice = pace.next(50.0)
+    assert (choice.step_s, choice.exchange_s, choice.computing) == (0.1, 5.0, 0.5)
