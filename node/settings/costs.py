@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from node.cells.cell_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
 from protocol import limits
+from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.channel import channel_spec
 from training.compression import make_codec
@@ -107,7 +108,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     # The own contribution, and the parts of what this node sums.
     held = payload * (1 + reducers * (peers - 1) / peers)
     kept = result * limits.RESULT_ROUNDS_KEPT
-    inner = vectors * (2 + 2 * has_residual) + payload
+    inner = inner_state_bytes(layout, has_residual=has_residual) + payload
     channel = channel_spec(manifest, 0).file_bytes
     return Costs(
         parameters=numel,
@@ -128,3 +129,11 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         + kept
         + channel,
     )
+
+
+def inner_state_bytes(layout: Layout, *, has_residual: bool) -> int:
+    """What a trainer keeps of a round on the disk, beside its contribution: two moments, residuals
+    before and after, and the working weights of all fragments but the round's."""
+    numels = layout.fragment_numels
+    residuals = (layout.numel + max(numels)) * has_residual
+    return _FLOAT_BYTES * (2 * layout.numel + residuals + layout.numel - min(numels))

@@ -8,6 +8,7 @@ SHARE of the time is training (`algorithms.md` 10). Nothing is agreed upon: the 
 anybody may do (R9), and weights are tokens.
 """
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ ROUNDS_LOOKED_AT = 3
 
 WAITS_LOOKED_AT = 8
 """The shortest of these waits is the exchange: then this node was the last, or nearly."""
+
+FAR, HURRY = 0.6, 1.6
+"""Rounds below that share of the length that the exchange asks for grow by that factor."""
 
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""
@@ -120,10 +124,15 @@ class Pace:
         # asks for is enough.
         enough_s = SHARE / (1.0 - SHARE) * exchange_s
         aim_s, why = SHARE * round_s, f"{share}, to arrive with the others"
+        if aim_s < FAR * enough_s:
+            # By itself it would take dozens of rounds; all see the same length, and stay together.
+            aim_s = min(HURRY * aim_s, FAR * enough_s)
+            why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
         if enough_s < aim_s:
             aim_s = enough_s
             why = f"{SHARE:.0%} training beside an exchange of {exchange_s:.2f} s"
-        steps = round(aim_s / step_s)
+        # Rounded to the nearest, a few steps short would stay a few steps short.
+        steps = math.ceil(aim_s / step_s - 1e-9)
         if steps > GROWTH_MAX * self._steps:
             steps, why = int(GROWTH_MAX * self._steps), f"{why}; at most twice the last"
         if steps > self.steps_max:

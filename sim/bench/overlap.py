@@ -1,7 +1,7 @@
 """`barnraise bench overlap`: what syncing costs a trainer, in seconds of an inner step.
 
-First as many trainers step at one time as there will be nodes, and nothing is synced; then real
-nodes train the same model with a preset, over lines of the shape asked for.
+As many trainers as there are nodes step at one time, and nothing is synced, before and behind; in
+between real nodes train the same model with a preset, over lines of the shape asked for.
 """
 
 import statistics
@@ -26,7 +26,7 @@ from sim.local.swarm import LocalSwarm
 
 STEPPING_COMMAND = (sys.executable, "-P", "-m", "training.stepping_main")
 ALONE_S = 15.0
-SETTLING_ROUNDS = 20
+SETTLING_ROUNDS = 15
 """Before rounds have the length that suits lines and speeds; they are not measured."""
 
 _LOOK_EVERY_S = 0.5
@@ -98,6 +98,7 @@ class OverlapRun:
         """Measures so many rounds of each node, behind those in which they settle."""
         self._options, self._rounds, self._now_s, self._tell = options, rounds, now_s, tell
         self._alone_s: list[float] = []
+        self._measured: list[MethodChosen] = []
         self.result: OverlapResult | None = None
 
     async def play(self) -> None:
@@ -113,8 +114,11 @@ class OverlapRun:
             raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
         path = folder / "manifest.msgpack"
         manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
+        # Before and behind: whatever else this machine does meanwhile changes.
         await self._step_alone(manifest, path)
         await self._step_together()
+        await self._step_alone(manifest, path)
+        self.result = overlap_result(self._alone_s, self._measured)
 
     async def _step_alone(self, manifest: RunManifest, path: Path) -> None:
         peers = self._options.peers
@@ -128,7 +132,7 @@ class OverlapRun:
         async with trio.open_nursery() as nursery:
             for _ in range(peers):
                 nursery.start_soon(partial(run_json_child, [*STEPPING_COMMAND, *words], hear))
-        if len(self._alone_s) != peers:
+        if len(self._alone_s) % peers:
             raise StateError("a trainer ended before it had measured its steps")
 
     async def _step_together(self) -> None:
@@ -148,8 +152,8 @@ class OverlapRun:
                         self._tell(f"round {least} of {first + self._rounds}")
                     _check(story, self._now_s() - told_s)
                     await trio.sleep(_LOOK_EVERY_S)
-                measured = [pace for node in nodes.values() for pace in node.paces[-self._rounds :]]
-                self.result = overlap_result(self._alone_s, measured)
+                for node in nodes.values():
+                    self._measured += node.paces[-self._rounds :]
                 nursery.cancel_scope.cancel()
         except* StateError as group:
             raise group.exceptions[0] from None

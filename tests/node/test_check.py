@@ -12,11 +12,13 @@ from rich.console import Console
 
 from node.settings import costs as costs_module
 from node.settings.check import check_json, check_run_file, print_check
-from node.settings.costs import HOME_LINES, Line, costs_of
+from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
 from tests.training.replicas import OUTER, small_manifest
+from tests.training.solo import Solo
 from training import inner_state
+from training.genesis import shard_spec
 from training.presets import NOT_YET, PRESETS
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
@@ -129,3 +131,33 @@ def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) ->
 
 def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
     assert costs_module.INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT
+
+
+@pytest.mark.parametrize("feedback", [0.0, 1.0])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_inner_state_told_is_what_a_trainer_writes(
+    tmp_path: Path, fragments: int, feedback: float, seed: int
+) -> None:
+    manifest = small_manifest(outer=replaced(feedback=feedback))
+    shards = (shard_spec(manifest.model, fragments=fragments),)
+    manifest = replace(manifest, shards=shards, rounds=5)
+    Solo(manifest, tmp_path, seed).train()
+    written = max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    layout = manifest.layout(0)
+    told = (
+        inner_state_bytes(layout, has_residual=feedback > 0) + costs_of(manifest, 2).payload_bytes
+    )
+    # Names, digests and a page of header come on top; of fragments the largest is told.
+    spread = 4 * 4 * (max(layout.fragment_numels) - min(layout.fragment_numels))
+    assert written - 16_384 <= told <= written + spread
+
+
+def test_uplink_decides_on_auto_s_codec_and_belongs_to_no_other_preset(tmp_path: Path) -> None:
+    for uplink, codec in ((200.0, "int8"), (20.0, "ternary"), (5.0, "sparse2bit_gaps")):
+        text = f"[outer]\npreset = 'auto'\nuplink_mbit = {uplink}"
+        told = check_json(check_run_file(file(tmp_path, text), 4), None)
+        assert (told["preset"], told["codec"], told["changed"]) == ("auto", codec, [])
+    with pytest.raises(ConfigError, match=r"uplink_mbit is for the preset 'auto' alone"):
+        check_run_file(file(tmp_path, "[outer]\npreset = 'diloco'\nuplink_mbit = 5.0"), 4)
+    with pytest.raises(ConfigError, match=r"uplink_mbit is 0.0; it must be 0.01 to"):
+        check_run_file(file(tmp_path, "[outer]\npreset = 'auto'\nuplink_mbit = 0.0"), 4)

@@ -9,8 +9,9 @@ import torch
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from training.compression import make_codec
 from training.diloco import DiLoCo
+from training.exchange import Lease
 from training.genesis import genesis_weights
-from training.inner import accumulate_gradient, make_optimizer
+from training.inner import accumulate_gradient, learning_rate, make_optimizer
 from training.models import build_model
 from training.replicas import MemorySession, Swarm, Weights, run_replicas
 
@@ -102,3 +103,48 @@ def test_failure_of_one_replica_is_the_error_of_all() -> None:
 
     with pytest.raises(ValueError, match="it broke"):
         run_replicas(swarm, train)
+
+
+class Short(Swarm):
+    """Leases of as many steps as replicas are told, in place of whole ones."""
+
+    steps = (2, 5, 10)
+
+    def lease(self, replica: int) -> Lease:
+        """See Swarm."""
+        ((first, _),) = super().lease(replica) or ((0, 0),)
+        is_over = self.clock.round >= self.manifest.rounds
+        return () if is_over else ((first, first + 4 * self.steps[replica] + 1),)
+
+
+def test_paced_round_has_the_steps_of_its_lease_and_the_rate_of_the_whole_round(seed: int) -> None:
+    preset = replace(OUTER, preset="a_edit")
+    manifest = small_manifest(outer=preset)
+    swarm, rates = Short(manifest, REPLICAS), {replica: [] for replica in range(REPLICAS)}
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        windows = iter(random_windows(seed + session.replica, manifest.total_inner_steps))
+        while not diloco.finished:
+            assert diloco.steps == Short.steps[session.replica]
+            diloco.step(accumulate_gradient(model, inner, next(windows)))
+            rates[session.replica].append(inner.param_groups[0]["lr"])
+
+    run_replicas(swarm, train)
+    assert swarm.clock.round == manifest.rounds
+    for (_, replica), sent in swarm.contributions.items():
+        assert (sent.steps, sent.samples) == (Short.steps[replica], 4 * Short.steps[replica])
+    whole = [learning_rate(manifest, step) for step in range(manifest.total_inner_steps)]
+    assert rates[2] == whole
+    assert rates[1] == whole[::2]
+    assert rates[0] == whole[::5]
+
+
+def test_round_that_is_not_paced_has_all_its_steps_whatever_the_lease(seed: int) -> None:
+    manifest = small_manifest()
+    (session, *_) = Short(manifest, REPLICAS).sessions()
+    model = build_model(manifest)
+    diloco = DiLoCo(model, make_optimizer(model, manifest.inner), exchange=session)
+    assert diloco.steps == manifest.inner.inner_steps

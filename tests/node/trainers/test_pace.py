@@ -70,6 +70,14 @@ def test_first_rounds_are_short_and_grow_at_most_twofold() -> None:
     assert steps[-1] > 50 * FIRST_STEPS
 
 
+@pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
+def test_nine_tenths_are_reached_within_twelve_rounds(speeds: list[float], seed: int) -> None:
+    rounds = swarm(speeds, 2.0, jitter=0.02, seed=seed)
+    assert min(share for one in rounds[12:20] for _, share in one) >= 0.85
+    behind = [one[0][1] for one in rounds[12:30]]
+    assert sum(behind) / len(behind) >= 0.9
+
+
 def test_manifest_bounds_what_is_chosen_and_no_round_is_empty() -> None:
     assert {one[0][0].steps for one in swarm([0.001], 5.0, most=64)[SETTLED:]} == {64}
     assert "the manifest's most" in swarm([0.001], 5.0, most=64)[-1][0][0].why

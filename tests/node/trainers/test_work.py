@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from node.hooks import NodeHooks
 from node.status.board import EventLog
+from node.trainers.pace import FIRST_STEPS
 from node.trainers.trainer_channel import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import TrainerError
@@ -20,6 +21,7 @@ from sim.toy_run import toy_run
 from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
 from training.exchange import Contribution, Outcome
 from training.frames import Start
+from training.leases import lease_size
 
 LEASE = ((0, 8),)
 LATE = Contribution(
@@ -191,3 +193,27 @@ async def test_trainer_that_counts_wrongly_ends_the_node_before_a_peer_hears_of_
     async with begun(tmp_path, 4) as scene:
         with pytest.raises(TrainerError, match=wrong):
             await scene.work._contribute(replace(LATE, samples=samples, tokens=tokens))
+
+
+async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path, autojump_clock):
+    plain = toy_manifest()
+    inner = replace(plain.inner, inner_steps=64, batch=2)
+    manifest = replace(plain, inner=inner, outer=replace(plain.outer, preset="auto"))
+    lease = ((0, 100), (200, 228))  # Of whole rounds.
+    async with working(tmp_path, manifest) as scene:
+        scene.wants(4, lease=lease)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.starts[0].lease == ((0, 2 * FIRST_STEPS),)
+        for sealed in range(5, 75):
+            # A step takes a second; a seal comes two seconds behind what was handed in.
+            given = lease_size([scene.trainer.starts, scene.trainer.outcomes][sealed > 5][-1].lease)
+            await trio.sleep(given / 2)
+            scene.work._pace.handed(given // 2, trio.current_time())
+            await trio.sleep(2.0)
+            scene.wants(sealed, lease=lease, listed=True)
+            scene.work._is_open = True
+            scene.work._changed.set()
+            await wait_all_tasks_blocked()
+        sizes = [lease_size(outcome.lease) for outcome in scene.trainer.outcomes]
+        assert sizes[-1] == pytest.approx(2 * 0.95 / 0.05 * 2.0, rel=0.25)
+        assert scene.trainer.outcomes[-1].lease == ((0, sizes[-1]),)

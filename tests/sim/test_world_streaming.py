@@ -1,0 +1,69 @@
+"""A latecomer, a kill and a partition while fragments are streamed in four bits with feedback.
+
+All invariants are watched in it: I2 sums each LIST once more from the wire bytes and steps the
+anchor by it, so what was applied is what was sealed; I5 follows every peer's residual of every
+fragment from COMMIT to COMMIT, so nothing of it is lost or counted twice (R6).
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from node.rules.round_view import RoundConfig
+from sim.local.recipe import outer_spec
+from sim.toy_run import toy_run
+from tests.node.builders import peers_named, toy_manifest
+from tests.sim.worlds import WatchedWorld
+from training.presets import PRESETS
+
+CELLS, ROUNDS, PEERS = (2, 1, 3, 1), 14, 5
+PRESET = "streaming_sync"
+
+
+def stream(seed: int) -> WatchedWorld:
+    """Play one world to its end; where what falls is drawn."""
+    luck = random.Random(f"{seed}/streaming")
+    peers = peers_named(PEERS + 1)
+    *members, late = peers
+    manifest = toy_run(peers[0], rounds=ROUNDS, cells=CELLS, timing=toy_manifest(peers[0]).timing)
+    outer = outer_spec(PRESET, PRESETS[PRESET](ROUNDS))
+    assert (outer.codec, outer.feedback) == ("e3m0", 1.0)
+    world = WatchedWorld(replace(manifest, outer=outer), seed=seed)
+    config = RoundConfig.from_manifest(world.manifest)
+    for number, peer in enumerate(members):
+        waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
+        world.join(peer, config=waiting)
+    killed = luck.choice(members[1:])
+    world.until_round(luck.randint(2, 4))
+    world.crash(killed)
+    world.join(late)
+    world.until_round(luck.randint(6, 7))
+    world.bounce(killed)
+    world.until_round(8)
+    everybody, cut = luck.sample(peers, len(peers)), luck.choice((1, 2))
+    world.partition([everybody[:cut], everybody[cut:]])
+    world.until_round_of_most(10)
+    world.repair()
+    world.finish()
+    assert len(world.living()) == PEERS + 1
+    return world
+
+
+def check(world: WatchedWorld) -> None:
+    """Everybody ends with the same bits, and all took part in what they are made of."""
+    listed = {peer for peers in world.listed.values() for peer in peers}
+    assert listed == set(world.nodes)
+    commits = world.checks.records.history.commits.values()
+    afters = {said.body.residual_after for said in commits}
+    assert len(afters) > ROUNDS, "the feedback has something to carry"
+
+
+def test_latecomer_kill_and_partition_leave_one_state(seed: int) -> None:
+    check(stream(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_seed", range(100))
+def test_latecomer_kill_and_partition_leave_one_state_over_100_seeds(world_seed: int) -> None:
+    check(stream(world_seed))
