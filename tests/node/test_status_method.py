@@ -1,0 +1,55 @@
+"""What status says of the method: what was chosen for the round in hand, and why."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from node.status.records import MethodRecord, NodeStatus, from_plain, to_plain
+from node.status.snapshot import snapshot
+from node.status.tables import draw_status
+from tests.node.cores import A, B, C, core_of
+from tests.node.status_scene import board_at, sources_of
+
+TOLD: dict[str, Any] = {
+    "preset": "auto",
+    "codec": "ternary",
+    "fragments": 1,
+    "steps": 120,
+    "steps_max": 400,
+    "why": "95% of a round of 12.0 s, to arrive with the others",
+    "step_s": 0.1,
+    "exchange_s": 0.6,
+    "computing": 0.94,
+}
+
+
+def status_after(*events: dict[str, Any]) -> NodeStatus:
+    board = board_at(0.0)
+    for fields in events:
+        board.emit("method", **fields)
+    return snapshot(sources_of(core_of(A, B, C), board), 1.0).status
+
+
+def drawn(status: NodeStatus) -> str:
+    console = Console(width=300, no_color=True)
+    with console.capture() as capture:
+        console.print(draw_status(status))
+    return capture.get()
+
+
+def test_choice_and_its_reason_are_told_in_json_and_to_people() -> None:
+    status = status_after({**TOLD, "steps": 5}, TOLD)
+    assert status.method == MethodRecord(**TOLD)
+    assert from_plain(NodeStatus, to_plain(status)).method == status.method
+    text = drawn(status)
+    assert "auto, codec ternary; 120 steps a round of at most 400" in text
+    assert "to arrive with the others" in text
+    assert "a step 100 ms, an exchange 0.60 s, 94% of the time training" in text
+
+
+@pytest.mark.parametrize("events", [(), ({**TOLD, "step_s": None, "exchange_s": None},)])
+def test_what_is_not_measured_yet_is_not_told(events: tuple[dict[str, Any], ...]) -> None:
+    status = status_after(*events)
+    assert (status.method is None) == (not events)
+    assert "of the time training" not in drawn(status)
