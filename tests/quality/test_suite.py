@@ -6,6 +6,7 @@ that are not there.
 """
 
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,11 @@ from training.replicas import MemorySession
 
 pytestmark = pytest.mark.slow
 
-HALF = {"momentum": 0.5}
-
 
 @cache
 def loss(name: str) -> tuple[float, int]:
     """The loss and payload of one run; each is trained once."""
-    sparse = {"codec_settings": {"density": 1 / 16}, "learning_rate": 2.0}
+    sparse: dict[str, Any] = {"codec_settings": {"density": 1 / 16}, "learning_rate": 2.0}
     runs = {
         "diloco": partial(loss_of, toy()),
         "single": partial(loss_of, toy("local_sgd"), replicas=1),

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from node.rules.round_view import RoundConfig
+from protocol.messages import Commit
 from sim.local.recipe import outer_spec
 from sim.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
@@ -55,7 +56,8 @@ def check(world: WatchedWorld) -> None:
     listed = {peer for peers in world.listed.values() for peer in peers}
     assert listed == set(world.nodes)
     commits = world.checks.records.history.commits.values()
-    afters = {said.body.residual_after for said in commits}
+    bodies = [said.body for said in commits]
+    afters = {body.residual_after for body in bodies if isinstance(body, Commit)}
     assert len(afters) > ROUNDS, "the feedback has something to carry"
 
 

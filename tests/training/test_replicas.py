@@ -120,7 +120,8 @@ class Short(Swarm):
 def test_paced_round_has_the_steps_of_its_lease_and_the_rate_of_the_whole_round(seed: int) -> None:
     preset = replace(OUTER, preset="a_edit")
     manifest = small_manifest(outer=preset)
-    swarm, rates = Short(manifest, REPLICAS), {replica: [] for replica in range(REPLICAS)}
+    swarm = Short(manifest, REPLICAS)
+    rates: dict[int, list[float]] = {replica: [] for replica in range(REPLICAS)}
 
     def train(session: MemorySession) -> None:
         model = build_model(manifest)

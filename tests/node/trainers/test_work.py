@@ -206,7 +206,8 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
         assert scene.trainer.starts[0].lease == ((0, 2 * FIRST_STEPS),)
         for sealed in range(5, 75):
             # A step takes a second; a seal comes two seconds behind what was handed in.
-            given = lease_size([scene.trainer.starts, scene.trainer.outcomes][sealed > 5][-1].lease)
+            outcomes = scene.trainer.outcomes
+            given = lease_size(outcomes[-1].lease if outcomes else scene.trainer.starts[0].lease)
             await trio.sleep(given / 2)
             scene.work._pace.handed(given // 2, trio.current_time())
             await trio.sleep(2.0)
