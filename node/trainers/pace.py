@@ -82,22 +82,26 @@ class Pace:
         if not self._is_first:
             self._step_s.append((now_s - self._began_s) / max(1, steps))
 
-    def next(self, now_s: float) -> Choice:
-        """The trainer is handed its next lease now: how many steps of it are to be taken."""
+    def next(self, now_s: float, *, usual: int = 0) -> Choice:
+        """The trainer is handed its next lease now: how many steps of it are to be taken.
+
+        `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
+        restarted begin with half of it, for they may be slow.
+        """
         if self._began_s is not None and self._handed_s is not None:
             if not self._is_first:
                 training_s, waiting_s = self._handed_s - self._began_s, now_s - self._handed_s
                 self._rounds.append(Measured(self._handed_steps, training_s, waiting_s))
             self._is_first = False
         self._began_s, self._handed_s = now_s, None
-        choice = self._choice()
+        choice = self._choice(usual)
         self._steps = choice.steps
         return choice
 
-    def _choice(self) -> Choice:
+    def _choice(self, usual: int) -> Choice:
         most = self.steps_max
         if not self._rounds or not self._step_s:
-            steps = min(FIRST_STEPS, most) if self.is_chosen else most
+            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
             return Choice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)[-ROUNDS_LOOKED_AT:]

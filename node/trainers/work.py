@@ -240,7 +240,9 @@ class TrainerWork:
         lease = wanted.action.lease
         if not lease:
             return lease
-        choice = self._pace.next(trio.current_time())
+        clock = run_clock(wanted.action.certificate)
+        usual = clock.step // max(1, clock.round - 1)
+        choice = self._pace.next(trio.current_time(), usual=usual)
         self._tell_choice(choice)
         if choice.steps == choice.steps_max:
             return lease

@@ -78,6 +78,13 @@ def test_nine_tenths_are_reached_within_twelve_rounds(speeds: list[float], seed:
     assert sum(behind) / len(behind) >= 0.9
 
 
+def test_latecomer_begins_with_half_of_what_rounds_had() -> None:
+    pace = Pace(steps_max=300, is_chosen=True)
+    assert pace.next(0.0, usual=80).steps == 40
+    assert Pace(steps_max=300, is_chosen=True).next(0.0, usual=4).steps == FIRST_STEPS
+    assert Pace(steps_max=300, is_chosen=True).next(0.0, usual=5000).steps == 300
+
+
 def test_manifest_bounds_what_is_chosen_and_no_round_is_empty() -> None:
     assert {one[0][0].steps for one in swarm([0.001], 5.0, most=64)[SETTLED:]} == {64}
     assert "the manifest's most" in swarm([0.001], 5.0, most=64)[-1][0][0].why
