@@ -1,5 +1,6 @@
 """What `barnraise check` finds in a run.toml: the method written out, and the costs of a round."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from rich.table import Table
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
+from node.trainers.pace import SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from training.presets import PRESETS
+from training.presets import PRESETS, is_paced
 
 MIB = 1 << 20
 
@@ -38,12 +40,21 @@ def check_run_file(path: Path, peers: int) -> Checked:
     return Checked(manifest=manifest, costs=costs_of(manifest, peers), changed=tuple(changed))
 
 
+def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
+    """Inner steps of a round where all have such an exchange: H, or what peers would choose."""
+    most = found.manifest.inner.inner_steps
+    if step_s is None or step_s == 0.0 or not is_paced(found.manifest.outer.preset):
+        return most
+    return max(1, min(most, math.ceil(SHARE / (1.0 - SHARE) * exchange_s / step_s)))
+
+
 def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
     """The line that `--json` ends with; seconds are of one round."""
     manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
     lines = []
     for line in HOME_LINES:
         exchange_s = costs.exchange_s(line)
+        steps = steps_on(found, exchange_s, step_s)
         lines.append(
             {
                 "line": line.name,
@@ -51,9 +62,8 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
                 "up_mbit": line.up_mbit,
                 "rtt_ms": line.rtt_ms,
                 "exchange_s": round(exchange_s, 3),
-                "round_s": None
-                if step_s is None
-                else round(exchange_s + manifest.inner.inner_steps * step_s, 3),
+                "steps": steps,
+                "round_s": None if step_s is None else round(exchange_s + steps * step_s, 3),
             }
         )
     return {
@@ -122,15 +132,16 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
 
 
 def _lines(found: Checked, step_s: float | None) -> Table:
-    costs, steps = found.costs, found.manifest.inner.inner_steps
+    costs = found.costs
     table = Table("line", "down", "up", box=None, pad_edge=False)
     table.add_column("exchange", justify="right")
     table.add_column("a round" if step_s is not None else "90 % training from", justify="right")
     for line in HOME_LINES:
         exchange_s = costs.exchange_s(line)
+        steps = steps_on(found, exchange_s, step_s)
         # Where a step takes that long or longer, waiting is a tenth of the round or less.
         last = (
-            f"{exchange_s + steps * step_s:.1f} s"
+            f"{exchange_s + steps * step_s:.1f} s, {steps} steps"
             if step_s is not None
             else f"{1000 * 9 * exchange_s / steps:.0f} ms a step"
         )

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -161,3 +162,16 @@ def test_uplink_decides_on_auto_s_codec_and_belongs_to_no_other_preset(tmp_path:
         check_run_file(file(tmp_path, "[outer]\npreset = 'diloco'\nuplink_mbit = 5.0"), 4)
     with pytest.raises(ConfigError, match=r"uplink_mbit is 0.0; it must be 0.01 to"):
         check_run_file(file(tmp_path, "[outer]\npreset = 'auto'\nuplink_mbit = 0.0"), 4)
+
+
+def test_rounds_that_peers_choose_are_told_by_line(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, "[outer]\npreset = 'auto'"), 8)
+    lines: Any = check_json(found, 0.2)["lines"]
+    steps = [line["steps"] for line in lines]
+    assert 100 > steps[0] > steps[1] > steps[2] >= 1
+    for line in lines:
+        training_s = line["steps"] * 0.2
+        assert 0.95 <= training_s / line["round_s"] <= 0.97
+    assert {line["steps"] for line in check_json(found, 0.01)["lines"]} == {100}  # type: ignore[attr-defined]
+    plain = check_run_file(file(tmp_path, "[outer]\npreset = 'diloco'"), 8)
+    assert {line["steps"] for line in check_json(plain, 0.2)["lines"]} == {50}  # type: ignore[attr-defined]
