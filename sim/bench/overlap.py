@@ -23,11 +23,13 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import found_run
 from sim.local.story import Story
 from sim.local.swarm import LocalSwarm
+from training.presets import is_paced
 
 STEPPING_COMMAND = (sys.executable, "-P", "-m", "training.stepping_main")
 ALONE_S = 15.0
-SETTLING_ROUNDS = 15
-"""Before rounds have the length that suits lines and speeds; they are not measured."""
+SETTLING_ROUNDS, FIXED_SETTLING_ROUNDS = 15, 3
+"""Before rounds have the length that suits lines and speeds, and where that is the manifest's; they
+are not measured."""
 
 _LOOK_EVERY_S = 0.5
 
@@ -97,6 +99,8 @@ class OverlapRun:
     ) -> None:
         """Measures so many rounds of each node, behind those in which they settle."""
         self._options, self._rounds, self._now_s, self._tell = options, rounds, now_s, tell
+        paced = options.preset is not None and is_paced(options.preset)
+        self._settling = SETTLING_ROUNDS if paced else FIXED_SETTLING_ROUNDS
         self._alone_s: list[float] = []
         self._measured: list[MethodChosen] = []
         self.result: OverlapResult | None = None
@@ -144,7 +148,7 @@ class OverlapRun:
                 await swarm.begin(nursery, within_s=START_S)
                 self._tell("all nodes have sealed")
                 # A founder that was alone for a while has rounds behind it that say nothing.
-                first = max(len(node.paces) for node in nodes.values()) + SETTLING_ROUNDS
+                first = max(len(node.paces) for node in nodes.values()) + self._settling
                 told, told_s = 0, self._now_s()
                 while (least := min(len(n.paces) for n in nodes.values())) < first + self._rounds:
                     if least > told:
