@@ -9,6 +9,8 @@ from blake3 import blake3
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, Signer
+from protocol.seal_clock import Interval as Interval
+from protocol.seal_clock import SealClock as SealClock
 from protocol.slots import FilledSlot as FilledSlot
 from protocol.slots import Kind as Kind
 from protocol.slots import Peer as Peer
@@ -38,9 +40,14 @@ class SignedMessage:
     signature: Signature
 
     @cached_property
+    def preimage(self) -> bytes:
+        """What is signed: slot, sender and the digest of the body."""
+        return message_preimage(self.slot, self.sender, body_digest(self.body))
+
+    @cached_property
     def digest(self) -> bytes:
         """Names the message: slot, sender and body, never the signature."""
-        return blake3(_preimage(self.slot, self.sender, self.body)).digest()
+        return blake3(self.preimage).digest()
 
     @cached_property
     def encoded(self) -> bytes:
@@ -54,14 +61,8 @@ class SignedMessage:
         return FilledSlot(slot=self.slot, sender=self.sender, body=body, signature=self.signature)
 
     @cached_property
-    def _content(self) -> "Body":
-        kind = _BODIES.get(self.slot.kind)
-        if kind is None:
-            raise DecodeError(f"no message of kind {self.slot.kind.name} in this version")
-        body = decode(kind, self.body)
-        if not _fits(self.slot, body):
-            raise DecodeError(f"this {self.slot.kind.name} belongs into another slot")
-        return body
+    def _checked(self) -> "_Checked":
+        return _Checked()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +204,15 @@ class Leave:
 
 Body = Seat | Commit | Have | List | Vote | Gram | Agg | Seal | NewAttempt | Leave
 
+
+@dataclass(slots=True)
+class _Checked:
+    """What was found out about a message: its body, and for whose rules its signature is good."""
+
+    body: Body | None = None
+    signed_for: type[Signer] | None = None
+
+
 _BODIES: dict[Kind, type[Body]] = {
     Kind.SEAT: Seat,
     Kind.COMMIT: Commit,
@@ -219,19 +229,15 @@ _BODIES: dict[Kind, type[Body]] = {
 }
 
 
-def _preimage(slot: Slot, sender: PeerId, body: bytes) -> bytes:
-    return message_preimage(slot, sender, body_digest(body))
-
-
 def sign_message(signer: Signer, slot: Slot, body: Body) -> SignedMessage:
     """The message that fills `slot`. The caller has made sure that the slot is still empty."""
     assert isinstance(body, _BODIES[slot.kind])
     assert _fits(slot, body), f"this {slot.kind.name} belongs into another slot"
     encoded = encode(body)
-    preimage = _preimage(slot, signer.peer_id, encoded)
+    preimage = message_preimage(slot, signer.peer_id, body_digest(encoded))
     signature = signer.sign(preimage)
     message = SignedMessage(slot=slot, sender=signer.peer_id, body=encoded, signature=signature)
-    vars(message).update(digest=blake3(preimage).digest(), _content=body, _preimage=preimage)
+    message._checked.body = body
     return message
 
 
@@ -248,7 +254,16 @@ def decode_message(data: bytes) -> tuple[SignedMessage, Body]:
 
 def decode_body(message: SignedMessage) -> Body:
     """The body, decoded once. Raises DecodeError, also where it belongs into another slot."""
-    return message._content
+    checked, slot = message._checked, message.slot
+    if checked.body is None:
+        kind = _BODIES.get(slot.kind)
+        if kind is None:
+            raise DecodeError(f"no message of kind {slot.kind.name} in this version")
+        body = decode(kind, message.body)
+        if not _fits(slot, body):
+            raise DecodeError(f"this {slot.kind.name} belongs into another slot")
+        checked.body = body
+    return checked.body
 
 
 def _fits(slot: Slot, body: Body) -> bool:
@@ -264,12 +279,11 @@ def is_signed(message: SignedMessage, signer: Signer) -> bool:
     A good answer stays with the message, whose fields nobody can change: the same one may be asked
     about again inside a certificate, and by every node of a simulated world.
     """
-    kept = vars(message)
-    if kept.get("_signed_for") is not type(signer):
-        preimage = kept.get("_preimage") or _preimage(message.slot, message.sender, message.body)
-        if not signer.verify(message.sender, preimage, message.signature):
+    checked = message._checked
+    if checked.signed_for is not type(signer):
+        if not signer.verify(message.sender, message.preimage, message.signature):
             return False
-        kept["_signed_for"] = type(signer)
+        checked.signed_for = type(signer)
     return True
 
 
@@ -329,34 +343,6 @@ class Roster:
     def voter_set(self) -> frozenset[PeerId]:
         """The voting members."""
         return frozenset(self.voters)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """Samples [first, stop) of the corpus's keyed permutation."""
-
-    first: Annotated[int, Range(0, 2**62)]
-    stop: Annotated[int, Range(0, 2**62)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealClock:
-    """The clock of the run (R9): functions of it are equal on every peer.
-
-    `step` sums the token-weighted median H of every round; `cursor` is the first sample never
-    leased; `unused` are leased samples that came back. `ends_run` marks the last seal of the run.
-    """
-
-    step: Annotated[int, Range(0, 2**53)]
-    tokens: Annotated[int, Range(0, 2**62)]
-    cursor: Annotated[int, Range(0, 2**62)]
-    unused: Annotated[tuple[Interval, ...], Size(0, limits.LEASE_INTERVALS_MAX)]
-    ends_run: bool
-
-    def __post_init__(self) -> None:
-        bounds = [bound for gap in self.unused for bound in (gap.first, gap.stop)]
-        if bounds != sorted(set(bounds)):
-            raise ValueError("unused intervals must ascend, none empty, none touching the next")
 
 
 @dataclass(frozen=True, kw_only=True)

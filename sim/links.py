@@ -22,6 +22,8 @@ LOGNORMAL_SIGMAS = 4.0
 LOGNORMAL_MAX = 20.0
 """No draw is beyond so many times the upper end of the range."""
 
+_TURN = 2.0 * math.pi
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -59,10 +61,33 @@ class Link:
             raise ValueError("bytes_per_s, clog_s and break_s are positive")
 
 
+class Luck:
+    """One stream of luck, and standard normal draws from it: the very ones of `random.gauss`, two
+    at a time (Box and Muller 1958). Every frame draws one, and that of Python is not native code.
+    """
+
+    __slots__ = ("_has_spare", "_spare", "random")
+
+    def __init__(self, stream: random.Random) -> None:
+        self.random: Callable[[], float] = stream.random
+        self._spare, self._has_spare = 0.0, False
+
+    def normal(self) -> float:
+        """The next draw with mean 0 and deviation 1."""
+        self._has_spare = not self._has_spare
+        if not self._has_spare:
+            return self._spare
+        angle = self.random() * _TURN
+        radius = math.sqrt(-2.0 * math.log(1.0 - self.random()))
+        self._spare = math.sin(angle) * radius
+        return math.cos(angle) * radius
+
+
 class Direction:
     """What is on its way from `source` to `target`, and the luck it has."""
 
     __slots__ = (
+        "_bulk_luck",
         "_bulk_stream",
         "_delay_s",
         "_frame_luck",
@@ -88,8 +113,9 @@ class Direction:
     ) -> None:
         path = f"{short_id(source)}->{short_id(target)}"
         self.source, self.target = source, target
-        self._frame_luck = stream(f"link/{path}")
+        self._frame_luck = Luck(stream(f"link/{path}"))
         self._bulk_stream = partial(stream, f"bulk/{path}")
+        self._bulk_luck: Luck | None = None
         self._last_s = 0.0
         """When the latest frame arrives: frames of one stream keep their order."""
         self._free_s = 0.0
@@ -117,11 +143,11 @@ class Direction:
         self._sigma = 0.0 if is_uniform else math.log(high / low) / LOGNORMAL_SIGMAS
         self._median_s = math.sqrt(low * high)
 
-    def latency_s(self, luck: random.Random) -> float:
+    def latency_s(self, luck: Luck) -> float:
         """One draw of the one-way latency."""
         if not self._sigma:
             return self._least_s + self._span_s * luck.random()
-        drawn_s = self._median_s * math.exp(self._sigma * luck.gauss(0.0, 1.0))
+        drawn_s = self._median_s * math.exp(self._sigma * luck.normal())
         return min(self._most_s, drawn_s)
 
     def stick(self, until_s: float) -> None:
@@ -170,7 +196,10 @@ class Direction:
 
         Transfers of one direction share its rate, first come, first served.
         """
-        link, luck = self._link, self._bulk_stream()
+        # Most directions never carry cells, and to seed a stream takes time.
+        if self._bulk_luck is None:
+            self._bulk_luck = Luck(self._bulk_stream())
+        link, luck = self._link, self._bulk_luck
         num_copies = 1 if self.is_plain else self._copies(luck)
         times = []
         for _ in range(num_copies):
@@ -183,13 +212,13 @@ class Direction:
             self._clog(luck, now_s)
         return tuple(times)
 
-    def _copies(self, luck: random.Random) -> int:
+    def _copies(self, luck: Luck) -> int:
         drawn = luck.random()
         if drawn < self._link.loss:
             return 0
         return 2 if drawn > 1.0 - self._link.duplication else 1
 
-    def _clog(self, luck: random.Random, now_s: float) -> None:
+    def _clog(self, luck: Luck, now_s: float) -> None:
         if luck.random() < self._link.clog:
             self.stick(now_s + self._link.clog_s)
 

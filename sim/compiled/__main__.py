@@ -16,13 +16,13 @@ from pathlib import Path
 import protocol
 from node.processes.children import child_environment
 from protocol.errors import ConfigError
-from sim.compiled.adapting import adapted
+from sim.compiled.adapting import adapted, bases
 from sim.compiled.builds import build_folder, is_complete, mark_complete, source_digest, sources
 
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node": "core core_state events round",
+    "node": "core core_state events hooks round",
     "node/cells": "bulk bulk_queue cell_store line_limits outer_step result_cells shard_store"
     " spare_vectors states",
     "node/durable": "batch journal receipts record_log recovery results write_ahead",
@@ -30,13 +30,16 @@ NATIVE = {
     "node/reporting": "tracing",
     "node/rules": "*",
     "node/state_transfer": "catchup cell_fetch fetch_events gathered partial_cells served throttle",
-    "protocol": "frames gossip grid identity messages slots wire",
-    "sim": "assembly devices disk edge files invariants links nodes sessions storing trace_hash"
-    " transfers watching work world",
+    "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
+    " seal_clock slots wire",
+    "sim": "assembly convicting devices disk edge files invariants links nodes sessions storing"
+    " trace_hash transfers watching work world",
     "sim/checks": "accounting accusations arithmetic bounds durability equality forks history"
-    " progress reference stalls usage",
-    "sim/trials": "chaos expectations",
-    "training": "leases",
+    " leaks progress receipts reference stalls usage",
+    "sim/trials": "blows build chaos expectations phases",
+    "training": "arithmetic durable leases outer",
+    "training/aggregation": "linear seam",
+    "training/compression": "dense seam",
 }
 """What a world spends its time in. One group: calls and attributes are fast within it only."""
 
@@ -70,13 +73,14 @@ def build(folder: Path, root: Path | None = None) -> None:
         if source_digest(made) != folder.name:
             raise ConfigError("the sources have changed meanwhile: start again")
         modules = native_modules(made)
-        texts = {path: path.read_bytes() for path in modules}
-        for path in modules:
-            path.write_text(adapted(path.read_text(encoding="utf-8")), encoding="utf-8")
+        texts = {path: path.read_text(encoding="utf-8") for path in modules}
+        inherited = bases(texts.values())
+        for path, text in texts.items():
+            path.write_text(adapted(text, inherited), encoding="utf-8")
         _compile(made, modules)
         # Tracebacks show lines of the source, not of what mypyc was given.
         for path, text in texts.items():
-            path.write_bytes(text)
+            path.write_text(text, encoding="utf-8")
         shutil.rmtree(made / "made-c", ignore_errors=True)
         mark_complete(made)
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,9 @@ from sim.trials.sweep import cores
 
 _OPT_LEVEL = "3"
 
+_MYPY = ("--config-file=", "--ignore-missing-imports")
+"""No settings of the project: they are for the types as they are written, not as adapted."""
+
 
 def main() -> None:
     """Compile `sys.argv[1:]`."""
@@ -28,7 +31,7 @@ def main() -> None:
     _tell(f"mypyc: {len(paths)} modules")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     extensions = mypycify(
-        ["--python-version", version, *paths],
+        [*_MYPY, "--python-version", version, *paths],
         opt_level=_OPT_LEVEL,
         debug_level="0",
         multi_file=True,

@@ -1,18 +1,21 @@
 """The compiled simulator: taken for these sources only, and the same machine to the byte."""
 
+import importlib.util
+import inspect
+import math
 import shutil
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
 from sim.compiled import __main__ as compiling
-from sim.compiled.adapting import adapted
+from sim.compiled.adapting import adapted, bases
 from sim.compiled.builds import PACKAGES, build_folder, choose, is_complete, mark_complete
-from sim.compiled.kept import keep
 from sim.trials.sweep import sweep
 from tests.sim.trials.scenarios import scenario
 
@@ -110,40 +113,160 @@ def test_every_name_of_a_native_module_stands_for_one():
             assert name == "*" or f"{room}/{name}.py" in found
 
 
-def test_adapted_module_says_what_mypyc_forgets():
+SOURCE = """\
+import math
+from functools import cached_property
+
+class Base:
+    pass
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    some: tuple[int, ...]
+    other: float = math.inf
+    note: str = field(default="", compare=False, repr=False)
+    seen: set[int] = field(default_factory=set, compare=False)
+
+@dataclass(frozen=True)
+class Both:
+    some: tuple[int, ...]
+    other: "Both | None" = None
+    size: int = field(init=False, default=7)
+    names: dict[str, int] = field(init=False, default_factory=dict)
+    def __post_init__(self) -> None:
+        if not self.some:
+            raise ValueError("nothing")
+    @cached_property
+    def total(self) -> int:
+        ASKED.append(self.some)
+        return sum(self.some)
+
+@dataclass(slots=True)
+class Changed:
+    count: int = 0
+"""
+
+
+def thawed(*args, **options):
+    """`dataclass`, but one that the interpreter lets an `__init__` as compiled code has it fill."""
+    if args:
+        return dataclass(*args)
+    return dataclass(**{name: value for name, value in options.items() if name != "frozen"})
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """Imports a text as a module."""
+
+    def import_text(text, decorator=dataclass):
+        name = f"made_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        vars(module).update(dataclass=decorator, field=field, ASKED=[])
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return import_text
+
+
+@pytest.fixture
+def pair(imported):
+    """A module as it is, and as it is adapted."""
+    return imported(SOURCE), imported(adapted(SOURCE), thawed)
+
+
+@pytest.mark.parametrize("name", ["Plain", "Both", "Changed"])
+def test_adapted_classes_are_called_as_dataclasses_are(pair, name):
+    ours, theirs = (inspect.signature(vars(module)[name]) for module in reversed(pair))
+    parameters = [list(signature.parameters.values()) for signature in (ours, theirs)]
+    assert [(p.name, p.kind) for p in parameters[0]] == [(p.name, p.kind) for p in parameters[1]]
+    for our, their in zip(*parameters, strict=True):
+        assert (our.default is our.empty) == (their.default is their.empty)
+
+
+def test_adapted_classes_hold_compare_and_hash_what_dataclasses_do(pair):
+    told = []
+    for module in pair:
+        plain, both, nan = module.Plain, module.Both, float("nan")
+        one = plain(some=(1,), note="a")
+        first, second = both((1, 2)), both((1, 2), both((3,)))
+        told.append(
+            [
+                (one.some, one.other, one.note, one.seen, first.size, first.names),
+                one == plain(some=(1,), note="b", seen={1}),
+                one == plain(some=(2,)),
+                one == module.Changed(),
+                plain(some=(), other=nan) == plain(some=(), other=nan),
+                hash(one) == hash(plain(some=(1,), note="b")),
+                hash(one) == hash(((1,), math.inf)),
+                first == second,
+                second == both((1, 2), both((3,))),
+                replace(second, other=None) == first,
+                [item.name for item in fields(both)],
+                one.seen is plain(some=(1,)).seen,
+                first.names is second.names,
+                module.Changed().__hash__,
+            ]
+        )
+        with pytest.raises(ValueError, match="nothing"):
+            both(())
+    assert told[0] == told[1]
+    # What wrong text would make equal, too.
+    assert told[0][1:6] == [True, False, False, True, True]
+
+
+def test_kept_property_is_asked_once_of_each_object(pair):
+    for module in pair:
+        one, other = module.Both((1, 2)), module.Both((1, 2))
+        assert [one.total, one.total, other.total, replace(one, some=(5,)).total] == [3, 3, 3, 5]
+        assert module.ASKED == [(1, 2), (1, 2), (5,)]
+        assert one == other
+
+
+def test_annotations_are_written_back_behind_the_class():
+    assert adapted(SOURCE).splitlines()[-2] == (
+        """vars(Both)["__annotations__"].update({'some': 'tuple[int, ...]', """
+        """'other': 'Both | None', 'size': 'int', 'names': 'dict[str, int]'})"""
+    )
+
+
+def test_class_that_others_inherit_from_is_left_to_dataclasses(imported):
+    others = "@dataclass\nclass More(Plain):\n    more: int = 0\n"
+    assert bases([SOURCE, others]) == {"Plain"}
+    changed = adapted(SOURCE + others, bases([SOURCE, others]))
+    module = imported(changed, thawed)
+    assert "def __init__" in changed
+    assert module.More(some=(1,), more=2).some == (1,)
+
+
+def test_what_is_kept_without_fields_to_keep_it_in_is_refused():
+    with pytest.raises(AssertionError, match="no __init__"):
+        adapted(SOURCE.replace("@dataclass(frozen=True)\nclass Both", "class Both"))
+
+
+def test_numbers_and_texts_become_final_and_nothing_else(imported):
     source = (
-        "from functools import cached_property\n"
-        "@dataclass(frozen=True)\n"
-        "class Both:\n"
-        "    some: tuple[int, ...]\n"
-        "    other: 'Both'\n"
-        "    @cached_property\n"
-        "    def total(self) -> int:\n"
-        "        return sum(self.some)\n"
+        '"""Limits."""\n'
+        "import math\n"
+        "KIB = 1 << 10\n"
+        "_MOST, BOTH = 4, 5\n"
+        "SIZE_MAX: int = (\n    64 * KIB\n)\n"
+        "NAME = b'x'\n"
+        "T = TypeVar('T')\n"
+        "FAR = math.inf\n"
+        "TWICE = 1\n"
+        "TWICE = 2\n"
+        "Digest = 1\n"
     )
-    lines = adapted(source).splitlines()
-    assert lines[0] == (
-        "from mypy_extensions import mypyc_attr; from sim.compiled.kept import keep"
-    )
-    assert lines[1:3] == [source.splitlines()[0], "@mypyc_attr(native_class=False)"]
-    assert lines[3:-2] == source.splitlines()[1:]
-    assert lines[-2] == "keep(Both, ('total',))"
-    hints = "{'some': 'tuple[int, ...]', 'other': 'Both'}"
-    assert lines[-1] == f'vars(Both)["__annotations__"].update({hints})'
-
-
-def test_kept_property_is_asked_once():
-    class Counted:
-        asked = 0
-
-        @property
-        def total(self) -> int:
-            self.asked += 1
-            return self.asked
-
-    keep(Counted, ("total",))
-    one = Counted()
-    assert (one.total, one.total, Counted().total) == (1, 1, 1)
+    changed = adapted(source)
+    assert "KIB: _Final = 1 << 10\n" in changed
+    assert "SIZE_MAX: int = (\n    64 * KIB\n)\n" in changed
+    assert "NAME: _Final = b'x'\n" in changed
+    assert changed.count("_Final") == 3
+    module = imported(changed.replace("T = TypeVar('T')", ""))
+    assert (module.SIZE_MAX, module.TWICE, module.NAME) == (1 << 16, 2, b"x")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sim.links import Direction, Link, Network
+from sim.links import Direction, Link, Luck, Network
 from tests.node.builders import peers_named
 
 A, B, C = peers_named(3)
@@ -36,15 +36,25 @@ def test_some_frames_overtake_others_where_the_link_reorders():
 
 
 def test_latency_is_spread_evenly_over_its_range():
-    way, luck = direction(latency_s=(0.1, 0.3)), random.Random(1)
+    way, luck = direction(latency_s=(0.1, 0.3)), Luck(random.Random(1))
     drawn = [way.latency_s(luck) for _ in range(4000)]
     assert 0.1 <= min(drawn) < 0.101
     assert 0.299 < max(drawn) <= 0.3
     assert statistics.mean(drawn) == pytest.approx(0.2, abs=0.003)
 
 
+def test_normal_draws_are_those_of_python_whatever_else_is_drawn_between(seed):
+    theirs, order = random.Random(seed), random.Random(f"{seed}/order")
+    ours = Luck(random.Random(seed))
+    for _ in range(2000):
+        if order.random() < 0.7:
+            assert ours.normal() == theirs.gauss(0.0, 1.0)
+        else:
+            assert ours.random() == theirs.random()
+
+
 def test_lognormal_latency_has_its_middle_between_the_ends_and_a_long_tail():
-    way, luck = direction(latency_s=(0.01, 0.16), spread="lognormal"), random.Random(1)
+    way, luck = direction(latency_s=(0.01, 0.16), spread="lognormal"), Luck(random.Random(1))
     drawn = sorted(way.latency_s(luck) for _ in range(20_000))
     assert drawn[10_000] == pytest.approx(0.04, rel=0.03)
     within = sum(0.01 <= latency_s <= 0.16 for latency_s in drawn)
