@@ -177,14 +177,18 @@ class Direction:
         drawn = random_()
         times: tuple[float, ...] = ()
         if drawn >= link.loss:
-            arrives_s = self.ordered_s if random_() >= link.reordering else self._overtaking_s
-            times = (arrives_s(now_s),)
+            times = (self._arrives_s(now_s, random_()),)
             if drawn > 1.0 - link.duplication:
-                arrives_s = self.ordered_s if random_() >= link.reordering else self._overtaking_s
-                times += (arrives_s(now_s),)
+                times += (self._arrives_s(now_s, random_()),)
         if random_() < link.clog:
             self.stick(now_s + link.clog_s)
         return times
+
+    def _arrives_s(self, now_s: float, drawn: float) -> float:
+        """When a frame arrives, in order unless it is drawn to overtake."""
+        return (
+            self.ordered_s(now_s) if drawn >= self._link.reordering else self._overtaking_s(now_s)
+        )
 
     def _overtaking_s(self, now_s: float) -> float:
         """When a frame arrives that keeps no order."""
