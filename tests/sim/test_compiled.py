@@ -1,5 +1,6 @@
 """The compiled simulator: taken for these sources only, and the same machine to the byte."""
 
+import ast
 import importlib.util
 import inspect
 import math
@@ -113,6 +114,50 @@ def test_every_name_of_a_native_module_stands_for_one():
             assert name == "*" or f"{room}/{name}.py" in found
 
 
+def native_and_other_trees():
+    native = set(compiling.native_modules(ROOT))
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {p: trees[p] for p in native}, {p: t for p, t in trees.items() if p not in native}
+
+
+def nodes_of(trees, kind):
+    return [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, kind)]
+
+
+def test_no_interpreted_class_inherits_from_a_native_one():
+    """It could be defined, but none of its objects made."""
+    native, others = native_and_other_trees()
+    ours = {node.name for node in nodes_of(native, ast.ClassDef)}
+    theirs = {node.name for node in nodes_of(others, ast.ClassDef)}
+    bases_of_others = {
+        ast.unparse(base).partition("[")[0].rpartition(".")[2]
+        for node in nodes_of(others, ast.ClassDef)
+        for base in node.bases
+    }
+    assert "Edge" in ours
+    assert (bases_of_others & ours) - theirs == set()
+
+
+def test_no_native_function_gives_errors_of_two_sorts_one_name():
+    """mypyc gives the name the type of the first."""
+    native, _ = native_and_other_trees()
+    for function in nodes_of(native, ast.FunctionDef):
+        named: dict[str, set[str]] = {}
+        for item in ast.walk(function):
+            if isinstance(item, ast.ExceptHandler) and item.name and item.type:
+                named.setdefault(item.name, set()).add(ast.unparse(item.type))
+        assert all(len(kinds) == 1 for kinds in named.values()), (function.name, named)
+
+
+def test_no_native_module_copies_objects():
+    native, _ = native_and_other_trees()
+    imported = {
+        name.name for node in nodes_of(native, ast.Import | ast.ImportFrom) for name in node.names
+    }
+    assert "copy" not in imported
+
+
 SOURCE = """\
 import math
 from functools import cached_property
@@ -162,6 +207,8 @@ def imported(tmp_path, monkeypatch):
         name = f"made_{len(list(tmp_path.iterdir()))}"
         (tmp_path / f"{name}.py").write_text(text)
         spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         vars(module).update(dataclass=decorator, field=field, ASKED=[])
         monkeypatch.setitem(sys.modules, name, module)
