@@ -12,6 +12,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from training.past_cache import BLOCK_BYTES, DIRECT_BYTES_MIN, PastCache
+
 Bytes = bytes | memoryview
 
 WRITING = ".writing-"
@@ -35,6 +37,10 @@ class OpenFile(Protocol):
 
     def sync(self) -> None:
         """Make what was written durable."""
+        ...
+
+    def relieve(self) -> None:
+        """Have the disk write what the system still holds back, so that a later sync is short."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -91,20 +97,32 @@ class Files(Protocol):
 
 
 class SystemFile:
-    """OpenFile over a descriptor, without a buffer: bytes that failed are not tried again later."""
+    """OpenFile over a descriptor, without a buffer: bytes that failed are not tried again later.
+
+    Of a file that is made anew large pieces go past the page cache (`training.past_cache`).
+    """
 
     def __init__(self, path: Path, mode: str, start: int = 0) -> None:
         self._file = FileIO(path, mode)
+        self._past_cache = PastCache(path) if mode == "wb" else None
+        self._has_cached = False
         if start:
             self._file.seek(start)
 
     def write(self, data: Bytes) -> None:
         """See OpenFile."""
         view = memoryview(data)
-        if view.nbytes:  # A view of no elements has no bytes to cast to.
-            view = view.cast("B")
-            while view:
-                view = view[self._file.write(view) :]
+        if not view.nbytes:  # A view of no elements has no bytes to cast to.
+            return
+        view = view.cast("B")
+        if self._past_cache is not None and view.nbytes >= DIRECT_BYTES_MIN:
+            start = self._file.tell()
+            done = self._past_cache.put(start, view)
+            self._file.seek(start + done)
+            view = view[done:]
+        self._has_cached = self._has_cached or bool(view)
+        while view:
+            view = view[self._file.write(view) :]
 
     def put(self, start: int, data: Bytes) -> None:
         """See OpenFile."""
@@ -114,6 +132,12 @@ class SystemFile:
     def sync(self) -> None:
         """See OpenFile."""
         os.fsync(self._file.fileno())
+        self._has_cached = False
+
+    def relieve(self) -> None:
+        """See OpenFile; what went past the cache is held back by nobody."""
+        if self._has_cached:
+            self.sync()
 
     def truncate(self, size: int) -> None:
         """See OpenFile."""
@@ -121,6 +145,8 @@ class SystemFile:
 
     def close(self) -> None:
         """See OpenFile."""
+        if self._past_cache is not None:
+            self._past_cache.close()
         self._file.close()
 
 
@@ -189,7 +215,7 @@ def replace_durably(path: Path, parts: Iterable[Bytes], files: Files = SYSTEM_FI
     try:
         file = files.create(writing)
         try:
-            for chunk in _chunks(parts):
+            for chunk in in_blocks(parts):
                 file.write(chunk)
             file.sync()
         finally:
@@ -202,18 +228,29 @@ def replace_durably(path: Path, parts: Iterable[Bytes], files: Files = SYSTEM_FI
     files.sync_folder(path.parent)
 
 
-def _chunks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
-    """The same bytes in few writes: small parts joined, large ones as they are."""
+def in_blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
+    """The same bytes in few writes: small parts joined, large ones as they are.
+
+    All but the last are of whole blocks, so that each begins at one.
+    """
     small = bytearray()
     for part in parts:
-        size = part.nbytes if isinstance(part, memoryview) else len(part)
-        if size < _CHUNK_BYTES:
-            small += part
-        if small and (len(small) >= _CHUNK_BYTES or size >= _CHUNK_BYTES):
-            yield bytes(small)
-            small.clear()
-        if size >= _CHUNK_BYTES:
-            yield part
+        view = memoryview(part)
+        if not view.nbytes:
+            continue
+        view = view.cast("B")
+        if len(small) + len(view) >= _CHUNK_BYTES:
+            if small:
+                missing = max(0, _CHUNK_BYTES - len(small))
+                small += view[:missing]
+                view = view[missing:]
+                yield bytes(small)
+                small.clear()
+            whole = len(view) - len(view) % BLOCK_BYTES
+            if whole >= _CHUNK_BYTES:
+                yield view[:whole]
+                view = view[whole:]
+        small += view
     if small:
         yield bytes(small)
 

@@ -13,7 +13,6 @@ is believed: every byte of a checkpoint is under a digest, and every tensor held
 
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,18 +23,20 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec
 from training.durable import (
+    SYSTEM_FILES,
     WRITING,
     fsync_file,
     fsync_folder,
+    in_blocks,
     make_folder_durably,
     replace_durably,
 )
 from training.exchange import RunClock
+from training.safetensors_form import file_parts
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ _VERSION = 1
 _LATEST = "latest"
 _NAME = re.compile(r"round-(\d{6,12})")
 _META_BYTES_MAX = 4096
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+_PIECE_BYTES = 4 << 20
+"""Hashed and written while it is in the cache."""
+
 _HEADER_BYTES_PER_TENSOR_MAX = 2048
 """Name of 256 characters, escaped at worst six bytes each; shape, dtype, offsets."""
 
@@ -102,11 +105,12 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     name = checkpoint_name(meta.clock.round)
     writing = folder / (WRITING + name)
     writing.mkdir()
-    _save(named_tensors(spec, state.anchors), writing / ANCHOR_FILE)
-    _save(_slot_tensors(spec, state.slots), writing / OUTER_FILE)
-    (writing / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), writing))
-    for path in (writing / ANCHOR_FILE, writing / OUTER_FILE, writing / META_FILE):
-        fsync_file(path)
+    digests = {
+        ANCHOR_FILE: _write(named_tensors(spec, state.anchors), writing / ANCHOR_FILE),
+        OUTER_FILE: _write(_slot_tensors(spec, state.slots), writing / OUTER_FILE),
+    }
+    (writing / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), digests))
+    fsync_file(writing / META_FILE)
     fsync_folder(writing)
     target = folder / name
     if target.exists():  # The round was sealed anew on another branch.
@@ -118,22 +122,21 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     return target
 
 
-def _save(tensors: dict[str, NDArray[np.float32]], path: Path) -> None:
+def _write(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> str:
+    """A file of tensors, on the disk when this returns; BLAKE3 of its bytes, hexadecimal."""
+    hasher = blake3()
+    file = SYSTEM_FILES.create(path)
     try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        raise _disk_error(error, path) from error
-
-
-def _disk_error(error: SafetensorError, path: Path) -> OSError:
-    """The system's error, of which the library makes one of its own: a full disk, for instance."""
-    found = _SYSTEM_ERROR.search(str(error))
-    if found is None:
-        return OSError(f"{path}: {error}")
-    code = int(found[1])
-    # Windows has numbers of its own, which Python translates.
-    own = (0, str(error), str(path), code) if os.name == "nt" else ()
-    return OSError(*(own or (code, os.strerror(code), str(path))))
+        for large in in_blocks(file_parts(tensors)):
+            view = memoryview(large)
+            for start in range(0, len(view), _PIECE_BYTES):
+                piece = view[start : start + _PIECE_BYTES]
+                hasher.update(piece)
+                file.write(piece)
+        file.sync()
+    finally:
+        file.close()
+    return hasher.hexdigest()
 
 
 def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[str]) -> Checkpoint:
@@ -273,7 +276,7 @@ def check_header(path: Path, num_tensors: int) -> None:
         raise CheckpointError(f"{path} claims a header of {length} bytes")
 
 
-def _pack_meta(meta: CheckpointMeta, slots: Sequence[str], folder: Path) -> bytes:
+def _pack_meta(meta: CheckpointMeta, slots: Sequence[str], digests: Mapping[str, str]) -> bytes:
     body: dict[str, object] = {
         "version": _VERSION,
         "run": meta.run.hex(),
@@ -283,9 +286,8 @@ def _pack_meta(meta: CheckpointMeta, slots: Sequence[str], folder: Path) -> byte
         "step": meta.clock.step,
         "tokens": meta.clock.tokens,
         "slots": list(slots),
+        **digests,
     }
-    for name in (ANCHOR_FILE, OUTER_FILE):
-        body[name] = blake3().update_mmap(folder / name).hexdigest()
     return _canonical(body | {"digest": blake3(_canonical(body)).hexdigest()})
 
 

@@ -9,7 +9,6 @@ The digest comes last, so that it is made while the file is written: a shard's m
 held twice, and an error of the disk shows as the OSError that it is.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from torch import Tensor
 from protocol import limits
 from protocol.errors import CheckpointError
 from training.durable import replace_durably
+from training.safetensors_form import entry, header_bytes
 from training.state import check_header
 
 _DIGEST = "digest"
 _DIGEST_BYTES = 32
-_LENGTH_BYTES = 8
-_ALIGNMENT = 8
 
 _DTYPES = {
     torch.float64: "F64",
@@ -87,12 +85,10 @@ def _parts(content: TensorFile) -> Iterator[bytes | memoryview]:
     for name in names:
         tensor = content.tensors[name]
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = _entry(_DTYPES[tensor.dtype], list(tensor.shape), offset, end)
+        header[name] = entry(_DTYPES[tensor.dtype], list(tensor.shape), offset, end)
         offset = end
-    header[_DIGEST] = _entry("U8", [_DIGEST_BYTES], offset, offset + _DIGEST_BYTES)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    header[_DIGEST] = entry("U8", [_DIGEST_BYTES], offset, offset + _DIGEST_BYTES)
+    head = header_bytes(header)
     hasher = blake3(head)
     yield head
     for name in names:
@@ -100,10 +96,6 @@ def _parts(content: TensorFile) -> Iterator[bytes | memoryview]:
         hasher.update(data)
         yield data
     yield hasher.digest()
-
-
-def _entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -54,7 +54,7 @@ class _Unfinished:
                 self._unsynced_bytes += len(payload)
                 if self._unsynced_bytes >= SYNC_BYTES:
                     self._unsynced_bytes = 0
-                    self._file.sync()
+                    self._file.relieve()
 
     def finish(self, cells: Sequence[bytes]) -> None:
         """All cells are known: the file is on the disk under its name when this returns."""

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import training.durable
-import training.state
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec, TensorSpec
+from training.durable import SystemFile
 from training.exchange import RunClock
 from training.state import (
     ANCHOR_FILE,
@@ -348,6 +348,6 @@ def crash_after(patch, changes):
     for owner, name in (
         *((os, name) for name in ("fsync", "unlink", "rmdir")),
         *((Path, name) for name in ("mkdir", "rename", "replace", "write_bytes", "write_text")),
-        (training.state, "save_file"),
+        *((SystemFile, name) for name in ("write", "sync")),
     ):
         patch.setattr(owner, name, stopping(getattr(owner, name)))

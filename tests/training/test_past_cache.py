@@ -1,0 +1,122 @@
+"""Files written past the page cache have the bytes that they were given, wherever these lie."""
+
+import errno
+import itertools
+import os
+import random
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from training import past_cache
+from training.durable import SYSTEM_FILES, in_blocks, replace_durably
+from training.past_cache import BLOCK_BYTES, DIRECT_BYTES_MIN, PastCache
+from training.safetensors_form import file_parts
+
+
+@pytest.fixture
+def rng(seed):
+    return random.Random(seed)
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """How many bytes went past the cache, by the calls that were made."""
+    counts = []
+    write = PastCache.put
+    monkeypatch.setattr(
+        PastCache,
+        "put",
+        lambda self, start, view: counts.append(write(self, start, view)) or counts[-1],
+    )
+    return counts
+
+
+def takes_direct(folder) -> bool:
+    file = PastCache(folder / "probe")
+    (folder / "probe").touch()
+    try:
+        return file.put(0, memoryview(bytes(DIRECT_BYTES_MIN))) > 0
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_large_and_small_pieces_in_any_order_make_one_file(
+    tmp_path, rng, direct, monkeypatch, is_refused
+):
+    if is_refused:
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    whole = rng.randbytes(11 * DIRECT_BYTES_MIN + rng.randrange(1, BLOCK_BYTES))
+    cuts = [0, *sorted(rng.sample(range(1, len(whole)), 3)), 5 * DIRECT_BYTES_MIN, len(whole)]
+    cuts = sorted({*cuts, 6 * DIRECT_BYTES_MIN})
+    places = list(itertools.pairwise(cuts))
+    rng.shuffle(places)
+    file = SYSTEM_FILES.create(tmp_path / "file")
+    for start, stop in places:
+        file.put(start, whole[start:stop])
+        file.relieve()
+    file.sync()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == whole
+    expected = 0 if is_refused or not takes_direct(tmp_path) else DIRECT_BYTES_MIN
+    assert sum(direct) >= expected
+
+
+def test_parts_of_any_size_are_replaced_durably_and_large_ones_begin_at_blocks(
+    tmp_path, rng, direct
+):
+    sizes = [rng.choice((0, 7, 5000, 700_000, 1 << 20, 3_000_001)) for _ in range(12)]
+    parts = [rng.randbytes(size) for size in [*sizes, 5 << 20]]
+    chunks = [bytes(chunk) for chunk in in_blocks(parts)]
+    assert b"".join(chunks) == b"".join(parts)
+    assert all(len(chunk) % BLOCK_BYTES == 0 for chunk in chunks[:-1])
+    replace_durably(tmp_path / "file", parts)
+    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+    if takes_direct(tmp_path):
+        assert sum(direct) >= 4 << 20
+
+
+def test_file_system_that_refuses_gets_the_bytes_through_the_cache(tmp_path, rng, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "no direct writes here")
+
+    monkeypatch.setattr(past_cache.os, "pwrite", refuse)
+    data = rng.randbytes(3 * DIRECT_BYTES_MIN)
+    replace_durably(tmp_path / "file", [data])
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct writes on this system")
+def test_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    (tmp_path / "file").write_bytes(b"old")
+    if not takes_direct(tmp_path):
+        pytest.skip("no direct writes on this file system")
+    monkeypatch.setattr(past_cache.os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        replace_durably(tmp_path / "file", [bytes(2 * DIRECT_BYTES_MIN)])
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "probe"]
+
+
+def test_write_that_stops_short_goes_on_through_the_cache(tmp_path, rng, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr(
+        past_cache.os, "pwrite", lambda fd, data, at: write(fd, data[: 3 * BLOCK_BYTES], at)
+    )
+    data = rng.randbytes(2 * DIRECT_BYTES_MIN)
+    replace_durably(tmp_path / "file", [data])
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_tensors_in_a_file_are_those_bytes_that_the_library_writes(rng):
+    tensors = {
+        name: np.arange(rng.randrange(40), dtype="<f4").reshape(-1, 1)
+        for name in ("b", "a/ü", 'quo"ted', "layer.10.w", "layer.2.w")
+    }
+    for found in (tensors, {"one": np.ones((2, 3), "<f4")}, {}):
+        assert b"".join(map(bytes, file_parts(found))) == save(found)
