@@ -19,6 +19,7 @@ from protocol import limits
 from protocol.identity import PeerId
 
 READ_AHEAD_BYTES = 256 * limits.KIB
+READ_BYTES_START = 16 * limits.KIB
 """One read of the socket: four full records. More gains nothing and is held per connection."""
 
 BACKLOG_BYTES_MAX = 4 * limits.MIB
@@ -63,6 +64,9 @@ class Link(IRawConnection):
         self._socket = _socket_of(raw)
         self._ahead = b""
         self._ahead_start = 0
+        self._place = bytearray(0)
+        """Where `read_view` reads to. Most links never need a large one."""
+        self._is_full = True
         self._backlog: list[tuple[memoryview, trio.Event]] = []
         self._backlog_bytes = 0
 
@@ -90,6 +94,30 @@ class Link(IRawConnection):
             self.lose("closed by the other end")
             self._raise_if_lost()
         self._ahead_start = 0
+
+    async def read_view(self) -> memoryview:
+        """What has arrived, in memory that the next call writes to. Raises as `read` does."""
+        if self._socket is None or self._ahead_start < len(self._ahead):
+            return memoryview(await self.read())
+        self._raise_if_lost()
+        num_bytes = 0
+        try:
+            num_bytes = await self._socket.recv_into(self._roomy_place())
+        except (OSError, trio.ClosedResourceError) as error:
+            self.lose(f"receiving failed: {error}")
+        self._raise_if_lost()
+        if not num_bytes:
+            self.lose("closed by the other end")
+            self._raise_if_lost()
+        self._is_full = num_bytes == len(self._place)
+        return memoryview(self._place)[:num_bytes]
+
+    def _roomy_place(self) -> bytearray:
+        """Larger than the last time if that was filled. A new one: the old one may be in use."""
+        if self._is_full and len(self._place) < READ_AHEAD_BYTES:
+            size = min(max(4 * len(self._place), READ_BYTES_START), READ_AHEAD_BYTES)
+            self._place = bytearray(size)
+        return self._place
 
     async def write(self, data: bytes | memoryview) -> None:
         """Send one whole record. A cancelled write is finished in the background."""

@@ -70,6 +70,7 @@ class MuxedStream(IMuxedStream):
         self._owed = 0
         self._granted_s = trio.current_time()
         self._came = trio.Event()
+        self._needed = 1
         self._widened = trio.Event()
         self._why = ""
         self._is_finished = self._has_finished = False
@@ -94,7 +95,8 @@ class MuxedStream(IMuxedStream):
         else:
             # A view would hold the whole record for a few bytes of it.
             self._chunks.append(bytearray(piece))
-        self._came.set()
+        if self.num_buffered >= self._needed:
+            self._came.set()
 
     def take(self, num_bytes: int) -> list[Part]:
         """At most so many of the bytes that are here; the other end may send as many more."""
@@ -131,11 +133,19 @@ class MuxedStream(IMuxedStream):
         self._conn.post(_WINDOW_UPDATE, 0, self.stream_id, self._owed)
         self._owed = 0
 
-    async def readable(self) -> None:
-        """Until there are bytes to take. Raises MuxedStreamReset, MuxedStreamEOF at the end."""
-        if self.num_buffered:
+    async def readable(self, num_bytes: int = 1) -> None:
+        """Until so many bytes can be taken, or as many as surely come before some are taken, or
+        the last. Raises MuxedStreamReset, MuxedStreamEOF where there is nothing to take any more.
+        """
+        # A step for each piece that arrives would be ten for a cell. Half of the window is sure to
+        # come: what was taken and not granted again is less than the other half.
+        self._needed = max(1, min(num_bytes, self.window_target // 2))
+        if self.num_buffered >= self._needed:
             await trio.lowlevel.checkpoint()
-        while not self.num_buffered:
+        while self.num_buffered < self._needed:
+            if self.num_buffered and (self._why or self._is_finished):
+                await trio.lowlevel.checkpoint()
+                return
             if self._why:
                 raise MuxedStreamReset(self._why)
             if self._is_finished:

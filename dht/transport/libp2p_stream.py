@@ -19,6 +19,9 @@ SMALL_PART_BYTES = 16 * limits.KIB
 
 FRAME_LENGTH_BYTES = 4
 
+COUNTED_BYTES = limits.CHUNK_BYTES + limits.BULK_ITEM_HEADER_BYTES_MAX + FRAME_LENGTH_BYTES
+"""Payload is counted so much at a time: a cell and what is said of it are not cut."""
+
 LINGER_S_MAX = 120.0
 """How long a closed stream waits for the other end to close. It may still be busy reading what we
 sent: 16 MiB, the largest window, in two minutes is 1.1 Mbit/s."""
@@ -92,8 +95,8 @@ class Libp2pStream:
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send every byte. Raises StreamClosedError; a cancelled stream is to be closed."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), limits.CHUNK_BYTES):
-            piece = view[start : start + limits.CHUNK_BYTES]
+        for start in range(0, len(view), COUNTED_BYTES):
+            piece = view[start : start + COUNTED_BYTES]
             self._traffic.sent += len(piece)
             self._moved.sent += len(piece)
             await self.send_raw(piece)
@@ -142,7 +145,7 @@ class Libp2pStream:
         while missing:
             with trio.CancelScope() as self._receiving:
                 try:
-                    await muxed.readable()
+                    await muxed.readable(missing)
                 except MuxedStreamError as error:
                     raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
             self._raise_if_closed()

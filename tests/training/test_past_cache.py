@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from training import past_cache
 from training.durable import SYSTEM_FILES, in_blocks, replace_durably
 from training.past_cache import BLOCK_BYTES, DIRECT_BYTES_MIN, PastCache
 from training.safetensors_form import file_parts
@@ -25,11 +24,12 @@ def direct(monkeypatch):
     """How many bytes went past the cache, by the calls that were made."""
     counts = []
     write = PastCache.put
-    monkeypatch.setattr(
-        PastCache,
-        "put",
-        lambda self, start, view: counts.append(write(self, start, view)) or counts[-1],
-    )
+
+    def counting(self, start, view):
+        counts.append(write(self, start, view))
+        return counts[-1]
+
+    monkeypatch.setattr(PastCache, "put", counting)
     return counts
 
 
@@ -82,7 +82,7 @@ def test_file_system_that_refuses_gets_the_bytes_through_the_cache(tmp_path, rng
     def refuse(*_):
         raise OSError(errno.EINVAL, "no direct writes here")
 
-    monkeypatch.setattr(past_cache.os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
     data = rng.randbytes(3 * DIRECT_BYTES_MIN)
     replace_durably(tmp_path / "file", [data])
     assert (tmp_path / "file").read_bytes() == data
@@ -96,7 +96,7 @@ def test_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"old")
     if not takes_direct(tmp_path):
         pytest.skip("no direct writes on this file system")
-    monkeypatch.setattr(past_cache.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="full"):
         replace_durably(tmp_path / "file", [bytes(2 * DIRECT_BYTES_MIN)])
     assert (tmp_path / "file").read_bytes() == b"old"
@@ -105,9 +105,7 @@ def test_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_write_that_stops_short_goes_on_through_the_cache(tmp_path, rng, monkeypatch):
     write = os.pwrite
-    monkeypatch.setattr(
-        past_cache.os, "pwrite", lambda fd, data, at: write(fd, data[: 3 * BLOCK_BYTES], at)
-    )
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: 3 * BLOCK_BYTES], at))
     data = rng.randbytes(2 * DIRECT_BYTES_MIN)
     replace_durably(tmp_path / "file", [data])
     assert (tmp_path / "file").read_bytes() == data
