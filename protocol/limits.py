@@ -6,11 +6,8 @@ What arrives is measured against these before a byte of it is allocated or belie
 KIB = 1024
 MIB = 1024 * KIB
 
-LEAF_BYTES = 16 * KIB
-"""One BLAKE3 leaf of a Merkle tree: evidence of one wrong leaf stays small."""
-
 CHUNK_BYTES = 1 * MIB
-"""One chunk: 64 leaves. The best write size measured for a stream; a cell of 2^18 float32 is one.
+"""One chunk. The best write size measured for a stream; a cell of 2^18 float32 is one.
 """
 
 PIECE_BYTES_LEAST = 64

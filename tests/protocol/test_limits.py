@@ -262,9 +262,8 @@ def test_proof_of_a_state_cell_fits_its_header():
         assert len(proof) == (count - 1).bit_length() <= 14
 
 
-def test_cell_is_at_most_a_chunk_of_whole_leaves():
+def test_cell_is_at_most_a_chunk():
     assert 4 * limits.CELL_ELEMENTS_MAX == limits.CHUNK_BYTES
-    assert limits.CHUNK_BYTES == 64 * limits.LEAF_BYTES
     assert limits.CELLS_MAX * limits.CELL_ELEMENTS_MAX == 2**30
 
 
