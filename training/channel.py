@@ -32,6 +32,7 @@ from training.compression import make_codec
 from training.control_pipe import ControlPipe
 from training.exchange import Contribution, Outcome
 from training.frames import Contributed, Deliver, Frame, Start
+from training.spare_vectors import SpareVectors
 
 _MAGIC = b"BARNCHAN"
 _VERSION = 1
@@ -103,6 +104,8 @@ class ChannelFile:
         self.path = path
         self.spec = spec
         self._mapping = mapping
+        # Of each fragment one: that which the trainer has done with when the next is here.
+        self._spare = [SpareVectors(numel, most=1) for numel in spec.fragment_numels]
 
     @classmethod
     def create(cls, path: Path, spec: ChannelSpec) -> "ChannelFile":
@@ -152,10 +155,12 @@ class ChannelFile:
         np.frombuffer(self._mapping, np.float32, numel, offset)[:] = anchor_N
 
     def read_anchor(self, fragment: int) -> NDArray[np.float32]:
-        """A copy of one fragment's anchor, not writable."""
+        """A copy of one fragment's anchor, not writable. Its memory is that of a later one once
+        nobody holds it, or a view of it."""
         numel = self.spec.fragment_numels[fragment]
         offset = self.spec.anchor_offsets[fragment]
-        anchor_N = np.frombuffer(self._mapping, np.float32, numel, offset).copy()
+        anchor_N = self._spare[fragment].take()
+        anchor_N[:] = np.frombuffer(self._mapping, np.float32, numel, offset)
         anchor_N.flags.writeable = False
         return anchor_N
 

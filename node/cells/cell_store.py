@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from node.cells.outer_step import OuterStepping, StepRules
 from node.cells.result_cells import ResultCells
-from node.cells.spare_vectors import SpareVectors
 from node.cells.states import Item, State, Vector, finished, make_state, wire_view
 from node.events import ListEntry
 from protocol import limits
@@ -35,6 +34,7 @@ from training.arithmetic import cell_norms
 from training.compression import decode_to_read, make_codec, result_codec
 from training.gram import wire_form
 from training.outer import make_outer
+from training.spare_vectors import SpareVectors
 
 Entries = Sequence[tuple[ListEntry, bytes]]
 """Listed contributions, each with its root."""

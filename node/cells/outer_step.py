@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.cells.spare_vectors import SpareVectors
 from protocol.grid import Layout, cell_root
 from training.compression import Codec, decode_to_read
 from training.outer import OuterInfo, OuterOptimizer
+from training.spare_vectors import SpareVectors
 
 Vector = NDArray[np.float32]
 

@@ -24,7 +24,7 @@ _SHOWN_LINES = 20
 NATIVE = {
     "node": "core core_state events round",
     "node/cells": "bulk bulk_queue cell_store line_limits outer_step result_cells shard_store"
-    " spare_vectors states",
+    " states",
     "node/durable": "batch journal receipts record_log recovery results write_ahead",
     "node/peers": "lingering liveness relay strikes",
     "node/reporting": "tracing",

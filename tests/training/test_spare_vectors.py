@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from node.cells.spare_vectors import SpareVectors, Vector
+from training.spare_vectors import SpareVectors, Vector
 
 NUMEL = 1000
 
