@@ -23,7 +23,7 @@ from protocol.wire import OneOf, Range, Size
 EMPTY_ROOT = blake3(b"barnraise/empty/1").digest()
 """Root of a tree with no leaves: of an absent residual, of an empty aggregate."""
 
-CELL_KEY = blake3(b"barnraise/cell/2").digest()
+CELL_KEY = blake3(b"barnraise/cell/1").digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from protocol.wire import (
     encode,
 )
 
-WIRE_VERSION = 2
+WIRE_VERSION = 1
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 

@@ -27,7 +27,7 @@ def manifest(chosen: DemoOptions) -> RunManifest:
     """Of the demo's recipe, but of no text of this machine."""
     model = ModelSpec(name="gpt", settings=MODEL, seed=chosen.seed)
     return RunManifest(
-        wire=2,
+        wire=1,
         arithmetic=1,
         title="a demo",
         founder=PeerId(bytes(32)),

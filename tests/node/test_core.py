@@ -164,7 +164,7 @@ def test_want_becomes_a_push_and_pull_becomes_a_want_only_of_a_linked_peer():
     assert list(core._expand(pulls, 0.0)) == [ev.Send(A, want)]
 
 
-@pytest.mark.parametrize("frame", [Hello(wire=2, run=ROOT, addresses=())])
+@pytest.mark.parametrize("frame", [Hello(wire=1, run=ROOT, addresses=())])
 def test_handshake_in_the_middle_of_a_conversation_is_a_fault(frame):
     assert faults(core_of(C, A).handle(ev.FrameArrived(A, frame), 0.0))
 

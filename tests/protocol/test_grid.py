@@ -242,7 +242,7 @@ def test_inner_node_is_no_cell():
 @given(size=st.integers(0, 64 * limits.KIB))
 def test_cell_root_is_the_keyed_hash_of_its_bytes(size):
     payload = random.Random(size).randbytes(size)
-    hasher = blake3(key=blake3(b"barnraise/cell/2").digest())
+    hasher = blake3(key=blake3(b"barnraise/cell/1").digest())
     for start in range(0, size, 1000):
         hasher.update(payload[start : start + 1000])
     assert cell_root(payload) == cell_root(memoryview(payload)) == hasher.digest()

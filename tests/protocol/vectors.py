@@ -1,6 +1,6 @@
-"""The golden bytes of wire version 2: one example of everything that travels.
+"""The golden bytes of wire version 1: one example of everything that travels.
 
-`tests/vectors/wire-v2.json` holds what this module makes. A test compares the two and never
+`tests/vectors/wire-v1.json` holds what this module makes. A test compares the two and never
 writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file anew with
 
     python -m tests.protocol.vectors --write
@@ -99,7 +99,7 @@ from protocol.messages import (
 from protocol.wire import encode
 from tests.protocol.entry_vectors import entry_vectors
 
-PATH = Path(__file__).parent.parent / "vectors" / "wire-v2.json"
+PATH = Path(__file__).parent.parent / "vectors" / "wire-v1.json"
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 OTHER = Ed25519Signer(bytes(range(32, 64)))
@@ -115,7 +115,7 @@ RUN, BASIS, BEFORE, COMMIT_DIGEST, DRIFT, ROOT = map(digest, range(0xA0, 0xA6))
 SUBJECT = slice_subject(digest(0xB0), 3, 9)
 
 MANIFEST = RunManifest(
-    wire=2,
+    wire=1,
     arithmetic=1,
     title="a barn - und Straße",
     founder=SIGNER.peer_id,
@@ -303,7 +303,7 @@ GOSSIP: tuple[Frame, ...] = (
     Neighbour(kind=NeighbourKind.URGENT),
 )
 FRAMES: tuple[Frame, ...] = (
-    Hello(wire=2, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown"),
+    Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown"),
     Refusal(reason="another run", manifest=b"\x92"),
     Heartbeat(
         round=41,

@@ -49,7 +49,7 @@ def small_manifest(*, inner: InnerSpec = INNER, outer: OuterSpec = OUTER) -> Run
     settings = (Setting("context", 8), Setting("heads", 2), Setting("layers", 1))
     model = ModelSpec(name="gpt", settings=(*settings, Setting("width", 16)), seed=5)
     return RunManifest(
-        wire=2,
+        wire=1,
         arithmetic=1,
         title="replicas in one process",
         founder=PeerId(bytes(32)),
