@@ -65,7 +65,7 @@ class Link(IRawConnection):
         self._ahead = b""
         self._ahead_start = 0
         self._place = bytearray(0)
-        """Where `read_view` reads to. Most links never need a large one."""
+        """Where `arrived` reads to. Most links never need a large one."""
         self._is_full = True
         self._backlog: list[tuple[memoryview, trio.Event]] = []
         self._backlog_bytes = 0
@@ -95,7 +95,7 @@ class Link(IRawConnection):
             self._raise_if_lost()
         self._ahead_start = 0
 
-    async def read_view(self) -> memoryview:
+    async def arrived(self) -> memoryview:
         """What has arrived, in memory that the next call writes to. Raises as `read` does."""
         if self._socket is None or self._ahead_start < len(self._ahead):
             return memoryview(await self.read())

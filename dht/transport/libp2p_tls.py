@@ -145,7 +145,7 @@ class TlsSession(Session):
                 plain = self._decrypted()
                 if plain:
                     return [plain]
-            self._in.write(await self.link.read_view())
+            self._in.write(await self.link.arrived())
 
     def _room_for(self, size: int) -> bytearray:
         """Memory that nobody looks at any more, where much is to come: a fresh one is zeros first,
