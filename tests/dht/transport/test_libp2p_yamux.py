@@ -217,6 +217,24 @@ async def test_end_of_a_stream_comes_behind_its_last_byte():
         await stream.readable()
 
 
+async def test_reader_of_many_bytes_is_woken_by_the_last_or_by_half_a_window(autojump_clock):
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0))
+    stream, half = muxer.streams[2], WINDOW_BYTES_START // 2
+    for wanted, came in ((1000, 1000), (10 * half, half)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.readable, wanted)
+            await trio.testing.wait_all_tasks_blocked()
+            muxer.feed(frame(DATA, 0, 2, came - 1, bytes(came - 1)))
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(nursery.child_tasks) == 1
+            muxer.feed(frame(DATA, 0, 2, 1, b"x"))
+        stream.take(came)
+    muxer.feed(frame(DATA, FIN, 2, 3, b"end"))
+    await stream.readable(1000)
+    assert await stream.read(9) == b"end"
+
+
 async def test_bytes_of_a_stream_that_is_gone_are_dropped():
     muxer, _ = muxers()
     muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0) + frame(WINDOW_UPDATE, RST, 2, 0))
