@@ -93,6 +93,9 @@ class Accusation(IntEnum):
     TWO_MESSAGES = 2
     """Two signed messages of one sender in one slot (R2)."""
 
+    WRONG_SUM = 3
+    """What a reducer said of a slice, and more voters than may lie said otherwise (R10)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accused:

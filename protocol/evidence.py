@@ -1,4 +1,5 @@
-"""Evidence: two signed statements of one peer that no honest peer signs both.
+"""Evidence: two signed statements of one peer that no honest peer signs both; or one of a sum, and
+that more voters than may lie found another.
 
 It proves itself: whoever holds it can check it alone, so it needs no writer, and who passes on
 evidence that proves nothing is at fault. Of one peer and accusation a single piece is kept, the
@@ -17,27 +18,53 @@ from protocol.entries import SignedHeader, Version, contradict
 from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
-from protocol.messages import SignedMessage
-from protocol.slots import FilledSlot
-from protocol.wire import Digest, Size, decode, encode
+from protocol.messages import SealValue, SignedMessage
+from protocol.slots import FilledSlot, Kind, Peer
+from protocol.wire import Digest, Signature, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"
 
-_Statement = Annotated[bytes, Size(1, limits.EVIDENCE_BYTES_MAX // 2)]
+_Statement = Annotated[bytes, Size(1, limits.STATEMENT_BYTES_MAX)]
+_Finding = Annotated[bytes, Size(1, limits.EVIDENCE_BYTES_MAX - 1 * limits.KIB)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """A voter's signature under an AGG or a GRAM."""
+
+    voter: Peer
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What more voters than may lie say of a slice, so that it is what its parts give.
+
+    `basis` is the seal that names them, `body` the digest of what they all signed in the slot of
+    the accused; `words` ascend by voter.
+    """
+
+    basis: SealValue
+    body: Digest
+    words: Annotated[tuple[Word, ...], Size(1, limits.SEATS_MAX)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """`first` and `second` are encoded SignedHeaders or FilledSlots, in ascending order."""
+    """`first` and `second` are encoded SignedHeaders or FilledSlots, in ascending order; of a wrong
+    sum a Finding, which is always the lower, and the FilledSlot of the accused."""
 
     version: Version
     run: Digest
     accusation: Accusation
     subject: Writer
-    first: _Statement
+    first: _Finding
     second: _Statement
 
     def __post_init__(self) -> None:
+        is_small = len(self.first) <= limits.STATEMENT_BYTES_MAX
+        if not (is_small or self.accusation is Accusation.WRONG_SUM):
+            raise ValueError("a statement too long")
         if self.first >= self.second:
             raise ValueError("the two statements must ascend")
 
@@ -105,6 +132,46 @@ def two_messages_evidence(first: SignedMessage, second: SignedMessage) -> Eviden
     )
 
 
+def words_needed(num_voters: int) -> int:
+    """So many voters of an open run that not all of them lie: fewer than a third may."""
+    return (num_voters - 1) // 3 + 1
+
+
+def may_be_accused(basis: SealValue, peer: PeerId) -> bool:
+    """Whether the words of voters can show that this peer's sum is wrong.
+
+    Of fewer than four voters not one may lie, and which of two that differ did cannot be told.
+    """
+    roster = basis.roster
+    is_judged = len(roster.voters) > 3 or peer not in roster.voter_set
+    return is_judged and peer in roster.member_set
+
+
+def wrong_sum_evidence(
+    basis: SealValue, said: SignedMessage, others: tuple[SignedMessage, ...]
+) -> Evidence:
+    """The proof that a reducer said what the parts do not give. `others` are the AGGs or GRAMs of
+    so many voters as are needed, by ascending voter, with one body and in its slot.
+
+    Raises ProofError where it is too large to travel: a seal of many seats and returned leases.
+    """
+    assert may_be_accused(basis, said.sender)
+    assert {message.slot for message in others} == {said.slot}
+    words = tuple(Word(voter=m.sender, signature=m.signature) for m in others)
+    finding = Finding(basis=basis, body=others[0].filled.body, words=words)
+    first, second = encode(finding), encode(said.filled)
+    if len(first) + len(second) > limits.EVIDENCE_BYTES_MAX - limits.KIB:
+        raise ProofError(f"a finding of {len(first)} bytes")
+    return Evidence(
+        version=1,
+        run=said.slot.run,
+        accusation=Accusation.WRONG_SUM,
+        subject=said.sender,
+        first=first,
+        second=second,
+    )
+
+
 def decode_evidence(data: bytes, run: bytes, signer: Signer) -> Evidence:
     """The evidence that `data` encodes, checked: what it returns convicts.
 
@@ -115,9 +182,32 @@ def decode_evidence(data: bytes, run: bytes, signer: Signer) -> Evidence:
         raise DecodeError("evidence of another run")
     if evidence.accusation is Accusation.FORK:
         _check_fork(evidence, signer)
+    elif evidence.accusation is Accusation.WRONG_SUM:
+        _check_sum(evidence, signer)
     else:
         _check_messages(evidence, signer)
     return evidence
+
+
+def _check_sum(evidence: Evidence, signer: Signer) -> None:
+    """The accused signed the slot, and so the seal that names its judges: nobody chose them."""
+    finding, said = decode(Finding, evidence.first), decode(FilledSlot, evidence.second)
+    basis, voters = finding.basis, [word.voter for word in finding.words]
+    _check_whose(evidence, said.slot.run, said.sender)
+    if said.slot.kind not in (Kind.AGG, Kind.GRAM) or said.slot.basis != basis.digest:
+        raise ProofError("no sum of a round of that seal")
+    if voters != sorted(set(voters)) or not basis.roster.voter_set.issuperset(voters):
+        raise ProofError("words of others than voters, each once")
+    if said.sender in voters or not may_be_accused(basis, said.sender):
+        raise ProofError("words that say nothing of that peer")
+    if len(voters) != words_needed(len(basis.roster.voters)) or finding.body == said.body:
+        raise ProofError("words of another number of voters, or for the same sum")
+    words = [
+        FilledSlot(slot=said.slot, sender=word.voter, body=finding.body, signature=word.signature)
+        for word in finding.words
+    ]
+    if not all(word.is_signed(signer) for word in (said, *words)):
+        raise ProofError("a sum that its reducer did not sign")
 
 
 def _check_fork(evidence: Evidence, signer: Signer) -> None:

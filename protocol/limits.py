@@ -153,13 +153,19 @@ ENTRY_BYTES_PER_WRITER_MAX = 112 * KIB
 """Of all kinds together: `protocol.entry_kinds` shares both out, so that each kind has a count."""
 
 ENTRIES_TOTAL_BYTES_MAX = 96 * MIB
-"""What all kinds and the evidence come to if everything is as large as it may be: 89 MiB. Members'
+"""What all kinds and the evidence come to if everything is as large as it may be: 96 MiB. Members'
 own records are small: those of 10,000 take about 15 MiB."""
 
 EVIDENCE_MAX = 4096
-EVIDENCE_BYTES_MAX = 4 * KIB
-"""Evidence that is held, and its size: a fork takes some 700 bytes, two messages as much, whatever
-is in them: of their bodies it has the digests."""
+STATEMENT_BYTES_MAX = 2 * KIB
+"""Evidence that is held, and one of the two statements in it: a fork takes some 700 bytes, two
+messages as much, whatever is in them: of their bodies it has the digests."""
+
+EVIDENCE_BYTES_MAX = 16 * KIB
+WRONG_SUMS_MAX = 128
+"""A wrong sum is shown by the seal that names the voters and by the words of a third of them: some
+3 KiB with 16 seats, 11 with 64. Only so many are held: whoever likes can make some against keys of
+its own."""
 
 EVIDENCE_PROOF_BYTES_MAX = MIB + 256 * KIB
 """A proof that is fetched as content: a leaf of 16 KiB with its path, of every cell of a slice."""

@@ -1,4 +1,4 @@
-"""`barnraise evidence`: who convicted itself in a run, and files that prove it to anybody."""
+"""`barnraise evidence`: who is convicted in a run, and files that prove it to anybody."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 evidence_app = typer.Typer(
-    help="Show who convicted itself in a run: two signed statements that nobody honest makes both.",
+    help="Show who is convicted in a run: of two signed statements that nobody honest makes both,"
+    " or of a sum that more voters than may lie found to be wrong.",
     no_args_is_help=False,
 )
 app.add_typer(evidence_app, name="evidence")
@@ -48,7 +49,7 @@ def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="One of a node's evidence files.")],
     json: JsonOption = False,
 ) -> None:
-    """Check evidence alone: its two signatures, and that nobody honest gives both."""
+    """Check evidence alone: its signatures, and that nobody honest gives them."""
     from node.state.evidence_files import read_evidence
     from node.using.checkpoint_find import ANY_SIGNER
 
@@ -56,7 +57,7 @@ def verify(
     if json:
         print_json(_plain(found) | {"verified": True})
     else:
-        typer.echo(f"{_line(found)}\nverified: both are signed by this peer")
+        typer.echo(f"{_line(found)}\nverified: {_proof(found)}")
 
 
 def _plain(found: "Evidence") -> dict[str, object]:
@@ -70,6 +71,19 @@ def _plain(found: "Evidence") -> dict[str, object]:
         "place": place_of(found),
         "id": found.entry_id.hex(),
     }
+
+
+def _proof(found: "Evidence") -> str:
+    from protocol.entry_kinds import Accusation
+
+    if found.accusation is not Accusation.WRONG_SUM:
+        return "both are signed by this peer"
+    from protocol.evidence import Finding
+    from protocol.wire import decode
+
+    finding = decode(Finding, found.first)
+    of = len(finding.basis.roster.voters)
+    return f"signed by this peer; {len(finding.words)} of the {of} voters, not all liars, differ"
 
 
 def _line(found: "Evidence") -> str:

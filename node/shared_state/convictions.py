@@ -13,7 +13,7 @@ class Convictions:
 
     Evidence against members is never dropped; a member has a seat, and there are 64. That against
     others goes when it is full, lowest id first: keys cost nothing, so anybody can convict as many
-    of the own as he likes.
+    of the own as he likes. Evidence of wrong sums is large, and has a limit of its own.
     """
 
     def __init__(
@@ -47,9 +47,11 @@ class Convictions:
             self._held[place] = evidence
             return (known,)
         self._held[place] = evidence
-        if len(self._held) <= self._most:
+        sums = [place for place in self._held if place[1] is Accusation.WRONG_SUM]
+        is_full = len(self._held) > self._most
+        if len(sums) <= limits.WRONG_SUMS_MAX and not is_full:
             return ()
-        lowest = min(self._held, key=self._room_rank)
+        lowest = min(self._held if is_full else sums, key=self._room_rank)
         gone = self._held.pop(lowest)
         return None if gone is evidence else (gone,)
 

@@ -53,9 +53,9 @@ def read_evidence(path: Path, signer: Signer) -> Evidence:
 
 
 def place_of(evidence: Evidence) -> str:
-    """Where the subject contradicted itself, in words; empty where it was no round."""
+    """Where the subject contradicted itself or others, in words; empty where it was no round."""
     try:
-        slot = decode(FilledSlot, evidence.first).slot
+        slot = decode(FilledSlot, evidence.second).slot
     except PeerError:
         return ""
     return f"{slot.kind.name} of round {slot.round}, attempt {slot.attempt}"

@@ -14,6 +14,7 @@ from protocol.errors import (
     DecodeError,
     PeerError,
 )
+from protocol.evidence import Finding
 from protocol.frames import decode_frame, encode_frame
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.manifest import open_manifest
@@ -74,6 +75,7 @@ for _value in (
     *(entry.signed_header for entry in ENTRIES.values()),
     *EVIDENCE.values(),
     decode(FilledSlot, EVIDENCE[Accusation.TWO_MESSAGES].first),
+    decode(Finding, EVIDENCE[Accusation.WRONG_SUM].first),
     *CRDT_EXAMPLES,
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))

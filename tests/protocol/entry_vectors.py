@@ -21,11 +21,28 @@ from protocol.entry_kinds import (
     Presence,
     Reading,
 )
-from protocol.evidence import Evidence, fork_evidence, two_messages_evidence
+from protocol.evidence import (
+    Evidence,
+    fork_evidence,
+    two_messages_evidence,
+    wrong_sum_evidence,
+)
 from protocol.hybrid_clock import COUNTER_BITS, Stamp
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.invitations import Offer, Role, Token, sign_token
-from protocol.messages import Kind, Slot, Vote, sign_message
+from protocol.messages import (
+    Agg,
+    Kind,
+    Roster,
+    SealClock,
+    SealValue,
+    SeatRecord,
+    SignedMessage,
+    Slot,
+    Vote,
+    sign_message,
+    slice_subject,
+)
 from protocol.wire import encode
 
 SIGNER = Ed25519Signer(bytes(range(32)))
@@ -108,6 +125,40 @@ def _two_votes() -> Evidence:
     return two_messages_evidence(votes[0], votes[1])
 
 
+JUDGES = tuple(
+    sorted((Ed25519Signer(bytes([n]) * 32) for n in range(1, 4)), key=lambda s: s.peer_id)
+)
+BASIS = SealValue(
+    run=RUN,
+    shard=0,
+    round=40,
+    before=bytes([0xE8]) * 32,
+    basis=bytes([0xE8]) * 32,
+    commits=(bytes([0xE9]) * 32,),
+    drifts=(),
+    root=bytes([0xEA]) * 32,
+    roster=Roster(
+        seats=tuple(
+            SeatRecord(peer=peer, seated=0, voter_since=0, proved=39, absent=0)
+            for peer in sorted(signer.peer_id for signer in (SIGNER, *JUDGES))
+        ),
+        window=(39, 40),
+    ),
+    clock=SealClock(step=400, tokens=4000, cursor=4000, unused=(), ends_run=False),
+)
+"""Four voters, of whom one may lie."""
+
+
+def agg_of(signer: Ed25519Signer, mark: int, basis: SealValue = BASIS) -> SignedMessage:
+    """An AGG of the round that follows a seal; `mark` makes its root."""
+    listed = bytes([0xEB]) * 32
+    subject = slice_subject(listed, 0, 3)
+    slot = replace(_SLOT, basis=basis.digest, attempt=0, kind=Kind.AGG, subject=subject)
+    return sign_message(
+        signer, slot, Agg(list_digest=listed, first=0, stop=3, root=bytes([mark]) * 32)
+    )
+
+
 EVIDENCE = {
     Accusation.FORK: fork_evidence(
         ENTRIES[EntryKind.NOTE].signed_header,
@@ -116,6 +167,9 @@ EVIDENCE = {
         ).signed_header,
     ),
     Accusation.TWO_MESSAGES: _two_votes(),
+    Accusation.WRONG_SUM: wrong_sum_evidence(
+        BASIS, agg_of(SIGNER, 0xEC), (agg_of(JUDGES[0], 0xED), agg_of(JUDGES[1], 0xED))
+    ),
 }
 
 

@@ -295,7 +295,9 @@ def test_bounds_of_kinds_add_up_to_those_of_writers_and_of_all():
     bytes_per_writer = sum(rule.per_writer * rule.entry_bytes for rule in rules)
     assert bytes_per_writer <= limits.ENTRY_BYTES_PER_WRITER_MAX
     total = sum(rule.total * rule.entry_bytes for rule in rules)
-    total += limits.EVIDENCE_MAX * limits.EVIDENCE_BYTES_MAX
+    small = limits.EVIDENCE_MAX - limits.WRONG_SUMS_MAX
+    total += small * 2 * limits.STATEMENT_BYTES_MAX
+    total += limits.WRONG_SUMS_MAX * limits.EVIDENCE_BYTES_MAX
     assert total <= limits.ENTRIES_TOTAL_BYTES_MAX
     rows = sum(rule.total for rule in rules) + limits.EVIDENCE_MAX
     assert rows <= limits.STATE_ROWS_MAX
