@@ -94,9 +94,11 @@ class SimNode(ABC):
         self.is_alive = True
         self.hooks = NodeHooks()
         self.sums_wrongly = False
+        """Whether what it sums is off by a bit: a broken machine, or a crude liar."""
+        self.has_erred = False
+        """Whether it ever did: such a machine may be banned."""
         self.lies_in_gram = False
         """Of that alone: whoever sums wrongly lies in both."""
-        """Whether what it sums is off by a bit: a broken machine, or a crude liar."""
         self.is_over = False
         self.waiting: list[tuple[Call, tuple[object, ...]]] | None = None
         self.sealed: dict[int, bytes] = {}

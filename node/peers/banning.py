@@ -22,8 +22,9 @@ Accuse = Callable[[Evidence], Awaitable[None]]
 """Keeps evidence that this node found, and spreads it."""
 
 OWN_BAN = (
-    "this key is banned from the run: it signed two different things in one place. If it is in use"
-    " on two machines, stop one and join with a new key"
+    "this key is banned from the run: it signed two different things in one place, or sums that are"
+    " wrong. If it is in use on two machines, stop one; if this machine errs, have its memory"
+    " tested; and join with a new key"
 )
 
 

@@ -1,14 +1,14 @@
-"""Open runs: no result on one reducer's word (R2, R8). Pure deciders over a RoundView.
+"""Open runs: no result on the word of liars (R2, R8). Pure deciders over a RoundView.
 
-Two reducers sum each slice. Its result is taken once two AGGs name the same root; where they
-differ, or one does not come, the next in rank sums too, and the odd one out is caught by
-comparison. A node that sums believes its own sum. Among friends the first AGG is enough.
+So many voters sum each slice that one of them is honest, whoever lies. Its result is taken once
+so many AGGs name the same root (`node.rules.belief`); where they differ, or one does not come, the
+next in rank sums too, and the odd one out is caught by comparison. A node that sums believes its
+own sum. Among friends the first AGG is enough.
 
 Rules that judge whole vectors need the Gram matrix of the listed contributions first. It is the sum
 of one for each slice, which the same reducers announce as GRAM, and which is believed alike.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,15 +48,23 @@ def _believed(
     if view.me in said:
         return said[view.me]
     if place not in known:
-        counts = Counter(said.values())
-        most = max(sorted(counts), key=lambda value: counts[value])
-        # A member that nobody else is in reach of sums itself. An observer takes the word of the
-        # last one in reach, unless somebody has said otherwise.
-        is_unopposed = not view.is_member and len(counts) == 1
-        if counts[most] < (min(view.copies, len(view.expected)) if is_unopposed else view.copies):
-            return None
-        known[place] = most
-    return known[place]
+        groups = alike(said)
+        # A member that nobody else is in reach of sums itself. An observer takes the word of those
+        # who are left in reach, unless somebody has said otherwise.
+        is_unopposed = not view.is_member and len(groups) == 1
+        for value, peers in sorted(groups.items()):
+            others = view.expected - peers
+            if view.belief.is_enough(peers) or (is_unopposed and not others):
+                known[place] = value
+    return known.get(place)
+
+
+def alike(said: Mapping[PeerId, bytes]) -> dict[bytes, set[PeerId]]:
+    """Who says what."""
+    groups: dict[bytes, set[PeerId]] = {}
+    for peer, value in said.items():
+        groups.setdefault(value, set()).add(peer)
+    return groups
 
 
 # Partial Gram matrices ----------------------------------------------------------------------------
@@ -65,7 +73,7 @@ def _believed(
 def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
     """The partial Gram matrix of a slice that may be believed; None while there is none.
 
-    Believed as a result is: of two reducers who agree, or of oneself. Those that are not of the
+    Believed as a result is: of enough reducers who agree, or of oneself. Those that are not of the
     LIST's rows count for nothing.
     """
     body = view.ballots.list_of(digest)
@@ -143,14 +151,14 @@ def caught(view: RoundView, digest: bytes, piece: Slice) -> set[PeerId]:
 
 def is_agreed(view: RoundView, digest: bytes, piece: Slice) -> bool:
     """Whether enough reducers say of a slice what this node says: others can check it then."""
-    said = view.agg_of(digest, piece)
-    agreeing = [peer for peer, agg in said.items() if agg == said.get(view.me)]
-    return len(agreeing) >= min(view.copies, len(view.expected))
+    said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
+    agreeing = alike(said).get(said.get(view.me, b""), set())
+    return view.belief.is_enough(agreeing) or view.expected <= agreeing
 
 
 def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> None:
-    """Let the next in rank sum a slice of a certified LIST of which two AGGs differ, or one does
-    not come though its reducer seems to live: each for a deadline.
+    """Let the next in rank sum a slice of a certified LIST of which AGGs differ, or one does not
+    come though its reducer seems to live: each for a deadline.
 
     The same of GRAMs. While one is awaited nobody can sum, and only its slice is late.
     """
@@ -161,10 +169,34 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
             since_s = view.measured.get(digest, (0, since_s))[1]
         late = int((now_s - since_s) / deadline_s)
         for piece in awaited or view.slices:
+            said: Mapping[PeerId, bytes]
             if awaited:
-                counts = Counter(gram.stats for gram in view.gram_of(digest, piece).values())
+                said = {peer: gram.stats for peer, gram in view.gram_of(digest, piece).items()}
             else:
-                counts = Counter(agg.root for agg in view.agg_of(digest, piece).values())
-            if counts and max(counts.values()) >= view.copies:
+                said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
+            groups = alike(said)
+            if any(view.belief.is_enough(peers) for peers in groups.values()):
                 continue
-            view.gathering().call(piece, max(late, len(counts) - 1))
+            wrong = _contradicted(view, groups)
+            if late and view.belief.words > 1:
+                # All who are late at once: one for each deadline, b liars could hold a round up.
+                first = piece.reducers[: view.belief.num_needed(piece.reducers)]
+                wrong += len(set(first) - said.keys())
+                wrong = min(wrong, view.belief.words - 1)
+            view.gathering().call(piece, max(late, wrong))
+
+
+def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:
+    """How many words of a slice are wrong at most, by what others say: so many more may be needed.
+
+    Of those whose words count, and not more than may lie: nobody else can make all sum everything.
+    """
+    belief = view.belief
+    if belief.words > 1:
+        groups = {value: peers & belief.voters for value, peers in groups.items()}
+        groups = {value: peers for value, peers in groups.items() if peers}
+    if len(groups) < 2:
+        return 0
+    sizes = [len(peers) for peers in groups.values()]
+    most = sum(sizes) - min(sizes)
+    return min(most, belief.words - 1) if belief.words > 1 else len(groups) - 1

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from node.rules.belief import Belief
 from node.rules.reducers import Slice
 from protocol.identity import PeerId
 
@@ -9,22 +10,22 @@ from protocol.identity import PeerId
 class Gathering:
     """Of one round and one node. Asked often, and found out again only when something changed.
 
-    Of each slice the first reducer gathers all parts and sums them, in open runs (`copies`) the
-    first two do; the next in rank once one before it is suspected, once as many attempts have
-    failed that no suspicion explains, or when it is called. In open runs one more keeps the parts
-    of those who sum: a sender is complete when two others hold its parts (R2).
+    Of each slice the first reducer gathers all parts and sums them, in open runs the first that
+    are enough to be believed do; the next in rank once one before it is suspected, once as many
+    attempts have failed that no suspicion explains, or when it is called. In open runs more keep
+    the parts of those who sum: a sender's are held by as many others (R2).
     """
 
-    def __init__(self, slices: tuple[Slice, ...], me: PeerId, copies: int) -> None:
+    def __init__(self, slices: tuple[Slice, ...], me: PeerId, belief: Belief) -> None:
         self.summing: list[tuple[PeerId, ...]] = []
         """Who gathers and sums each slice."""
         self.keeping: list[tuple[PeerId, ...]] = []
-        """Who holds parts of each slice: they, and in open runs one more."""
+        """Who holds parts of each slice: they, and in open runs one more of where they are two."""
         self.own: list[Slice] = []
         """Slices that this node sums."""
         self.kept: list[Slice] = []
         """Slices of which it holds parts."""
-        self._slices, self._me, self._copies = slices, me, copies
+        self._slices, self._me, self._belief = slices, me, belief
         self._called: dict[int, int] = {}
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
 
@@ -37,18 +38,21 @@ class Gathering:
         self.summing, self.keeping, self.own, self.kept = [], [], [], []
         # A death explains one attempt: it costs the slices of the dead, not a second copy of all.
         unexplained = attempt - bool(suspects)
+        belief = self._belief
         for piece in self._slices:
             alive = [rank for rank, peer in enumerate(piece.reducers) if peer not in suspects]
+            peers = [piece.reducers[rank] for rank in alive]
             # Where so many do not live, everybody does what they can.
-            last = alive[self._copies - 1] if len(alive) >= self._copies else len(piece.reducers)
-            last = max(last, unexplained + self._copies - 1) + self._called.get(piece.first, 0)
-            keeping = piece.reducers[: last + 1]
+            num_needed = belief.num_needed(peers)
+            is_enough = belief.is_enough(peers)
+            last = alive[num_needed - 1] if is_enough else len(piece.reducers)
+            last = max(last, unexplained + belief.num_needed(piece.reducers) - 1)
+            keeping = piece.reducers[: last + 1 + self._called.get(piece.first, 0)]
             self.summing.append(keeping)
             if self._me in keeping:
                 self.own.append(piece)
-            if self._copies > 1:
-                ranks = alive[: self._copies + 1]
-                keeping = tuple(dict.fromkeys([*keeping, *(piece.reducers[r] for r in ranks)]))
+            if belief.least > 1:
+                keeping = tuple(dict.fromkeys([*keeping, *peers[: belief.least + 1]]))
             if self._me in keeping:
                 self.kept.append(piece)
             self.keeping.append(keeping)
@@ -62,7 +66,25 @@ class Gathering:
 
     def holds(self, piece: Slice, sender: PeerId) -> bool:
         """Whether this node is to hold that sender's part of one of the slices that it keeps."""
-        if self._copies == 1 or piece in self.own:
+        if self._belief.least == 1 or piece in self.own:
             return True
+        return self._me in self._others(piece, sender)
+
+    def targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        """To whom that member sends its part: to those who sum, itself if it is one of them, and
+        to so many others that it is complete (R2)."""
+        suspects = self._seen[1] - {sender}
+        peers = [peer for peer in piece.reducers if peer not in suspects]
+        peers = peers[: self._belief.num_needed(peers)]
+        more = self._others(piece, sender) if self._belief.least > 1 else ()
+        return tuple(dict.fromkeys([*peers, *more]))
+
+    def is_soon(self, piece: Slice) -> bool:
+        """Whether this node is sent the parts of a slice unasked, if nothing goes wrong."""
+        num = self._belief.num_needed(piece.reducers)
+        return self._me in piece.reducers[: max(num, 2 * self._belief.least - 1)]
+
+    def _others(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        """The first besides the sender that are to hold its part, in open runs."""
         others = (p for p in piece.reducers if p != sender and p not in self._seen[1])
-        return self._me in islice(others, self._copies)
+        return tuple(islice(others, self._belief.least))

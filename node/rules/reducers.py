@@ -12,6 +12,7 @@ from statistics import median_high
 
 from blake3 import blake3
 
+from node.rules.belief import Belief, belief_of
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Roster, SeatRecord
@@ -35,17 +36,13 @@ _QUARTERS = (1024, 1218, 1448, 1722)
 class Slice:
     """Cells [first, stop), and who sums them: `reducers` by rank, all members in the end.
 
-    Friends have one reducer and substitutes behind it, open runs two (`copies`).
+    Friends have one reducer and substitutes behind it. In open runs the first of them that are
+    enough to be believed sum (`Belief.num_needed`).
     """
 
     first: int
     stop: int
     reducers: tuple[PeerId, ...]
-
-
-def copies(trust: str) -> int:
-    """How many members sum each cell."""
-    return 2 if trust == "open" else 1
 
 
 # From the COMMITs to the seats --------------------------------------------------------------------
@@ -90,23 +87,53 @@ def slices(roster: Roster, basis: bytes, num_cells: int, *, trust: str) -> tuple
     """Contiguous slices with their reducers; only slices that have cells.
 
     The second reducer of an open run sums other cells as first, half of the grid away, so that
-    its share follows its rate too.
+    its share follows its rate too. Behind the first voters come first: their words count.
     """
-    weights = _weights(roster)
+    weights, belief = _weights(roster), belief_of(roster, trust)
     order = sorted(weights, key=lambda peer: blake3(basis + peer).digest())
-    rest = [peer for peer in roster.members if peer not in weights]
     bounds = [0]
     for share in _shares([weights[peer] for peer in order], num_cells):
         bounds.append(bounds[-1] + share)
-    half = num_cells // 2 if copies(trust) > 1 else 0
+    half = num_cells // 2 if belief.least > 1 else 0
     cuts = {*bounds, *((bound - half) % num_cells for bound in bounds)} if half else {*bounds}
+    room = _Room({p: w for p, w in weights.items() if p in belief.voters}, belief, num_cells)
     found = []
     for first, stop in pairwise(sorted({*cuts, 0, num_cells})):
         owner = _owner(bounds, first)
         second = order[_owner(bounds, (first + half) % num_cells)]
-        ranks = dict.fromkeys([order[owner], second, *order[owner:], *order[:owner], *rest])
-        found.append(Slice(first, stop, tuple(ranks)))
+        ring = [*order[owner:], *order[:owner]]
+        ring += [peer for peer in roster.members if peer not in weights]
+        if belief.least > 1:
+            chosen = room.choose(ring, second, stop - first)
+            ring = [*chosen, *(peer for peer in ring if peer in belief.voters), *ring]
+        found.append(Slice(first, stop, tuple(dict.fromkeys(ring))))
     return tuple(found)
+
+
+class _Room:
+    """How many cells each voter may still sum before it sums more than its rate allows."""
+
+    def __init__(self, weights: Mapping[PeerId, int], belief: Belief, num_cells: int) -> None:
+        self._belief, self._each = belief, sum(weights.values())
+        # In parts of a cell that are whole numbers: what is compared has no fractions.
+        self._left = {p: belief.words * num_cells * weight for p, weight in weights.items()}
+
+    def choose(self, ring: Sequence[PeerId], second: PeerId, num_cells: int) -> list[PeerId]:
+        """The reducers of a slice: its owner, who comes first on the ring, the second if it is of
+        use, and the voters that have most room, until they are enough."""
+        belief, chosen = self._belief, [ring[0]]
+        if second in belief.voters or belief.is_enough((ring[0], second)):
+            chosen = list(dict.fromkeys([*chosen, second]))
+        places = {peer: place for place, peer in enumerate(ring)}
+        free = sorted(self._left.keys() - set(chosen), key=lambda p: (-self._left[p], places[p]))
+        for peer in free:
+            if belief.is_enough(chosen):
+                break
+            chosen.append(peer)
+        for peer in chosen:
+            if peer in self._left:
+                self._left[peer] -= self._each * num_cells
+        return chosen
 
 
 def _owner(bounds: Sequence[int], cell: int) -> int:

@@ -4,11 +4,14 @@ All pure functions of sealed values (R1, R9; R8 is `node.rules.reducers`): what 
 view says has no say.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from node.rules.belief import OPEN_VOTERS_MIN
+from node.rules.belief import liars as liars
 from node.rules.reducers import measured
 from protocol import limits
 from protocol.identity import PeerId
@@ -48,6 +51,8 @@ class ClockRules:
     tokens_each: int = 1
     """Tokens per sample: what a COMMIT may claim is so many times the samples that it used."""
 
+    trust: str = "friends"
+
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
         """The law of the run."""
@@ -56,6 +61,7 @@ class ClockRules:
             tokens_each=_tokens_each(manifest),
             rounds=manifest.rounds,
             tokens=manifest.stop.tokens,
+            trust=manifest.trust,
         )
 
 
@@ -75,15 +81,6 @@ def genesis_roster(founder: PeerId) -> Roster:
 def voters(roster: Roster) -> tuple[PeerId, ...]:
     """The voting members, ascending."""
     return roster.voters
-
-
-OPEN_VOTERS_MIN = 4
-"""With fewer voters not one of them may lie, and an open run decides as friends do."""
-
-
-def liars(num_voters: int, trust: str) -> int:
-    """b: how many voters may lie and nothing final be wrong; less than a third in open runs."""
-    return (num_voters - 1) // 3 if trust == "open" else 0
 
 
 def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool:
@@ -165,7 +162,8 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
     # All at once: what is too short to be kept by itself may touch what the next one gives back.
     unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
     tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
-    past_end = sum(entry.commit.is_past_end for entry in listed)
+    telling = [e.commit for e in listed if _counts_of(value.roster, e.sender, rules.trust)]
+    past_end = sum(commit.is_past_end for commit in telling)
     return SealClock(
         step=clock.step + _weighted_median_steps(listed),
         tokens=tokens,
@@ -173,7 +171,7 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
         unused=_intervals(unused),
         ends_run=value.round + 1 >= rules.rounds
         or 0 < rules.tokens <= tokens
-        or 2 * past_end > len(listed),
+        or 2 * past_end > len(telling),
     )
 
 
@@ -211,9 +209,10 @@ def next_roster(
     if not listed:
         return roster
     present = {entry.sender: entry for entry in listed}
-    banned = _banned(roster, listed, trust=trust)
+    named = _Named(roster, listed, trust)
+    banned = named.banned()
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
-    dropped = _suspected(listed) | _gone(listed) | set(banned)
+    dropped = named.suspected() | named.gone() | set(banned)
     seats = {}
     for seat in roster.seats:
         is_listed = seat.peer in present
@@ -227,7 +226,7 @@ def next_roster(
     seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in listed])
     # Room for the voters too: where nobody else would vote, they keep their seats.
     taken = len(seats.keys() | set(voters(roster)))
-    joiners = [p for p in _joiners(roster, listed, trust=trust) if p not in banned]
+    joiners = [peer for peer in named.joiners() if peer not in banned]
     for peer in joiners[: limits.SEATS_MAX - taken]:
         seats[peer] = SeatRecord(peer=peer, seated=round_index, voter_since=-1, proved=-1, absent=0)
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
@@ -237,47 +236,52 @@ def next_roster(
     return replace(following, banned=banned)
 
 
-def _banned(roster: Roster, listed: Sequence[Listed], *, trust: str) -> tuple[PeerId, ...]:
-    """Those banned before, and those whom more listed voters than may lie hold evidence against.
-
-    The last ones only: whoever is banned beyond that is known by the evidence alone.
-    """
-    counts: dict[PeerId, int] = {}
-    for entry in listed:
-        for peer in set(entry.commit.bans) if entry.sender in roster.voter_set else ():
-            counts[peer] = counts.get(peer, 0) + 1
-    needed = liars(len(roster.voters), trust) + 1
-    new = {peer for peer, count in counts.items() if count >= needed and peer in roster.member_set}
-    return (*roster.banned, *sorted(new - set(roster.banned)))[-limits.SEATS_MAX :]
+def _counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
+    """Whether that member's word on others counts. In open runs voters' words alone do: a seat
+    costs nothing yet, so members without a vote may be liars beyond number."""
+    return trust != "open" or peer in roster.voter_set
 
 
-def _gone(listed: Sequence[Listed]) -> set[PeerId]:
-    return {peer for entry in listed for peer in entry.commit.gone}
+class _Named:
+    """Whom those listed COMMITs name whose word counts."""
+
+    def __init__(self, roster: Roster, listed: Sequence[Listed], trust: str) -> None:
+        self._roster = roster
+        self._voting = [e.commit for e in listed if e.sender in roster.voter_set]
+        self._told = [e.commit for e in listed if _counts_of(roster, e.sender, trust)]
+        self._needed = liars(len(roster.voters), trust) + 1
+
+    def banned(self) -> tuple[PeerId, ...]:
+        """Those banned before, and those whom more listed voters than may lie hold evidence
+        against.
+
+        The last ones only: whoever is banned beyond that is known by the evidence alone.
+        """
+        known, members = self._roster.banned, self._roster.member_set
+        new = self._by_enough([commit.bans for commit in self._voting]) & members
+        return (*known, *sorted(new - set(known)))[-limits.SEATS_MAX :]
+
+    def gone(self) -> set[PeerId]:
+        """Those who said that they leave: friends take one word for it, open runs b + 1."""
+        return self._by_enough([commit.gone for commit in self._told])
+
+    def suspected(self) -> set[PeerId]:
+        """Those whom more than half suspect."""
+        counts = _counts([commit.suspects for commit in self._told])
+        return {peer for peer, count in counts.items() if 2 * count > len(self._told)}
+
+    def joiners(self) -> list[PeerId]:
+        """Named by enough (friends 1, open b + 1), ascending, not seated yet."""
+        named = self._by_enough([commit.joins for commit in self._told])
+        return sorted(named - self._roster.member_set - self.gone())
+
+    def _by_enough(self, names: Sequence[tuple[PeerId, ...]]) -> set[PeerId]:
+        return {peer for peer, count in _counts(names).items() if count >= self._needed}
 
 
-def _suspected(listed: Sequence[Listed]) -> set[PeerId]:
-    """Those whom more than half of the listed COMMITs suspect."""
-    counts: dict[PeerId, int] = {}
-    for entry in listed:
-        for peer in set(entry.commit.suspects):
-            counts[peer] = counts.get(peer, 0) + 1
-    return {peer for peer, count in counts.items() if 2 * count > len(listed)}
-
-
-def _joiners(roster: Roster, listed: Sequence[Listed], *, trust: str) -> list[PeerId]:
-    """Named by enough listed COMMITs (friends 1, open f+1), ascending, not seated yet."""
-    needed = liars(len(voters(roster)), trust) + 1
-    counts: dict[PeerId, int] = {}
-    for entry in listed:
-        for peer in set(entry.commit.joins):
-            counts[peer] = counts.get(peer, 0) + 1
-    seated = set(roster.members)
-    gone = _gone(listed)
-    return sorted(
-        peer
-        for peer, count in counts.items()
-        if count >= needed and peer not in seated and peer not in gone
-    )
+def _counts(names: Sequence[tuple[PeerId, ...]]) -> Counter[PeerId]:
+    """By how many each is named; who names somebody twice counts once."""
+    return Counter(peer for of_one in names for peer in set(of_one))
 
 
 def _with_voters(

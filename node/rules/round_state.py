@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from node import events as ev
+from node.rules.accusing import JUDGED, wrong_sums
 from node.rules.admission import attempt_shown, breach, concerns, is_for_us
 from node.rules.agenda import Agenda
 from node.rules.ballots import Entry
@@ -15,7 +16,7 @@ from node.rules.round_view import RoundConfig, RoundView
 from node.rules.silence import Silence
 from node.rules.standing import Standing
 from protocol import limits
-from protocol.evidence import two_messages_evidence
+from protocol.evidence import Evidence, two_messages_evidence
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Body,
@@ -24,6 +25,7 @@ from protocol.messages import (
     SealValue,
     Seat,
     SignedMessage,
+    Slot,
     sign_message,
 )
 
@@ -146,7 +148,14 @@ class RoundState:
             self._agenda.disturb()
         if isinstance(entry.body, Seat):
             return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
-        return []
+        return self._compared(view, slot)
+
+    def _compared(self, view: RoundView, slot: Slot) -> list[ev.RoundAction]:
+        """What follows from one sum more in that slot: those who said another one are convicted."""
+        actions: list[ev.RoundAction] = []
+        for peer, evidence in wrong_sums(view, slot) if slot.kind in JUDGED else ():
+            actions += self._accuse(ev.Fault(peer, f"a wrong {slot.kind.name}"), evidence)
+        return actions
 
     def _contradicted(self, view: RoundView, message: SignedMessage) -> list[ev.RoundAction]:
         """Two different messages in one slot: the evidence, once per peer."""
@@ -154,10 +163,14 @@ class RoundState:
         if sender == view.me or sender in self.convicted:
             return []  # Of oneself the others will say it: this key is used twice, or forgot.
         fault = ev.Fault(sender, f"two different {message.slot.kind.name} in one slot")
-        if "bans" in self.config.without:
+        return self._accuse(fault, two_messages_evidence(view.ballots.counted(message), message))
+
+    def _accuse(self, fault: ev.Fault, evidence: Evidence | None) -> list[ev.RoundAction]:
+        """Evidence convicts; without it there is a fault and no more."""
+        if evidence is None or "bans" in self.config.without:
             return [fault]
-        self._convict(self.convicted | {sender})
-        return [ev.Accuse(two_messages_evidence(view.ballots.counted(message), message)), fault]
+        self._convict(self.convicted | {fault.peer})
+        return [ev.Accuse(evidence), fault]
 
     def _convict(self, convicted: frozenset[PeerId]) -> None:
         self.convicted = convicted
@@ -219,6 +232,7 @@ class RoundState:
             may_branch=self.config.may_branch,
             draw=self.config.rare,
             uses_gram=self.config.uses_gram,
+            without=self.config.without,
         )
         if self._restart is not None:
             refill(view, self._restart, now_s=now_s)
@@ -238,3 +252,4 @@ class RoundState:
         assert filed == "new", f"{message.slot.kind.name} signed twice in one slot ({filed})"
         yield ev.RecordSlot(message)
         yield ev.Broadcast(message)
+        yield from self._compared(view, message.slot)

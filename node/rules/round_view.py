@@ -7,9 +7,10 @@ from node.events import Contributed
 from node.rules import roster as rosters
 from node.rules.asking import Asking
 from node.rules.ballots import Ballots, Entry
+from node.rules.belief import Belief, belief_of
 from node.rules.gathering import Gathering
 from node.rules.rare import Rare, never
-from node.rules.reducers import Slice, copies, slices
+from node.rules.reducers import Slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.frames import Bulk
 from protocol.identity import PeerId
@@ -54,9 +55,10 @@ class RoundView(Asking):
     branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
     while `is_meeting` there may be one that is not known yet.
 
-    `copies` is how many members sum each slice. `agreed` has the result roots that are believed in
-    open runs, by LIST and first cell of the slice; `grams` the same of partial Gram matrices, which
-    there are if the run `uses_gram`; `measured` says of how many slices, and since when.
+    `belief` says whose equal words of a slice are enough; `without` are defences that a test
+    switches off. `agreed` has the result roots that are believed in open runs, by LIST and first
+    cell of the slice; `grams` the same of partial Gram matrices, which there are if the run
+    `uses_gram`; `measured` says of how many slices, and since when.
     `convicted` are peers against whom there is evidence: they count as suspected, and a closer
     lists none of them.
     """
@@ -70,6 +72,7 @@ class RoundView(Asking):
     may_branch: bool = False
     draw: Rare = never
     uses_gram: bool = False
+    without: frozenset[str] = frozenset()
     ballots: Ballots = field(init=False)
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
@@ -100,7 +103,7 @@ class RoundView(Asking):
     grams: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     measured: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     convicted: frozenset[PeerId] = frozenset()
-    copies: int = field(init=False)
+    belief: Belief = field(init=False)
     members: tuple[PeerId, ...] = field(init=False)
     member_set: frozenset[PeerId] = field(init=False)
     electorate: tuple[PeerId, ...] = field(init=False)
@@ -116,7 +119,7 @@ class RoundView(Asking):
     def __post_init__(self) -> None:
         self.basis, self.index = self.head.digest, self.head.round + 1
         self.before = self.basis  # One round in flight (R5).
-        self.copies = copies(self.trust)
+        self.belief = belief_of(self.head.roster, self.trust, without=self.without)
         self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
         self.electorate = rosters.voters(self.head.roster)
         self.is_member = self.me in self.member_set
@@ -125,7 +128,12 @@ class RoundView(Asking):
             self.basis, self.head.shard, self.index, self.head.roster, self.trust
         )
         self.slices = slices(self.head.roster, self.basis, self.num_cells, trust=self.trust)
-        self._gathering = Gathering(self.slices, self.me, self.copies)
+        self._gathering = Gathering(self.slices, self.me, self.belief)
+
+    @property
+    def copies(self) -> int:
+        """How many members hold and sum each slice at least."""
+        return self.belief.least
 
     @property
     def is_provisional(self) -> bool:

@@ -4,7 +4,6 @@ Each returns the actions that are due now and remembers in the view what it has 
 """
 
 from collections.abc import Iterator
-from itertools import islice
 
 from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
@@ -27,11 +26,9 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
     if view.own_commit not in view.parts or view.pushed_among == view.expected:
         return
     view.pushed_among = view.expected
+    gathering = view.gathering()
     for piece in view.slices:
-        reducers = (peer for peer in piece.reducers if peer in view.expected)
-        if view.copies > 1:
-            reducers = (peer for peer in reducers if peer != view.me)
-        for target in islice(reducers, view.copies):
+        for target in gathering.targets(piece, view.me):
             place = ("part", view.own_commit, piece.first, target)
             if target != view.me and place not in view.requested:
                 view.requested.add(place)
@@ -58,7 +55,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
         ):
             continue  # Summed: all that is wanted is here.
-        is_first = view.attempt == 0 and view.me in piece.reducers[: 2 * view.copies - 1]
+        is_first = view.attempt == 0 and gathering.is_soon(piece)
         is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
         if is_soon and not view.rare("part-at-once"):
             continue

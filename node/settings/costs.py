@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from node.cells.cell_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
+from node.rules.belief import copies, liars
 from protocol import limits
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
@@ -97,8 +98,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     payloads = [sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels]
     results_each = [sum(sizes) for sizes in CellSizes.from_manifest(manifest).result]
     payload, result = max(payloads), max(results_each)
-    # An open run has two reducers of each cell, and whoever is one has what it summed.
-    reducers = min(peers, 2 if manifest.trust == "open" else 1)
+    # In an open run in which all vote more sum each cell than may lie; each has what it summed.
+    reducers = min(peers, max(copies(manifest.trust), liars(peers, manifest.trust) + 1))
     turns = peers * layout.num_fragments
     parts = sum(payloads) * reducers * (peers - 1) // turns
     results = sum(results_each) * (peers - reducers) // turns

@@ -64,6 +64,7 @@ def run_local(
         stayed=[node.state for node in nodes if node.status not in ("left", "dead")],
         states=[node.state for node in nodes],
         bent=_bent(options, nodes),
+        liars=frozenset(parse_peer_id(n.peer) for n in nodes if n.peer and n.is_liar),
         disturbed=[wall_offset_s + at_s for at_s in story.disturbed()],
     )
     verdict = judge(manifest, evidence)

@@ -80,6 +80,9 @@ class Evidence:
     bent: frozenset[PeerId] = frozenset()
     """Who breaks rules on purpose, and may be accused."""
 
+    liars: frozenset[PeerId] = frozenset()
+    """Those of them whose own states promise nothing: whoever sums wrongly believes itself."""
+
     disturbed: Sequence[float] = ()
     """When faults were dealt and undone, as the records count time."""
 
@@ -131,6 +134,8 @@ def replay(
     invariants = Invariants(manifest, signer=Ed25519Signer(_ANY_SEED), circumstances=known)
     for peer, seed in seeds.items():
         invariants.keep_secret(peer, seed)
+    for peer in sorted(evidence.liars):
+        invariants.bend(peer)
     disturbed = deque(sorted(evidence.disturbed))
     try:
         for record in records:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from node.reporting.tracing import Adopted, Record, Signed
+from node.reporting.tracing import Adopted, Convicted, Record, Signed
 from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -24,12 +24,15 @@ Grams = dict[tuple[int, int], bytes]
 def weights_of(manifest: RunManifest, records: Iterable[Record]) -> dict[PeerId, float]:
     """Of each peer the mean, over the sealed rounds that list it, of its share in the factors that
     the rule gave; cells that are clipped by themselves may weigh less."""
-    grams: dict[bytes, Grams] = defaultdict(dict)
+    said: dict[bytes, dict[PeerId, Grams]] = defaultdict(lambda: defaultdict(dict))
+    convicted: set[PeerId] = set()
     commits: dict[bytes, tuple[PeerId, Commit]] = {}
     seals: dict[bytes, SealValue] = {}
     for record in records:
         if isinstance(record, Adopted):
             seals[record.certificate.value.digest] = record.certificate.value
+        elif isinstance(record, Convicted):
+            convicted.add(record.evidence.subject)
         elif isinstance(record, Signed):
             try:
                 body = decode_body(record.message)
@@ -38,12 +41,16 @@ def weights_of(manifest: RunManifest, records: Iterable[Record]) -> dict[PeerId,
             if isinstance(body, Commit):
                 commits[record.message.digest] = (record.message.sender, body)
             elif isinstance(body, Gram):
-                grams[body.list_digest].setdefault((body.first, body.stop), body.stats)
+                said[body.list_digest][record.peer][body.first, body.stop] = body.stats
     told: dict[PeerId, list[float]] = defaultdict(list)
     for value in seals.values():
         listed = [commits[digest] for digest in value.commits if digest in commits]
         if listed and len(listed) == len(value.commits):
-            for peer, share in _shares(manifest, listed, grams[value.list_digest]).items():
+            grams: Grams = {}
+            for peer, of_peer in said[value.list_digest].items():
+                # The sealed sums came of what those said whom nobody found to lie in that.
+                grams |= {} if peer in convicted else of_peer
+            for peer, share in _shares(manifest, listed, grams).items():
                 told[peer].append(share)
     return {peer: sum(shares) / len(shares) for peer, shares in sorted(told.items())}
 

@@ -278,7 +278,7 @@ def _fill_disk(blow: Blow) -> Undo | None:
 def _sum_wrongly(blow: Blow) -> Undo | None:
     living = blow.living()
     for node in living:
-        node.sums_wrongly = True
+        node.sums_wrongly = node.has_erred = True
 
     def mend() -> None:
         for node in living:

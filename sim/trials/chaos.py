@@ -96,9 +96,12 @@ class Chaos:
         return self._names[peer]
 
     def members(self) -> list[PeerId]:
-        """All honest nodes that ever joined and have not been told to leave, by name."""
-        liars = self._world.settings.liars
-        honest = (peer for peer in self._members.present() if peer not in liars)
+        """All honest nodes that ever joined and have not been told to leave, by name; but for those
+        whose machine erred and that are banned for it."""
+        liars, nodes = self._world.settings.liars, self._world.nodes
+        banned = {p for node in nodes.values() for p in node.core.machine.head.roster.banned}
+        out = {*liars, *(peer for peer in banned if nodes[peer].has_erred)}
+        honest = (peer for peer in self._members.present() if peer not in out)
         return sorted(honest, key=self.name_of)
 
     def is_alive(self, peer: PeerId) -> bool:

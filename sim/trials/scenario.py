@@ -198,7 +198,7 @@ NOT_YET: Mapping[str, str] = {
     "bootstrap-lies": "worlds link peers at once; the look-up of peers is simulated by itself",
     "slowloris": "streams are whole transfers here; the real ones are tested over sockets",
     "corrupt-frame": "links that encrypt never hand on a corrupt frame; decoders are fuzzed",
-    "liars": "RETRACT comes with the issue of liars; liars of `--attack` are banned",
+    "liars": "RETRACT is not built; liars of `--attack` are banned",
     "two-copies": "a ban of a key in use twice is tested by attacks, `--attack equivocation:0.25`",
     "upgrade-mix": "there is one version of the protocol",
     "out-of-memory": "no real trainer runs in a world: its failures are tested with real processes",

@@ -123,6 +123,7 @@ class _Trial:
         """The outcome, and what can be told of it."""
         world, progress, chaos = self.world, self.progress, self.chaos
         assert self.scenario.timetable is not None
+        bent = {p for p, n in world.nodes.items() if n.has_erred} | world.settings.liars.keys()
         outcome = Outcome(
             scenario=self.scenario.name,
             seed=self.seed,
@@ -132,7 +133,7 @@ class _Trial:
             honest_digests_equal=progress.are_equal,
             loss_last=None,
             banned=len(self.convicted.keys() - progress.seated),
-            false_bans=len({*self.accusations, *self.convicted} - world.settings.liars.keys()),
+            false_bans=len({*self.accusations, *self.convicted} - bent),
             virtual_s=round(world.now_s, 3),
             wall_s=round(wall_s, 3),
             trace_hash=world.trace_hash,

@@ -1,4 +1,4 @@
-"""Open runs: two reducers, two copies, b + 1 voters; nothing on one peer's word (R1, R2, R8)."""
+"""Open runs: two copies, b + 1 voters; nothing on the word of liars (R1, R2, R8)."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from protocol.messages import Agg, Have, Held, Kind, Vote, slice_subject
 from sim.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 
-PEERS = peers_named(7)
+PEERS = peers_named(6)
 HEAD = head_of(PEERS)
 VOICES = {peer: Voice(peer, HEAD.value) for peer in PEERS}
 COMMITS = [VOICES[peer].commit() for peer in PEERS]
@@ -100,40 +100,46 @@ def test_so_many_have_an_honest_voter_of_every_quorum_among_them(num_voters):
 # Attempts -----------------------------------------------------------------------------------------
 
 
+SEVEN = peers_named(7)
+SEVENTH = head_of(SEVEN)
+SPEAKERS = {peer: Voice(peer, SEVENTH.value) for peer in SEVEN}
+
+
 def entered(*heard, trust: str = "open") -> int:
-    machine = RoundMachine(replace(OPEN, trust=trust), KeyedHashSigner(PEERS[0]), HEAD, now_s=0.0)
-    for event in (*COMMITS, *heard):
+    config = replace(OPEN, trust=trust)
+    machine = RoundMachine(config, KeyedHashSigner(SEVEN[0]), SEVENTH, now_s=0.0)
+    for event in (*(SPEAKERS[peer].commit() for peer in SEVEN), *heard):
         machine.handle(event, 0.1)
     return machine.view.attempt
 
 
 def test_attempt_is_entered_once_more_voters_are_in_it_than_may_lie():
-    reports = [VOICES[peer].report(3) for peer in PEERS[1:4]]
+    reports = [SPEAKERS[peer].report(3) for peer in SEVEN[1:4]]
     assert entered(*reports[:2]) == 0
     assert entered(*reports) == 3
     assert entered(reports[0], trust="friends") == 3
 
 
 def test_of_several_attempts_the_latest_with_enough_voters_in_it_or_beyond_is_entered():
-    one, two, three = (VOICES[peer] for peer in PEERS[1:4])
+    one, two, three = (SPEAKERS[peer] for peer in SEVEN[1:4])
     assert entered(one.report(9), two.report(4), three.report(6)) == 4
     assert entered(one.report(9), one.report(4), one.report(6)) == 0
 
 
 def test_votes_show_an_attempt_too_and_members_without_a_vote_show_none():
     vote = Vote(list_digest=DIGEST)
-    votes = [VOICES[peer].say(Kind.VOTE, vote, 2) for peer in PEERS[1:4]]
+    votes = [SPEAKERS[peer].say(Kind.VOTE, vote, 2) for peer in SEVEN[1:4]]
     assert entered(*votes) == 2
-    joined = head_of(PEERS[:4], PEERS[4:])
+    joined = head_of(SEVEN[:4], SEVEN[4:])
     view = replace_head(joined)
-    said = [Voice(peer, joined.value).say(Kind.HAVE, Have(held=()), 2) for peer in PEERS[4:]]
+    said = [Voice(peer, joined.value).say(Kind.HAVE, Have(held=()), 2) for peer in SEVEN[4:]]
     hear(view, *said)
     assert attempt_shown(view, Entry(said[-1].message, said[-1].body)) == 0
 
 
 def replace_head(head) -> RoundView:
     return RoundView(
-        me=PEERS[0],
+        me=SEVEN[0],
         head=head.value,
         num_cells=CONFIG.num_cells(1),
         trust="open",

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.node.builders import commit_body, head_of, peers_named, roster_of, se
 from training.leases import lease_size
 
 A, B, C, D, E = peers_named(5)
+SYBILS = tuple(peer for peer in peers_named(40) if peer not in (A, B, C, D, E))
 HEAD = head_of((A, B, C)).value
 
 
@@ -47,6 +49,36 @@ def test_joiner_in_an_open_run_needs_more_namings_than_there_are_liars():
     twice = after(roster, listed(A, joins=(E,)), listed(B, joins=(E,)), listed(C), trust="open")
     assert E not in once.members
     assert E in twice.members
+
+
+def test_members_without_a_vote_seat_nobody_and_throw_nobody_out_of_an_open_run():
+    roster = roster_of((A, B, C, D), SYBILS)
+    honest = [listed(peer) for peer in (A, B, C, D)]
+    others = (B, C, D)
+    for lie in ({"joins": (E,)}, {"suspects": others}, {"gone": others}):
+        entries = sorted(
+            [*honest, *(listed(peer, **lie) for peer in SYBILS)], key=lambda entry: entry.sender
+        )
+        assert set(after(roster, *entries, trust="open").members) == set(roster.members)
+        assert after(roster, *entries).members != roster.members, "friends take their word"
+
+
+def test_one_liar_who_says_of_all_that_they_left_drops_nobody_from_an_open_run():
+    roster = roster_of((A, B, C, D))
+    entries = [listed(A, gone=(B, C, D), joins=(E,)), listed(B), listed(C), listed(D)]
+    assert after(roster, *entries).members == tuple(sorted((A, E))), "friends take one word"
+    assert after(roster, *entries, trust="open").members == roster.members
+    both = [listed(A, gone=(D,)), listed(B, gone=(D,)), listed(C), listed(D)]
+    assert after(roster, *both, trust="open").members == (A, B, C)
+
+
+def test_members_without_a_vote_do_not_end_an_open_run():
+    value = replace(HEAD, roster=roster_of((A, B, C, D), SYBILS))
+    entries = [listed(p, is_past_end=p in SYBILS) for p in value.roster.members]
+    assert next_clock(value, entries, RULES).ends_run
+    assert not next_clock(value, entries, replace(RULES, trust="open")).ends_run
+    voters = [listed(p, is_past_end=p not in SYBILS) for p in value.roster.members]
+    assert next_clock(value, voters, replace(RULES, trust="open")).ends_run
 
 
 @pytest.mark.parametrize(("accusers", "stays"), [((A,), True), ((A, B), True), ((A, B, C), False)])
@@ -343,7 +375,7 @@ def test_digest_of_a_seal_covers_its_roster_and_clock():
 # The end of the run -----------------------------------------------------------------------------
 
 
-def ends_run(*entries: Listed, **rules: int) -> bool:
+def ends_run(*entries: Listed, **rules: Any) -> bool:
     return next_clock(HEAD, entries, replace(RULES, **rules)).ends_run
 
 

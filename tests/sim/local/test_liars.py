@@ -8,7 +8,11 @@ import pytest
 
 from node.cells.shard_store import ShardStore
 from node.hooks import NodeHooks
+from node.reporting.tracing import Convicted, Signed
+from protocol.entry_kinds import Accusation
 from protocol.errors import ConfigError
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import Gram, Kind, decode_body, sign_message
 from sim.attacks import ATTACKS
 from sim.attacks.alone import ALONE, Liar, Lies, lies_named
 from sim.local.local_node import LYING_COMMAND, LocalNode
@@ -16,6 +20,7 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from sim.local.weights import weights_of
 from tests.node.builders import peers_named, toy_manifest
+from tests.protocol.entry_vectors import EVIDENCE
 from tests.sim.worlds import WatchedWorld
 
 
@@ -97,3 +102,27 @@ def test_weights_are_the_factors_of_the_rule_from_what_was_signed(aggregator, se
     per_round = [found[peer] * times[peer] for peer in found]
     if aggregator == "krum":
         assert all(share == pytest.approx(round(share)) for share in per_round), "one row each"
+    # What a convicted reducer said of the same slices, and first, changes nothing.
+    lies = [_lie(record) for record in records if _is_gram(record)]
+    assert bool(lies) == (aggregator == "krum")
+    proof = replace(EVIDENCE[Accusation.WRONG_SUM], subject=LIAR)
+    convicted = Convicted(at_s=0.0, peer=peers[0], evidence=proof)
+    assert weights_of(world.manifest, [*lies, convicted, *records, *lies]) == found
+    assert not lies or weights_of(world.manifest, [*records, *lies]) != found
+
+
+LIAR = PeerId(bytes([7]) * 32)
+
+
+def _is_gram(record: Any) -> bool:
+    return isinstance(record, Signed) and record.message.slot.kind is Kind.GRAM
+
+
+def _lie(record: Signed) -> Signed:
+    body = decode_body(record.message)
+    assert isinstance(body, Gram)
+    stats = np.frombuffer(body.stats, dtype="<f8").copy()
+    stats[0] = 1e6 * stats[0] + 1.0
+    signer, slot = KeyedHashSigner(LIAR), record.message.slot
+    message = sign_message(signer, slot, replace(body, stats=stats.tobytes()))
+    return Signed(at_s=record.at_s, peer=LIAR, message=message)

@@ -7,7 +7,7 @@ import pytest
 
 from node.cells.shard_store import ShardStore
 from node.durable.checkpoints import Checkpoints
-from node.reporting.tracing import Accused, Adopted, Began, Ended, Record, trace_line
+from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, trace_line
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import load_or_create_identity
 from protocol.identity import Ed25519Signer
@@ -72,6 +72,18 @@ async def test_state_that_was_not_sealed_is_a_broken_promise(manifest, tmp_path)
     verdict = judge(manifest, Evidence(traces=[path], logs=[], stayed=[]))
     assert verdict.broken.startswith("I2")
     assert not verdict.is_good
+
+
+@pytest.mark.parametrize("is_liar", [False, True])
+def test_liar_that_believes_its_own_sum_breaks_no_promise(manifest, tmp_path, is_liar):
+    diverged = Diverged(at_s=2.0, peer=B, reason="round 1 is sealed, but ours would be another")
+    traces = [
+        trace_of(tmp_path / "a.jsonl", [began(A)]),
+        trace_of(tmp_path / "b.jsonl", [began(B), diverged]),
+    ]
+    liars = frozenset({B}) if is_liar else frozenset()
+    evidence = Evidence(traces=traces, logs=[], stayed=[], bent=frozenset({B}), liars=liars)
+    assert judge(manifest, evidence).broken.startswith("I2") != is_liar
 
 
 def test_trace_that_is_damaged_is_told(manifest, tmp_path):

@@ -1,0 +1,59 @@
+"""Whose equal words make a sum believed, so that liars among the voters cannot (R2, R8).
+
+A *word* is what a member says of a slice: its AGG, or its GRAM. Friends believe one. Open runs
+believe what more voters say than may lie, so that one of them is honest and summed it itself. Words
+of members without a vote count for nothing by themselves: seats cost nothing yet, votes take time.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from protocol.evidence import words_needed
+from protocol.identity import PeerId
+from protocol.messages import Roster
+
+OPEN_VOTERS_MIN = 4
+"""With fewer voters not one of them may lie, and an open run decides as friends do."""
+
+
+def liars(num_voters: int, trust: str) -> int:
+    """b: how many voters may lie and nothing final be wrong; less than a third in open runs."""
+    return words_needed(num_voters) - 1 if trust == "open" else 0
+
+
+def copies(trust: str) -> int:
+    """How many members sum each cell at least."""
+    return 2 if trust == "open" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Believed is what `least` members say alike, `words` of `voters` among them."""
+
+    least: int
+    words: int
+    voters: frozenset[PeerId]
+
+    def is_enough(self, peers: Collection[PeerId]) -> bool:
+        """Whether what these members say alike is believed."""
+        return len(peers) >= self.least and len(self.voters.intersection(peers)) >= self.words
+
+    def num_needed(self, ranks: Sequence[PeerId], spare: int = 0) -> int:
+        """How many of the first are enough if they say the same, with so many more of either kind;
+        all of them where that is not enough."""
+        num_voters = 0
+        for index, peer in enumerate(ranks):
+            num_voters += peer in self.voters
+            if index + 1 >= self.least + spare and num_voters >= self.words + spare:
+                return index + 1
+        return len(ranks)
+
+
+def belief_of(roster: Roster, trust: str, *, without: Collection[str] = ()) -> Belief:
+    """What a run of that trust believes in a round of that roster.
+
+    `without` "words" two members are enough, whoever they are: a defence that tests switch off.
+    """
+    least = copies(trust)
+    words = liars(len(roster.voters), trust) + 1 if least > 1 and "words" not in without else 0
+    return Belief(least, words, roster.voter_set)
