@@ -262,7 +262,8 @@ class NodeCore(CoreState):
         top = standing.top
         if digest in view.early or digest in top.early:
             return []
-        if slot.basis != view.basis and slot.round not in (view.index + 1, top.index + 1):
+        is_known = slot.basis == view.basis or slot.round in (view.index + 1, top.index + 1)
+        if not (is_known or "slots" in view.without):
             return []
         try:
             body = decode_body(message)

@@ -24,6 +24,7 @@ def concerns(view: RoundView, entry: Entry) -> bool:
     """
     slot, sender = entry.message.slot, entry.message.sender
     is_here = slot.round == view.index and slot.basis == view.basis
+    is_here |= "slots" in view.without
     if not is_here or slot.attempt > view.attempt + ATTEMPTS_AHEAD_MAX:
         return False
     if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):

@@ -18,7 +18,8 @@ class RoundConfig:
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
-    switches off, to see what an attack does there: "bans".
+    switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
+    to one round.
     """
 
     trust: str

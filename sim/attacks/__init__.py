@@ -15,6 +15,7 @@ from sim.attacks.min_max import MinMax
 from sim.attacks.min_sum import MinSum
 from sim.attacks.nan import Nan
 from sim.attacks.on_off import OnOff
+from sim.attacks.replay import Replay
 from sim.attacks.scale import Scale
 from sim.attacks.seam import ATTACKS, Attack, Context
 from sim.attacks.searched_alie import SearchedAlie
@@ -43,6 +44,7 @@ ATTACKS.register("min_max", MinMax)
 ATTACKS.register("min_sum", MinSum)
 ATTACKS.register("nan", Nan)
 ATTACKS.register("on_off", OnOff)
+ATTACKS.register("replay", Replay)
 ATTACKS.register("scale", Scale)
 ATTACKS.register("searched_alie", SearchedAlie)
 ATTACKS.register("searched_ipm", SearchedIpm)

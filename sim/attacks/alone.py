@@ -22,6 +22,7 @@ ALONE = (
     "gaussian",
     "lying_reducer",
     "on_off",
+    "replay",
     "scale",
     "shift",
     "sign_flip",

@@ -1,0 +1,33 @@
+"""Old messages of others said again: each has a slot of one round, and is nothing in any other."""
+
+from dataclasses import replace
+
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import Scenario, overridden
+from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import run_trial
+
+ROUNDS = 4
+
+
+def attacked(**changes) -> Scenario:
+    """Nine voters, of whom two say everything again."""
+    calm = overridden(read_scenario("open-calm"), peers=9, rounds=ROUNDS, attack="replay:0.25")
+    return replace(calm, cells=2, **changes)
+
+
+def seconds_a_round(outcome: Outcome) -> float:
+    return outcome.virtual_s / max(1, outcome.rounds_sealed)
+
+
+def test_replay_breaks_a_run_in_which_slots_are_of_no_round(seed):
+    found = run_trial(attacked(without=("slots",)), seed)
+    assert found.violation is not None
+    assert found.violation.name == "I6"  # Honest peers are held to what they said of another round.
+
+
+def test_replay_changes_nothing_and_has_nobody_accused(seed):
+    calm, found = (run_trial(attacked(**c), seed) for c in ({"attack": ""}, {}))
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (ROUNDS, 0, 0)
+    assert seconds_a_round(found) < 1.1 * seconds_a_round(calm)
