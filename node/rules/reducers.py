@@ -28,6 +28,10 @@ machines are never measured quite equal."""
 HELD_LEVELS = 2
 """A seat's rate moves only if the new median is so far away from it, or shares would flap."""
 
+TWICE_CUT_WORDS_MAX = 1024
+"""AGGs of a round, and as many GRAMs, up to which the slices of an open run are cut twice: at most
+half of the messages that are kept. Of 64 voters 22 sum each slice, so there are to be 64 slices."""
+
 _QUARTERS = (1024, 1218, 1448, 1722)
 """1024 times 2^(0/4), 2^(1/4), 2^(2/4), 2^(3/4): integers, equal on every machine."""
 
@@ -94,7 +98,8 @@ def slices(roster: Roster, basis: bytes, num_cells: int, *, trust: str) -> tuple
     bounds = [0]
     for share in _shares([weights[peer] for peer in order], num_cells):
         bounds.append(bounds[-1] + share)
-    half = num_cells // 2 if belief.least > 1 else 0
+    is_cut_twice = belief.least > 1 and 2 * len(order) * (belief.words + 1) <= TWICE_CUT_WORDS_MAX
+    half = num_cells // 2 if is_cut_twice else 0
     cuts = {*bounds, *((bound - half) % num_cells for bound in bounds)} if half else {*bounds}
     room = _Room({p: w for p, w in weights.items() if p in belief.voters}, belief, num_cells)
     found = []

@@ -11,6 +11,7 @@ from node.rules.agreed import agreed_root, call_substitutes
 from node.rules.belief import belief_of, liars
 from node.rules.reducers import slices
 from node.rules.round_view import RoundView
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Agg, Kind, Roster, slice_subject
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
@@ -78,6 +79,18 @@ def summed(roster: Roster, num_cells: int, basis: bytes) -> dict[PeerId, int]:
         for peer in piece.reducers[: belief.num_needed(piece.reducers)]:
             found[peer] += piece.stop - piece.first
     return found
+
+
+@pytest.mark.parametrize(("voters", "others"), [(16, 0), (36, 0), (37, 0), (64, 0), (48, 16)])
+def test_words_of_a_round_leave_room_for_all_other_messages(voters, others):
+    everybody = peers_named(voters + others)
+    roster = roster_of(everybody[:voters], everybody[voters:])
+    # Shares differ, so few cuts fall together.
+    seats = tuple(replace(seat, rate=80 + 5 * (n % 2)) for n, seat in enumerate(roster.seats))
+    rated, belief = replace(roster, seats=seats), belief_of(roster, "open")
+    pieces = slices(rated, b"x" * 32, 4096, trust="open")
+    words = sum(belief.num_needed(piece.reducers) for piece in pieces)
+    assert 2 * words + 4 * 4 * len(everybody) <= limits.MESSAGES_PER_ROUND_MAX
 
 
 def test_slow_line_among_many_copies_sums_little():
