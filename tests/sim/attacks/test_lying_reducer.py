@@ -32,7 +32,8 @@ def test_two_words_of_anybody_make_the_swarm_seal_what_two_liars_say(aggregator,
     lied_to = attacked(without=("bans", "words"), aggregator=aggregator, rounds=30)
     found = run_trial(lied_to, seed)
     assert found.violation is not None
-    assert found.violation.name == "I2"  # No such bytes were listed, or not all have the same.
+    # No such bytes were listed, or not all have the same; or who sums rightly is accused for it.
+    assert found.violation.name in ("I2", "I6")
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
