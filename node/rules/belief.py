@@ -36,7 +36,9 @@ class Belief:
 
     def is_enough(self, peers: Collection[PeerId]) -> bool:
         """Whether what these members say alike is believed."""
-        return len(peers) >= self.least and len(self.voters.intersection(peers)) >= self.words
+        if len(peers) < self.least:
+            return False
+        return not self.words or len(self.voters.intersection(peers)) >= self.words
 
     def num_needed(self, ranks: Sequence[PeerId], spare: int = 0) -> int:
         """How many of the first are enough if they say the same, with so many more of either kind;
