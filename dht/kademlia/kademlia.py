@@ -28,13 +28,24 @@ from dht.kademlia.messages import (
 )
 from dht.kademlia.paths import Search
 from dht.kademlia.patience import PeerTimes
-from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, Verdict, rank, verdict
+from dht.kademlia.records import (
+    RECORD_OVERHEAD_BYTES,
+    SignedRecord,
+    Verdict,
+    is_timely,
+    rank,
+    verdict,
+)
 from dht.kademlia.routing import Contact, RoutingTable
 from dht.kademlia.storage import RecordStore, StoreBounds
 from protocol import limits
 from protocol.identity import PeerId, Signer
 
 _FAILURES_REMEMBERED_MAX = 1024
+
+_BELIEVED_MAX = 1024
+"""Records whose signatures were checked and are not checked again: each replica sends the same, and
+each search for a run does. Some 300 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +94,7 @@ class Kademlia:
         self._addresses = addresses
         self._to_ping: OrderedDict[PeerId, Contact] = OrderedDict()
         self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
+        self._believed: OrderedDict[SignedRecord, None] = OrderedDict()
 
     def own_addresses(self) -> tuple[str, ...]:
         """What we state in every message; the transport's first ones, if it has too many."""
@@ -117,7 +129,7 @@ class Kademlia:
         held = self.store.held(record.key, record.writer)
         if held is not None and rank(held) > rank(record):
             return StoreVerdict.SUPERSEDED
-        if held != record and verdict(record, self._signer, wall_s) is not Verdict.VALID:
+        if held != record and self._verdict(record, wall_s) is not Verdict.VALID:
             return StoreVerdict.REFUSED
         return self.store.put(record, wall_s, courier=courier)
 
@@ -180,7 +192,7 @@ class Kademlia:
             wall_s = values_at_wall_s
 
             def judge(record: SignedRecord) -> Verdict:
-                return verdict(record, self._signer, wall_s)
+                return self._verdict(record, wall_s)
 
         if only_through is None:
             known = self.table.closest(key, limits.DHT_CONTACTS_PER_REPLY_MAX)
@@ -201,6 +213,18 @@ class Kademlia:
         if search.wants_records:
             return FindValue(self.own_addresses(), search.key, count, query.after)
         return FindNode(self.own_addresses(), search.key, count)
+
+    def _verdict(self, record: SignedRecord, wall_s: float) -> Verdict:
+        """Whether to believe `record`. Time goes on, so only the signature is remembered."""
+        if record in self._believed:
+            self._believed.move_to_end(record)
+            return Verdict.VALID if is_timely(record, wall_s) else Verdict.UNTIMELY
+        found = verdict(record, self._signer, wall_s)
+        if found is Verdict.VALID:
+            self._believed[record] = None
+            if len(self._believed) > _BELIEVED_MAX:
+                self._believed.popitem(last=False)
+        return found
 
     def _remember_failure(self, peer: PeerId, until_s: float, pause_s: float) -> None:
         self._failures[peer] = _Failure(until_s, pause_s)

@@ -48,7 +48,8 @@ class LookupConfig:
     """Peers asked in all; 1,000 nodes need about 20, the rest is for dead and invented ones."""
 
     holders_enough: int = 0
-    """Peers with records after which a search for values may end; 0 to hear all `width`."""
+    """Peers with records after which a search for values may end; 0 to hear all `width`. No more
+    are asked at once than are still wanted: most of the nearest hold what is there."""
 
     paths: int = 3
     """Disjoint paths of a search (`dht.kademlia.paths`): who lies on one leads that one astray.
@@ -123,6 +124,8 @@ class Shared:
 
     patience: Patience | None
     claimed: set[PeerId] = field(default_factory=set)
+    is_enough_asked: Callable[[], bool] = lambda: False
+    """Whether those who are asked now may be all that the search wants to hear."""
 
 
 class Lookup:
@@ -150,6 +153,7 @@ class Lookup:
         self._is_learned = shared.patience is not None
         self._patience = shared.patience or (lambda _: config.slow_after_s)
         self._claimed = shared.claimed
+        self._is_enough_asked = shared.is_enough_asked
         self._avoid = avoid
         self._by_peer: dict[PeerId, _Candidate] = {}
         self._ordered: list[_Candidate] = []
@@ -212,6 +216,16 @@ class Lookup:
     def holders(self) -> int:
         """Peers that have sent records."""
         return sum(candidate.has_records for candidate in self._by_peer.values())
+
+    @property
+    def num_queries(self) -> int:
+        """Peers asked so far."""
+        return self._num_queries
+
+    def hopes(self) -> float:
+        """Peers that have sent records, or may yet; of those with a long wait, half of them."""
+        waiting = (c for c in self._pending.values() if c.state is _State.WAITING)
+        return self.holders() + sum(self._weight(c) for c in waiting if not c.has_records)
 
     def result(self) -> LookupResult:
         """What has been found so far."""
@@ -284,6 +298,8 @@ class Lookup:
             if in_flight >= self.config.concurrency or self._num_queries >= self.config.queries_max:
                 break
             if candidate.state is _State.FRESH:
+                if self._is_enough_asked():
+                    break
                 queries.append(self._ask(candidate, now_s))
                 self._num_queries += 1
                 in_flight += self._weight(candidate)

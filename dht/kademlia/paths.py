@@ -6,7 +6,8 @@ choice; the others go on to those that lie nearest in truth. They share width, c
 queries of one look-up, so that three paths cost a query or two more than one.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -37,6 +38,8 @@ class Search:
         self.key = key
         self.config = config
         common = Shared(patience)
+        if config.holders_enough:
+            common.is_enough_asked = self._is_enough_asked
         nearest = sorted(known, key=lambda contact: distance_to(contact, key))
         num_paths = max(1, min(config.paths, config.concurrency, config.width, len(nearest)))
         shared = replace(
@@ -48,7 +51,9 @@ class Search:
             # The paths together decide whether enough holders have been heard.
             holders_enough=0,
         )
-        self._paths = [
+        self._is_waiting = False
+        self._paths: list[Lookup] = []
+        self._paths += [
             Lookup(
                 key,
                 shared,
@@ -72,20 +77,24 @@ class Search:
         path = self._path_of.get(peer)
         if path is None or self.is_done:
             return []
-        return self._noted({path: path.replied(peer, reply, now_s)})
+        with self._waiting():
+            asked = path.replied(peer, reply, now_s)
+        return self._noted({path: asked} | self._turns(path, asked, now_s))
 
     def failed(self, peer: PeerId, now_s: float) -> list[Query]:
         """`peer` cannot be reached, or what it sent was no answer."""
         path = self._path_of.get(peer)
         if path is None or self.is_done:
             return []
-        return self._noted({path: path.failed(peer, now_s)})
+        with self._waiting():
+            asked = path.failed(peer, now_s)
+        return self._noted({path: asked} | self._turns(path, asked, now_s))
 
     def tick(self, now_s: float) -> list[Query]:
         """Time has passed; call it at `deadline_s` at the latest."""
         if self.is_done:
             return []
-        return self._noted({path: path.tick(now_s) for path in self._paths})
+        return self._noted({path: path.tick(now_s) for path in self._in_turn()})
 
     def deadline_s(self) -> float:
         """When silence alone will change something; infinite when nothing is on the way."""
@@ -109,6 +118,29 @@ class Search:
             liars=frozenset().union(*(result.liars for result in results)),
             silent=frozenset().union(*(result.silent for result in results)),
         )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let no path ask, where it is for the paths together to say which one does."""
+        self._is_waiting = True
+        yield
+        self._is_waiting = False
+
+    def _turns(self, path: Lookup, asked: list[Query], now_s: float) -> dict[Lookup, list[Query]]:
+        """Where few are asked at a time, the paths ask in turn: next is the nearest of another."""
+        if not self.config.holders_enough:
+            return {}
+        found = {one: one.tick(now_s) for one in self._in_turn()}
+        return found | {path: asked + found[path]}
+
+    def _in_turn(self) -> list[Lookup]:
+        if not self.config.holders_enough:
+            return self._paths
+        return sorted(self._paths, key=lambda path: path.num_queries)
+
+    def _is_enough_asked(self) -> bool:
+        hopes = sum(path.hopes() for path in self._paths)
+        return self._is_waiting or hopes >= self.config.holders_enough
 
     def _distance(self, contact: Contact) -> int:
         return distance_to(contact, self.key)

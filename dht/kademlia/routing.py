@@ -110,6 +110,12 @@ class RoutingTable:
             return None
         key = node_key(contact.peer)
         bucket = self._buckets.setdefault(bucket_index(self.own_key, key), _Bucket())
+        held = bucket.entries.get(contact.peer)
+        if held is not None and held.contact == contact:
+            # Most messages: nothing is new but the time.
+            held.seen_s = now_s
+            bucket.entries.move_to_end(contact.peer)
+            return None
         entry = _Entry(contact, int.from_bytes(key, "big"), now_s)
         if self._is_corner_full(bucket, contact):
             # Also of a peer that has moved there.

@@ -6,7 +6,8 @@
     meet KEY NUMBER ADDRESS...   enter, say that we are there too, and search until so many do
                                                  {"took_s": 1.4, "searches": 2}
     store KEY         say 64 bytes under a topic     {"took_s": 0.008, "stored": 8}
-    get KEY           find what is said under it     {"took_s": 0.003, "found": true}
+    get KEY HOLDERS   find what is said under it, until so many peers said it
+                                                 {"took_s": 0.003, "found": true}
 
 It lives as long as its standard input.
 """
@@ -29,8 +30,6 @@ from protocol.identity import Ed25519Signer
 
 TTL_S = 3600.0
 VALUE_BYTES = 64
-HOLDERS_ENOUGH = 2
-"""A key of one writer: the second holder that says the same ends the search."""
 
 
 def value_of(key: str) -> bytes:
@@ -63,8 +62,8 @@ async def _answer(directory: KademliaDirectory, words: list[str]) -> dict[str, o
             told = {"searches": await _meet(directory, key, int(number), addresses)}
         case ["store", key]:
             told = {"stored": await directory.announce(key.encode(), value_of(key), ttl_s=TTL_S)}
-        case ["get", key]:
-            records = await directory.find(key.encode(), holders_enough=HOLDERS_ENOUGH)
+        case ["get", key, holders]:
+            records = await directory.find(key.encode(), holders_enough=int(holders))
             told = {"found": [record.value for record in records] == [value_of(key)]}
         case _:
             told = {"error": "no such command"}

@@ -11,7 +11,10 @@ from sim.bench.discovery import quantile_ms
 from tests.e2e.demo_command import environment
 from tests.e2e.node_command import COMMAND
 
-KEYS = ("peers", "keys", "join_p50_s", "store_p50_ms", "store_p99_ms", "get_p50_ms", "get_p99_ms")
+KEYS = (
+    *("peers", "keys", "join_p50_s", "store_p50_ms", "store_p99_ms", "get_p50_ms", "get_p99_ms"),
+    *("agreed_get_p50_ms", "agreed_get_p99_ms"),
+)
 
 
 @pytest.mark.slow
@@ -79,16 +82,16 @@ def test_halves_that_began_apart_are_one_once_any_node_knows_both() -> None:
             for node in half:
                 node.ask("join", *([half[0].address] if node is not half[0] else []))
         one[1].ask("store", "early")
-        assert other[1].ask("get", "early")["found"] is False
+        assert other[1].ask("get", "early", "1")["found"] is False
         bridge.ask("join", one[2].address, other[2].address)
         # What is said from now on is found from either side, and so is what was said before.
         other[0].ask("store", "late")
-        assert one[0].ask("get", "late")["found"] is True
-        assert other[1].ask("get", "early")["found"] is True
+        assert one[0].ask("get", "late", "1")["found"] is True
+        assert other[1].ask("get", "early", "1")["found"] is True
         # Nobody is left in the middle.
         bridge.process.kill()
         one[0].ask("store", "last")
-        assert other[0].ask("get", "last")["found"] is True
+        assert other[0].ask("get", "last", "1")["found"] is True
     finally:
         for node in nodes:
             node.process.kill()

@@ -18,7 +18,7 @@ from dht.kademlia.messages import (
     StoreVerdict,
     Values,
 )
-from dht.kademlia.records import sign_record
+from dht.kademlia.records import Verdict, sign_record
 from dht.kademlia.routing import Contact
 from protocol import limits
 from protocol.identity import KeyedHashSigner
@@ -79,6 +79,31 @@ def test_older_record_does_not_replace_and_forged_newer_one_does_not_either() ->
     reply = keeper.handle_request(peer_id(9), FindValue((), KEY, 8, b""), 0.0, WALL_S)
     assert isinstance(reply, Values)
     assert reply.records == (new,)
+
+
+def test_signature_is_checked_once_and_time_and_every_other_record_again(monkeypatch) -> None:
+    keeper, checked = node(), []
+    verify = keeper._signer.verify
+
+    def counted(*arguments) -> bool:
+        checked.append(arguments)
+        return verify(*arguments)
+
+    monkeypatch.setattr(type(keeper._signer), "verify", lambda _, *rest: counted(*rest))
+    one = record(lives_s=60)
+    assert [keeper._verdict(one, WALL_S) for _ in range(3)] == [Verdict.VALID] * 3
+    assert len(checked) == 1
+    assert keeper._verdict(one, WALL_S + 60) is Verdict.UNTIMELY
+    for forged in (replace(one, value=b"forged"), replace(one, signature=bytes(64))):
+        assert [keeper._verdict(forged, WALL_S) for _ in range(2)] == [Verdict.FORGED] * 2
+    assert len(checked) == 5
+
+
+def test_checked_signatures_that_are_remembered_are_bounded() -> None:
+    keeper = node()
+    for number in range(1100):
+        assert keeper._verdict(record(sequence=number), WALL_S) is Verdict.VALID
+    assert len(keeper._believed) == 1024
 
 
 def test_expired_record_is_not_in_a_reply() -> None:

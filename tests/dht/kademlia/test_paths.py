@@ -4,8 +4,9 @@ import pytest
 
 from dht.kademlia.keyspace import Key, node_key, topic_key
 from dht.kademlia.lookup import LookupConfig
-from dht.kademlia.messages import Nodes
+from dht.kademlia.messages import Nodes, Values
 from dht.kademlia.paths import Search
+from dht.kademlia.records import SignedRecord, Verdict
 from dht.kademlia.routing import Contact, RoutingTable, distance_to
 from dht.origins import Origins, doubts
 from dht.subnets import NARROW_BITS, subnets
@@ -59,6 +60,68 @@ def test_liar_on_one_path_hides_honest_peers_only_where_there_is_no_other(paths,
     drive(search, answer)
     true = {one.peer for one in honest[1:]}
     assert bool(true & {one.peer for one in search.result().replicas}) is is_found
+
+
+def one_holder_search(holders: int) -> tuple[Search, list[Contact]]:
+    known = sorted(map(contact, range(12)), key=lambda one: distance_to(one, KEY))
+    config = LookupConfig(holders_enough=holders)
+    search = Search(
+        KEY,
+        config,
+        known=known,
+        avoid=set(),
+        judge=lambda _: Verdict.VALID,
+        patience=lambda _: 0.02,
+    )
+    return search, known
+
+
+def says(*sequences: int) -> Values:
+    records = tuple(
+        SignedRecord(KEY, peer_id(70), sequence, 2**31, b"v", bytes(64)) for sequence in sequences
+    )
+    return Values((), (), records, False)
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_no_more_are_asked_than_holders_are_wanted_nearest_first(holders: int) -> None:
+    search, known = one_holder_search(holders)
+    asked = search.start(0.0)
+    assert [query.contact for query in asked] == known[:holders]
+    for query in asked:
+        assert not search.is_done
+        assert search.replied(query.contact.peer, says(1), 0.001) == []
+    assert search.is_done
+    assert search.result().num_queries == holders
+
+
+def test_who_holds_nothing_fails_or_is_slow_is_stood_in_for() -> None:
+    search, known = one_holder_search(1)
+    (first,) = search.start(0.0)
+    (second,) = search.replied(first.contact.peer, says(), 0.001)
+    (third,) = search.failed(second.contact.peer, 0.002)
+    # Another path each time, so that no liar leads to the next.
+    assert [one.contact for one in (first, second, third)] == known[:3]
+    assert search.tick(0.01) == []
+    (fourth,) = search.tick(0.03)
+    # The slow one may still answer, and be the one.
+    assert search.replied(third.contact.peer, says(3), 0.04) == []
+    assert search.is_done
+    assert fourth.contact.peer not in {one.contact.peer for one in (first, second, third)}
+    assert [record.sequence for record in search.result().records] == [3]
+
+
+def test_search_for_a_holder_ends_when_nobody_holds_anything() -> None:
+    search, _ = one_holder_search(2)
+    queries, now_s = search.start(0.0), 0.0
+    while not search.is_done:
+        now_s += 0.001
+        query = queries.pop(0)
+        queries += search.replied(query.contact.peer, says(), now_s)
+        assert len(queries) <= 2
+    # All eight nearest were asked, as in a search that wants to hear everybody.
+    assert search.result().num_queries >= 8
+    assert search.result().records == ()
 
 
 def test_subnets_are_of_public_addresses_only() -> None:
