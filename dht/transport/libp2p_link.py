@@ -5,6 +5,7 @@ caller's time-out would end every stream of the connection. Here the rest of suc
 in the background.
 """
 
+import ipaddress
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -55,7 +56,7 @@ class Link(IRawConnection):
         self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
     ) -> None:
         self.is_initiator = raw.is_initiator
-        self.remote = raw.get_remote_address()  # A closed socket would not know.
+        self.remote = _remote_of(raw)  # A closed socket would not know.
         self.lost = trio.Event()
         self.lost_reason = ""
         self._raw = raw
@@ -193,7 +194,7 @@ class Link(IRawConnection):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """IP address and port of the other end."""
-        return self._raw.get_remote_address()
+        return self.remote
 
     def get_transport_addresses(self) -> list[Multiaddr]:
         """The other end as a multiaddr."""
@@ -211,6 +212,20 @@ class Link(IRawConnection):
 
 OpenLink = Callable[[IRawConnection], Link]
 """Wraps a connection before its handshake."""
+
+
+def _remote_of(raw: IRawConnection) -> tuple[str, int] | None:
+    """The other end of `raw`. The library knows none over IPv6, where four things name it."""
+    socket = _socket_of(raw)
+    if socket is None:
+        return raw.get_remote_address()
+    try:
+        host, port, *_ = socket.getpeername()
+    except OSError:
+        return None  # It is gone already.
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    # Who listens for both versions sees IPv4 under names of IPv6.
+    return str(getattr(ip, "ipv4_mapped", None) or ip), port
 
 
 def _socket_of(raw: IRawConnection) -> trio.socket.SocketType | None:

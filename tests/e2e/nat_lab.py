@@ -2,7 +2,9 @@
 whatever nobody inside has asked for. Linux, root, `ip` and `iptables`.
 
     with nat_lab() as lab:
-        lab.popen("homeA", [...])
+        subprocess.Popen(lab.command("homeA", [...]))
+
+`SixLab` is the same of IPv6 alone: homes have public addresses, and routers that let nobody in.
 """
 
 import os
@@ -116,13 +118,46 @@ class NatLab:
         return f"/ip4/198.51.100.{20 + HOMES[home]}/tcp/{port}"
 
 
+PUBLIC_6 = {"pub": "2001:db8::10", "pub2": "2001:db8::11"}
+
+
+@dataclass
+class SixLab(NatLab):
+    """Nobody has an IPv4 address. Each home has a network of its own, as providers give them."""
+
+    def _attach(self, host: str, address: str) -> None:
+        there, last = self.namespace(host), address.rpartition(".")[2]
+        self._in("net", f"link add w{host} type veth peer name wan netns {there}")
+        self._in("net", f"link set w{host} master internet up")
+        # Without a search for duplicates, which would take the addresses seconds to be usable.
+        self._in(host, f"-6 addr add 2001:db8::{last}/64 dev wan nodad", "link set wan up")
+        for home, number in HOMES.items():
+            if host != f"gw{home}":
+                via = f"2001:db8::{20 + number}"
+                self._in(host, f"-6 route add 2001:db8:{number}::/64 via {via} dev wan")
+
+    def _home(self, home: str, net: str) -> None:
+        gateway, host, number = f"gw{home}", f"home{home}", net.rpartition(".")[2]
+        mine = f"2001:db8:{number}:"
+        self._in(gateway, f"link add lan type veth peer name eth0 netns {self.namespace(host)}")
+        self._in(gateway, f"-6 addr add {mine}:1/64 dev lan nodad", "link set lan up")
+        self._in(host, f"-6 addr add {mine}:2/64 dev eth0 nodad", "link set eth0 up")
+        self._in(host, f"-6 route add default via {mine}:1 dev eth0")
+        self.run(gateway, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+        for rule in (
+            "-A FORWARD -i wan -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+            "-A FORWARD -i wan -j DROP",
+        ):
+            self.run(gateway, "ip6tables", *rule.split())
+
+
 @contextmanager
-def nat_lab(*, is_symmetric: bool = False) -> Iterator[NatLab]:
+def nat_lab(*, is_symmetric: bool = False, is_six: bool = False) -> Iterator[NatLab]:
     """A laboratory, gone when the block ends; skips the test, saying why, where none can be."""
     why = why_no_lab()
     if why:
         pytest.skip(why)
-    lab = NatLab(is_symmetric=is_symmetric)
+    lab = SixLab() if is_six else NatLab(is_symmetric=is_symmetric)
     try:
         lab.up()
         yield lab

@@ -1,12 +1,15 @@
 """How a peer is reached, in one word, and what was exchanged with it."""
 
+import socket
 from dataclasses import dataclass
 
 import pytest
 import trio
+import trio.testing
 
 from dht.transport.libp2p_links import Links
 from dht.transport.libp2p_stream import PEERS_COUNTED_MAX, Traffic
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from protocol.identity import PeerId
 from tests.dht.loopback import DEADLINE_S, ECHO, ask, echo, open_loopback
 
@@ -74,3 +77,33 @@ def test_peers_without_end_are_not_counted_for_ever():
         traffic.with_peer(PeerId(number.to_bytes(32))).sent = 7
     assert traffic.of(PeerId(bytes(32))) == (0, 0)
     assert traffic.of(PeerId((PEERS_COUNTED_MAX + 4).to_bytes(32))) == (7, 0)
+
+
+@pytest.fixture
+def has_ip6() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 on loopback here: {error}")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(("listens", "dials"), [("::1", "/ip6/::1/"), ("::", "/ip4/127.0.0.1/")])
+@pytest.mark.usefixtures("has_ip6")
+async def test_other_end_of_a_connection_to_an_ip6_listener_is_known(
+    listens: str, dials: str
+) -> None:
+    config = TransportConfig(listen_host=listens)
+    with trio.fail_after(DEADLINE_S):
+        async with (
+            open_transport(config, signer_seed=b"s" * 32) as server,
+            open_transport(config, signer_seed=b"c" * 32) as client,
+        ):
+            port = server.addresses()[0].rpartition("/")[2]
+            await client.connect(server.peer_id, [f"{dials}tcp/{port}"])
+            while not server.connected():
+                await trio.testing.wait_all_tasks_blocked(0.001)
+            assert client.seen(server.peer_id) == f"{dials}tcp/{port}"
+            # Who listens for both versions sees IPv4 under its own name.
+            assert server.seen(client.peer_id).startswith(f"{dials}tcp/")

@@ -5,7 +5,8 @@ Each names the workaround in its docstring.
 
 import socket
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -204,3 +205,15 @@ async def test_connect_of_the_library_gives_up_before_the_good_address():
             good = [Multiaddr(address) for address in server.addresses()]
             with pytest.raises(BaseLibp2pError):
                 await client.host.connect(PeerInfo(library_id(server.peer_id), bad + good))
+
+
+def test_library_knows_no_other_end_over_ip6():
+    """If it does one day, `libp2p_link` need not ask the socket."""
+    named = SimpleNamespace(getpeername=lambda: ("2001:db8::1", 4001, 0, 0))
+    stream = TrioTCPStream(cast("Any", SimpleNamespace(socket=named)))
+    assert stream.get_remote_address() is None
+    plain = SimpleNamespace(getpeername=lambda: ("192.0.2.1", 4001))
+    assert TrioTCPStream(cast("Any", SimpleNamespace(socket=plain))).get_remote_address() == (
+        "192.0.2.1",
+        4001,
+    )
