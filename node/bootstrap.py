@@ -25,6 +25,7 @@ from node.config import NodeConfig, PeerAddress, parse_dialable
 from node.exit_codes import user_error
 from node.peers.departure import Departure
 from node.peers.listening import full_addresses, listening
+from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.public_runs import PublicRun, find_public_runs
 from node.settings.node_file import NodeFile, psk_file, read_node_file
 from node.state.dht_table import keep_table, read_table
@@ -96,6 +97,9 @@ async def _serve(
             nursery.start_soon(transport.reach.run)
             nursery.start_soon(keep_table, state, directory.contacts, time.time)
             nursery.start_soon(directory.join, _origins(state, config.bootstrap))
+            if says_so(config):
+                said = Neighbourhood(me=signer.peer_id, addresses=transport.addresses)
+                nursery.start_soon(Neighbours(said, directory).run)
             await departure.asked()
             nursery.cancel_scope.cancel()
     except* (BarnraiseError, OSError) as group:

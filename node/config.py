@@ -113,6 +113,10 @@ class NodeConfig:
     has_port_mapping: bool = True
     """Whether the home's router is asked for a port, by NAT-PMP and UPnP."""
 
+    has_mdns: bool = True
+    """Whether the node tells its own network that it is there, and asks who else is (mDNS); in a
+    private swarm it does not."""
+
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers that are asked first, besides the known peers. A founder has none."""
 

@@ -18,6 +18,7 @@ from node.exit_codes import user_error
 from node.hooks import NodeHooks
 from node.peers.departure import Departure
 from node.peers.joining import Target, join_run
+from node.peers.neighbours import look_around, says_so
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
 from node.reporting.trace_file import tracing
@@ -71,7 +72,10 @@ def join_in_foreground(start: Start, target: Target) -> int:
     """Join the run of a link or address, or resume it, and run it to its end; the exit status."""
 
     async def obtain(signer: Ed25519Signer, psk: bytes | None) -> Obtained:
-        joined = await join_run(target, start.state, signer, psk=psk)
+        file = read_node_file(start.state)
+        config = node_config(file, start.options, state=start.state, manifest=Path())
+        look = look_around if says_so(config) else None
+        joined = await join_run(target, start.state, signer, psk=psk, look_around=look)
         how = "joined now" if joined.is_first else "resumed"
         return Obtained(joined.signed, how, joined.bootstrap, is_to_explain=True)
 

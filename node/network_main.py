@@ -24,6 +24,7 @@ from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.hooks import NodeHooks, hooks_named
 from node.peers.departure import Departure
 from node.peers.joining import join_run, parse_target
+from node.peers.neighbours import look_around, says_so
 from node.processes.interrupts import end_now
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
@@ -172,7 +173,8 @@ async def _obtain(
     """The manifest that was given as a file, or the one of the run to join."""
     if target is None:
         return config, read_signed_manifest(config.manifest, signer)
-    joined = await join_run(parse_target(target), config.state, signer, psk=psk)
+    look = look_around if says_so(config) else None
+    joined = await join_run(parse_target(target), config.state, signer, psk=psk, look_around=look)
     path = run_folder(config.state, joined.signed.manifest.digest) / MANIFEST_FILE
     bootstrap = tuple(dict.fromkeys((*config.bootstrap, *joined.bootstrap)))
     return replace(config, manifest=path, bootstrap=bootstrap), joined.signed

@@ -27,6 +27,7 @@ from node.peers.lingering import Lingering
 from node.peers.links import CONTROL_PROTOCOL, Links
 from node.peers.listening import full_addresses, listening
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
+from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.probing import probe
 from node.peers.public_runs import keep_said
 from node.state.dht_table import keep_table
@@ -57,7 +58,7 @@ LEAVE_QUEUED_S = 0.4
 INPUT_LINE_BYTES_MAX = 256
 
 PLACE_S = 6.0
-"""For the first relay, before people are shown a link that leads through none."""
+"""For the first relay or proof, before people are shown a link that has neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(_work, made, departure)
                 await nursery.start(directory.run)
                 nursery.start_soon(_watch_connections, transport, made.links, made.driver)
-                entry = Entry(node, transport, directory, made.links)
+                neighbours = _meet_neighbours(node, transport, directory, made.links, nursery)
+                entry = Entry(node, transport, directory, made.links, neighbours)
                 if is_resumed:
                     nursery.start_soon(entry.knock)
                 else:
@@ -206,14 +208,16 @@ def _tell_listening(node: Node, transport: Libp2pTransport) -> None:
 async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
     """An invite link to hand on; another one when other relays lead to us.
 
-    A node behind a router waits for its first relay: a link without it is good at home only.
+    A node waits for its first relay, or for others to find it where it says it is: a link without
+    either may be good at home only.
     """
     me, manifest = node.signer.peer_id, node.signed.manifest
-    places = transport.reach.places
-    if places.is_wanted and node.config.bootstrap:
+    reach = transport.reach
+    if node.config.bootstrap and not node.config.announce:
         with trio.move_on_after(PLACE_S):
-            while not places.addresses():
-                await places.changed()
+            # A public address may be one that a router lets nobody come to, as those of IPv6 are.
+            while not (reach.places.addresses() or reach.is_proved()):
+                await reach.changed()
     told: tuple[str, ...] = ()
     while True:
         addresses = transport.addresses()
@@ -222,7 +226,7 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
             told = addresses
             link = invite_link(invite_to(manifest, me, addresses))
             node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
-        await transport.reach.changed()
+        await reach.changed()
 
 
 async def _start_status(
@@ -258,6 +262,22 @@ async def _start_status(
 
 
 # Meeting peers ---------------------------------------------------------------------------------
+
+
+def _meet_neighbours(
+    node: Node,
+    transport: Libp2pTransport,
+    directory: KademliaDirectory,
+    links: Links,
+    nursery: trio.Nursery,
+) -> Neighbours | None:
+    if node.hooks.finds_nobody or not says_so(node.config):
+        return None
+    me, run = node.signer.peer_id, node.signed.manifest.digest
+    said = Neighbourhood(me=me, run=run, addresses=transport.addresses, know=links.know)
+    neighbours = Neighbours(said, directory)
+    nursery.start_soon(neighbours.run)
+    return neighbours
 
 
 def _keeper(node: Node, links: Links) -> KnownPeersKeeper:

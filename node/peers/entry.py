@@ -11,6 +11,7 @@ from node.assembly import Node
 from node.config import parse_peer_address
 from node.peers.links import Links
 from node.peers.listening import full_addresses
+from node.peers.neighbours import LAN_S, Neighbours
 from node.state.dht_table import read_table
 from node.state.folder import KNOWN_PEERS_FILE
 from node.state.known_peers import read_known_peers
@@ -41,7 +42,9 @@ class Entry:
         transport: Transport,
         directory: KademliaDirectory,
         links: Links,
+        neighbours: Neighbours | None = None,
     ) -> None:
+        self._neighbours = neighbours
         self._me = node.signer.peer_id
         self._founder = node.signed.manifest.founder
         self._transport = transport
@@ -57,6 +60,8 @@ class Entry:
         """Ask them. Raises UnreachableError, with every address, if named ones and none answers."""
         tried = await self.knock()
         if tried and self._named:
+            if self._neighbours is not None and await self._neighbours.met(LAN_S):
+                return
             lines = "\n".join(tried)
             raise UnreachableError(
                 f"no bootstrap peer answered:\n{lines}\nare they running, and in reach from here?"

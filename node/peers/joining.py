@@ -2,7 +2,8 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dht.transport.libp2p_transport import TransportConfig, open_transport
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 """A visitor is not to be dialled, and the transport does not do without listening."""
+
+
+LookAround = Callable[[bytes], Awaitable[tuple[PeerAddress, ...]]]
+"""The nodes of a run, by its digest, on this machine's own network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +64,35 @@ def parse_target(text: str) -> Target:
 
 
 async def join_run(
-    target: Target, state: Path, signer: Ed25519Signer, *, psk: bytes | None = None
+    target: Target,
+    state: Path,
+    signer: Ed25519Signer,
+    *,
+    psk: bytes | None = None,
+    look_around: LookAround | None = None,
 ) -> Joined:
     """The run of a target: as this folder knows it, else fetched from the peers and stored.
 
-    The caller holds the folder's lock; `psk` is that of a private swarm. Raises UnreachableError
-    and RefusedError as `fetch_manifest` does; never where the folder knows the run.
+    The caller holds the folder's lock; `psk` is that of a private swarm; `look_around`
+    finds nodes of the link's run on this network where no address of the link answers. Raises
+    UnreachableError and RefusedError as `fetch_manifest` does; never where the folder knows the
+    run.
     """
-    bootstrap = tuple(f"{one.address}/p2p/{peer_id_text(one.peer)}" for one in target.addresses)
+    bootstrap = _texts(target.addresses)
     if target.run is not None:
         stored = stored_manifest(state, target.run, signer)
         if stored is not None:
             _take_up(target, stored.manifest, state, signer)
             return Joined(stored, bootstrap, is_first=False)
     try:
-        fetched = await _fetch(target, signer, psk)
+        try:
+            fetched = await _fetch(target, signer, psk)
+        except UnreachableError:
+            near = () if look_around is None or not target.run else await look_around(target.run)
+            if not near:
+                raise
+            bootstrap += _texts(near)
+            fetched = await _fetch(replace(target, addresses=near), signer, psk)
     except (UnreachableError, RefusedError) as error:
         resumed = _run_of_known_peer(target, state, signer)
         if target.run is not None or resumed is None:
@@ -85,6 +104,10 @@ async def join_run(
         store_manifest(state, fetched.signed)
     _take_up(target, fetched.signed.manifest, state, signer)
     return Joined(fetched.signed, bootstrap, is_first=is_first)
+
+
+def _texts(addresses: Iterable[PeerAddress]) -> tuple[str, ...]:
+    return tuple(f"{one.address}/p2p/{peer_id_text(one.peer)}" for one in addresses)
 
 
 def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519Signer) -> None:

@@ -25,6 +25,7 @@ _TEMPLATE = """\
 # announce = []          # addresses to tell others, e.g. ["/ip4/203.0.113.1/tcp/4001"] of a router
 # interface = ""         # tell others the addresses of this interface alone, e.g. "eth0"
 # has_port_mapping = true  # ask the home's router for a port (NAT-PMP, UPnP); given back at the end
+# has_mdns = true        # meet the nodes of this network (mDNS): all of it hears that one is here
 # bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
 # psk = ""               # key file of a private swarm; its nodes meet each other and nobody else
 # threads = 1            # torch threads; left out, all cores but one
@@ -54,6 +55,7 @@ class NodeFile(Section):
     announce: list[str] = Field(default_factory=list)
     interface: str = ""
     has_port_mapping: bool = True
+    has_mdns: bool = True
     bootstrap: list[str] = Field(default_factory=list)
     psk: str = ""
     threads: int | None = None

@@ -54,6 +54,27 @@ async def test_manifest_is_fetched_stored_and_not_fetched_again(
         assert await join(text, tmp_path) == Joined(RUN, (full,), is_first=False)
 
 
+async def test_link_whose_addresses_are_dead_finds_its_run_on_this_network(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+    async with serving(RUN) as peer:
+        (address,) = peer.addresses()
+
+        async def look_around(run: bytes) -> tuple[PeerAddress, ...]:
+            asked.append(run)
+            return (PeerAddress(peer.peer_id, address),)
+
+        target = parse_target(link_to(RUN, GONE))
+        with trio.fail_after(DEADLINE_S):
+            joined = await join_run(target, tmp_path, SIGNER, look_around=look_around)
+    assert asked == [RUN.manifest.digest]
+    assert joined.signed == RUN
+    # Both are asked by the node that comes next.
+    assert joined.bootstrap == (
+        *full_addresses(GONE, [DEAD]),
+        *full_addresses(peer.peer_id, [address]),
+    )
+
+
 async def test_run_of_a_link_that_is_on_the_disk_needs_no_peer(tmp_path: Path) -> None:
     store_manifest(tmp_path, RUN)
     joined = await join(link_to(RUN, GONE), tmp_path)

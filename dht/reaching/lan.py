@@ -1,0 +1,219 @@
+"""Meeting the nodes of one's own network without being told of any: mDNS, by the library zeroconf.
+
+It has a thread of its own, and parses what any machine of the network sends. What it keeps of that
+is looked at: where there is more than a network of people's machines says, we stop listening.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+import trio
+import zeroconf
+
+from dht.reaching.gone import host_and_port
+from dht.reaching.interfaces import told_hosts
+from dht.reaching.lan_words import SERVICE, LanPeer, Network, heard, networks_of, properties_of
+from protocol.identity import PeerId, short_id
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How often we look for a changed network, and at what was heard."""
+
+RECORDS_MAX = 4096
+"""That the library may hold for us; a network of a hundred machines says some hundreds."""
+
+PAUSE_S = 600.0
+"""Without mDNS, once somebody has said more than that, or where the system has none."""
+
+ANSWERS_MAX, ANSWERS_WITHIN_S = 64, 60.0
+"""Answers that are taken apart in a minute; each may cost a question to the network."""
+
+PEERS_MAX = 64
+"""That are told on. Whoever makes up more of them is heard no more."""
+
+ASK_MS = 1000
+CLOSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a node says of itself."""
+
+    me: PeerId
+    tag: str
+    """Of its run; empty if it is in none."""
+
+    addresses: Callable[[], Sequence[str]]
+    """At which it listens now."""
+
+
+class Lan:
+    """One node on its own network. `run` it in a nursery."""
+
+    def __init__(
+        self,
+        found: Callable[[LanPeer], None],
+        *,
+        told: Told | None = None,
+    ) -> None:
+        """`found` hears of each node once per set of addresses, in trio's thread; it may not wait.
+
+        Without anything `told` one only asks who is there.
+        """
+        self._found = found
+        self._told = told
+        self._peers: OrderedDict[PeerId, LanPeer] = OrderedDict()
+
+    async def run(self) -> None:
+        """Tell and listen until cancelled; where that is not allowed, try again now and then."""
+        while True:
+            hosts = self._hosts()
+            pause_s = LOOK_S
+            if hosts:
+                try:
+                    pause_s = await self._meet(hosts)
+                except (OSError, zeroconf.Error) as error:
+                    logger.info("no mdns reason=%s", error)
+                    pause_s = PAUSE_S
+            await trio.sleep(pause_s)
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Our addresses on which we tell and ask."""
+        return here() if self._told is None else own_hosts(self._told.addresses())
+
+    async def _meet(self, hosts: tuple[str, ...]) -> float:
+        """On these addresses of ours, until they change; how long to wait before the next."""
+        listener = _Listener(trio.lowlevel.current_trio_token(), self._heard, networks_here(hosts))
+        with trio.CancelScope(shield=True):
+            # Cancelled in the middle, it would leave its thread behind.
+            opened = await trio.to_thread.run_sync(
+                partial(zeroconf.Zeroconf, interfaces=list(hosts))
+            )
+        try:
+            await trio.to_thread.run_sync(_open, opened, listener, self._info(hosts))
+            logger.info("mdns on=%s", ",".join(hosts))
+            while self._hosts() == hosts:
+                await trio.sleep(LOOK_S)
+                # Under one name there may be any number of them.
+                if sum(map(len, list(opened.cache.cache.values()))) > RECORDS_MAX:
+                    logger.warning("mdns paused pause_s=%.0f: somebody floods it", PAUSE_S)
+                    return PAUSE_S
+            return 0.0
+        finally:
+            # With a goodbye, so that nobody dials us for an hour.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
+                await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True)  # type: ignore[call-arg] # the stubs that libp2p brings predate it
+
+    def _info(self, hosts: tuple[str, ...]) -> zeroconf.ServiceInfo | None:
+        told = self._told
+        if told is None:
+            return None
+        # Made-up names: that of the machine is nobody's business, and is not told.
+        name = os.urandom(8).hex()
+        return zeroconf.ServiceInfo(
+            SERVICE,
+            f"{name}.{SERVICE}",
+            addresses=[ipaddress.ip_address(host).packed for host in hosts],
+            port=_port(told.addresses(), hosts),
+            properties=properties_of(told.me, told.tag),
+            server=f"{name}.local.",
+        )
+
+    def _heard(self, peer: LanPeer) -> None:
+        before = self._peers.get(peer.peer)
+        is_full = before is None and len(self._peers) >= PEERS_MAX
+        is_own = self._told is not None and peer.peer == self._told.me
+        if is_own or peer == before or is_full:
+            return
+        self._peers[peer.peer] = peer
+        logger.info("on this network peer=%s at=%s", short_id(peer.peer), ",".join(peer.addresses))
+        self._found(peer)
+
+
+class _Listener(zeroconf.ServiceListener):
+    """Called by the library, in a thread of its own."""
+
+    def __init__(
+        self,
+        token: trio.lowlevel.TrioToken,
+        tell: Callable[[LanPeer], None],
+        networks: tuple[Network, ...],
+    ) -> None:
+        self._token = token
+        self._tell = tell
+        self._networks = networks
+        self._since_s, self._num_answers = 0.0, 0
+
+    def add_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        """Somebody says that a node is there."""
+        now_s = time.monotonic()
+        if now_s - self._since_s > ANSWERS_WITHIN_S:
+            self._since_s, self._num_answers = now_s, 0
+        self._num_answers += 1
+        if self._num_answers > ANSWERS_MAX:
+            return
+        try:
+            info = zeroconf.ServiceInfo(type_, name)
+            if not info.load_from_cache(zc):
+                info.request(zc, ASK_MS)
+            hosts = info.parsed_addresses()
+            peer = heard(info.properties, hosts, info.port, networks=self._networks)
+        except (zeroconf.Error, ValueError, OSError) as error:
+            logger.debug("mdns answer ignored reason=%s", error)
+            return
+        if peer is not None:
+            # The node may have ended meanwhile.
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._tell, peer)
+
+    def update_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        """It has moved."""
+        self.add_service(zc, type_, name)
+
+    def remove_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
+        """It has gone; whoever is linked to it notices that itself."""
+
+
+def _open(
+    opened: zeroconf.Zeroconf, listener: _Listener, info: zeroconf.ServiceInfo | None
+) -> None:
+    """In a worker thread: both calls wait for the library's own."""
+    if info is not None:
+        # Nobody else can have drawn this name, so it is not asked for first.
+        opened.register_service(info, cooperating_responders=True)
+    zeroconf.ServiceBrowser(opened, SERVICE, listener=listener)
+
+
+def here() -> tuple[str, ...]:
+    """This machine's addresses on its networks; not those of containers, nor link-local ones."""
+    found = psutil.net_if_addrs().items()
+    interfaces = {name: [one.address for one in addresses] for name, addresses in found}
+    return (*told_hosts(interfaces, 4), *told_hosts(interfaces, 6))
+
+
+def own_hosts(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Of the addresses at which a node listens, those of this machine on its networks."""
+    known = here()
+    places = (host_and_port(address) for address in addresses)
+    return tuple(dict.fromkeys(place[0] for place in places if place and place[0] in known))
+
+
+def networks_here(hosts: Iterable[str]) -> tuple[Network, ...]:
+    """The networks on which these addresses of ours are."""
+    wanted = set(hosts)
+    own = (one for found in psutil.net_if_addrs().values() for one in found)
+    return networks_of((one.address, one.netmask) for one in own if one.address in wanted)
+
+
+def _port(addresses: Iterable[str], hosts: Sequence[str]) -> int:
+    places = (host_and_port(address) for address in addresses)
+    return next(place[1] for place in places if place and place[0] in hosts)
