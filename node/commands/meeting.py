@@ -35,6 +35,9 @@ PskOption = Annotated[
 
 _TITLE_CHARACTERS_MAX = 48
 
+RELAY_OPTION_MAX = 1e6
+NO_RELAY_LIMIT = "0 sets no limit"
+
 
 @app.command()
 def bootstrap(
@@ -56,6 +59,9 @@ def bootstrap(
     relay_gib: Annotated[
         float, typer.Option(help="GiB that it relays in a day; each peer may send a quarter.")
     ] = 1024.0,
+    has_mdns: Annotated[
+        bool, typer.Option("--mdns/--no-mdns", help="Tell its own network that it is there.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
 ) -> None:
     """Serve the DHT to strangers, and as a relay, in the foreground, until Ctrl+C: no training."""
@@ -73,14 +79,24 @@ def bootstrap(
             listen=LISTEN if listen is None else listen,
             announce=tuple(announce or ()),
             interface=interface or "",
+            has_mdns=has_mdns,
             bootstrap=tuple(peer or ()),
             psk=psk,
         )
         relay = None
         if has_relay:
+            _check_option("--relay-mbit", relay_mbit, NO_RELAY_LIMIT)
+            _check_option("--relay-gib", relay_gib, "--no-relay carries nothing")
             day_bytes = round(relay_gib * 2**30)
             relay = RelayLimits(mbit=relay_mbit, day_bytes=day_bytes, peer_day_bytes=day_bytes // 4)
         end_now(bootstrap_in_foreground(folder, config, relay, is_json=json, say=_say))
+
+
+def _check_option(name: str, value: float, what_else: str) -> None:
+    from protocol.errors import ConfigError
+
+    if not 0.0 <= value <= RELAY_OPTION_MAX:
+        raise ConfigError(f"{name} {value:g} is not within 0..{RELAY_OPTION_MAX:g}; {what_else}")
 
 
 @app.command()

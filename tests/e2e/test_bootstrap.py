@@ -47,3 +47,12 @@ def test_bootstrap_node_serves_stays_small_and_leaves(tmp_path: Path) -> None:
     nobody = command(tmp_path, "runs", "--state", "b")
     assert nobody.returncode == 2
     assert "--bootstrap" in nobody.stderr
+
+
+@pytest.mark.parametrize("option", ["--relay-mbit", "--relay-gib"])
+def test_limit_out_of_range_is_named_as_the_option_that_sets_it(
+    tmp_path: Path, option: str
+) -> None:
+    done = command(tmp_path, "bootstrap", "--state", "a", option, "-1")
+    assert done.returncode == 2
+    assert f"{option} -1 is not within" in done.stderr
