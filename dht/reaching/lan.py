@@ -11,6 +11,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 
@@ -109,6 +110,7 @@ class Lan:
                     return PAUSE_S
             return 0.0
         finally:
+            listener.is_closed = True
             # With a goodbye, so that nobody dials us for an hour.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
                 await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True)  # type: ignore[call-arg] # the stubs that libp2p brings predate it
@@ -139,6 +141,10 @@ class Lan:
         self._found(peer)
 
 
+_ENDED = (RuntimeError, CancelledError, AssertionError)
+"""What a question raises whose library has been closed under it; it asserts that it has not."""
+
+
 class _Listener(zeroconf.ServiceListener):
     """Called by the library, in a thread of its own."""
 
@@ -152,9 +158,13 @@ class _Listener(zeroconf.ServiceListener):
         self._tell = tell
         self._networks = networks
         self._since_s, self._num_answers = 0.0, 0
+        self.is_closed = False
+        """What waits in the library's thread then is thrown away."""
 
     def add_service(self, zc: zeroconf.Zeroconf, type_: str, name: str) -> None:
         """Somebody says that a node is there."""
+        if self.is_closed:
+            return
         now_s = time.monotonic()
         if now_s - self._since_s > ANSWERS_WITHIN_S:
             self._since_s, self._num_answers = now_s, 0
@@ -167,7 +177,7 @@ class _Listener(zeroconf.ServiceListener):
                 info.request(zc, ASK_MS)
             hosts = info.parsed_addresses()
             peer = heard(info.properties, hosts, info.port, networks=self._networks)
-        except (zeroconf.Error, ValueError, OSError) as error:
+        except (zeroconf.Error, ValueError, OSError, *_ENDED) as error:
             logger.debug("mdns answer ignored reason=%s", error)
             return
         if peer is not None:
