@@ -133,6 +133,11 @@ class MuxedStream(IMuxedStream):
         self._conn.post(_WINDOW_UPDATE, 0, self.stream_id, self._owed)
         self._owed = 0
 
+    def begin_with(self, num_bytes: int) -> None:
+        """The other end, which opened the stream, is told that it may send so many at first."""
+        self._window += num_bytes - self.window_target
+        self.window_target = num_bytes
+
     async def readable(self, num_bytes: int = 1) -> None:
         """Until so many bytes can be taken, or as many as surely come before some are taken, or
         the last. Raises MuxedStreamReset, MuxedStreamEOF where there is nothing to take any more.

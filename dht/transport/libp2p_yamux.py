@@ -19,7 +19,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from multiaddr import Multiaddr
 
-from dht.transport.libp2p_muxed_stream import MuxedStream
+from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START, MuxedStream
 from dht.transport.libp2p_session import SEND_BYTES_MAX, Bytes, Session
 from protocol import limits
 
@@ -66,6 +66,9 @@ class Yamux(IMuxedConn):
         self.streams: dict[int, MuxedStream] = {}
         self._next_id = 1 if conn.is_initiator else 2
         self._num_inbound = 0
+        self._usual_window = WINDOW_BYTES_START
+        """That of the last stream that was opened to us and ended. Transfers follow each other, and
+        one that began anew would take five round trips until it fills a long line."""
         self._accepted, self._to_accept = trio.open_memory_channel[MuxedStream](INBOUND_STREAMS_MAX)
         self._sending = trio.Lock()
         self._unsent = bytearray()
@@ -278,7 +281,11 @@ class Yamux(IMuxedConn):
         self._accepted.send_nowait(stream)
         self.streams[stream_id] = stream
         self._num_inbound += 1
-        self.post(WINDOW_UPDATE, ACK, stream_id, 0)
+        more = self._usual_window - WINDOW_BYTES_START
+        if more and not self.may_widen(more):
+            more = 0
+        stream.begin_with(WINDOW_BYTES_START + more)
+        self.post(WINDOW_UPDATE, ACK, stream_id, more)
         return stream
 
     def may_widen(self, num_bytes: int) -> bool:
@@ -290,6 +297,7 @@ class Yamux(IMuxedConn):
         """Both ends are done with a stream."""
         if self.streams.pop(stream.stream_id, None) is not None and not stream.is_ours:
             self._num_inbound -= 1
+            self._usual_window = stream.window_target
 
 
 class Muxers(MuxerMultistream):

@@ -32,6 +32,10 @@ WINDOW_BYTES_MAX = 4 * limits.MIB
 QUEUED_S = 1.0
 """Of so much waiting on the line the sender does not make more: frames wait behind it."""
 
+DRAINING_MAX = 1
+"""Transfers of one lane to one peer that were sent and are not through, while the next one is on
+its way: opening it takes a round trip, in which a long line would run dry."""
+
 Place = tuple[Bulk, bytes]
 
 
@@ -53,11 +57,19 @@ class _Line:
 
     waiting: dict[Place, tuple[int, dict[int, None]]] = field(default_factory=dict)
     under_way: list[Push] = field(default_factory=list)
+    draining: list[Push] = field(default_factory=list)
+    """Those of them that were sent."""
+
+    def is_busy(self, lane: bool) -> bool:
+        """Whether nothing of a lane may begin now."""
+        draining = sum(1 for due in self.draining if _lane(due.bulk) is lane)
+        under_way = sum(1 for due in self.under_way if _lane(due.bulk) is lane)
+        return under_way > draining or draining > DRAINING_MAX
 
 
 class PushQueue:
-    """The transfers of one node. One transfer of parts or results to a peer at a time, and one of
-    what it fetches as a joiner; parts go before results, for nobody can sum without them. Of
+    """The transfers of one node. One transfer of parts or results is sent to a peer at a time, and
+    one of what it fetches as a joiner; parts go before results, for nobody can sum without them. Of
     results those of the newest LIST go first."""
 
     def __init__(self) -> None:
@@ -91,7 +103,7 @@ class PushQueue:
         line = self._lines.get(to)
         if line is None:
             return None
-        busy = {_lane(due.bulk) for due in line.under_way}
+        busy = {lane for lane in (False, True) if line.is_busy(lane)}
         ready = [place for place in line.waiting if _lane(place[0]) not in busy]
         if not ready:
             return None
@@ -100,11 +112,18 @@ class PushQueue:
         line.under_way.append(due)
         return due
 
+    def sent(self, due: Push) -> None:
+        """All of it is on the line: the next one may begin. It is under way until `done`."""
+        line = self._lines.get(due.to)
+        if line is not None and any(other is due for other in line.under_way):
+            line.draining.append(due)
+
     def done(self, due: Push) -> None:
         """It is through, or given up."""
         line = self._lines.get(due.to)
         if line is not None:
             line.under_way = [other for other in line.under_way if other is not due]
+            line.draining = [other for other in line.draining if other is not due]
             self._tidy(due.to)
 
     def forget(self, to: PeerId) -> None:

@@ -47,6 +47,10 @@ QUEUE_FRAMES = 1024
 """Frames waiting for one peer; a healthy one drains dozens per second."""
 
 DIAL_S = 8.0
+REDIAL_S = 1.0
+"""A peer that was reached is dialled again at once when its connection breaks, but so long after
+the last time."""
+
 SEARCH_FIRST_S, SEARCH_S = 1.0, 10.0
 """The directory is asked often while the swarm forms, then now and then."""
 
@@ -200,7 +204,6 @@ class Links:
             if not self.finds_nobody:
                 for record in await self.directory.find(topic):
                     self._note_record(record.writer, record.value)
-            self._dial_known(nursery)
             searches += 1
             await trio.sleep(SEARCH_FIRST_S)
             if searches >= SEARCHES_AT_FIRST:
@@ -237,14 +240,15 @@ class Links:
             is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
             retry = self._retries.setdefault(peer, Retry())
             if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
-                self._retries.setdefault(peer, Retry()).postpone(trio.current_time())
+                retry.postpone(now_s)
                 nursery.start_soon(self._dial, peer, addresses)
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         try:
             with trio.move_on_after(DIAL_S):
                 await self.transport.connect(peer, addresses)
-                self._retries.pop(peer, None)
+                # Not more often: it may take every connection, and close it.
+                self._retries[peer] = Retry(trio.current_time() + REDIAL_S)
         except NetworkError as error:
             logger.info("unreachable peer=%s reason=%s", short_id(peer), error)
         self._wanted.set()
@@ -255,6 +259,8 @@ class Links:
         """Open a control stream to every known, connected peer that has none."""
         due_s: dict[PeerId, float] = {}
         while True:
+            # Here and not with each search: whose connection broke is in the middle of something.
+            self._dial_known(nursery)
             now_s = trio.current_time()
             connected = self.transport.connected()
             due_s = {peer: due_s[peer] for peer in connected if peer in due_s}
@@ -365,6 +371,7 @@ class Links:
                 self._said.pop(peer, None)
                 self._scopes.pop(peer, None)
                 self._note_change()
+                self._wanted.set()
                 await self.tell(ev.Unlinked(peer))
 
     async def _read(self, stream: Stream) -> None:

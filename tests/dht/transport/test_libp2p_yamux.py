@@ -271,6 +271,26 @@ async def test_windows_of_all_streams_together_are_bounded():
     assert sum(one.window_target for one in muxer.streams.values()) <= UNREAD_BYTES_MAX
 
 
+async def test_next_stream_begins_with_the_window_that_the_last_one_came_to():
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0))
+    assert posted(muxer) == [(WINDOW_UPDATE, ACK, 2, 0)]
+    for _ in range(3):
+        feed_half(muxer.streams[2])
+    grown = muxer.streams[2].window_target
+    assert grown == 8 * WINDOW_BYTES_START
+    posted(muxer)
+    await muxer.streams[2].close()
+    muxer.feed(frame(WINDOW_UPDATE, FIN, 2, 0) + frame(WINDOW_UPDATE, SYN, 4, 0))
+    assert posted(muxer)[-1] == (WINDOW_UPDATE, ACK, 4, grown - WINDOW_BYTES_START)
+    assert muxer.streams[4].take_window(grown), "as much as was allowed"
+    assert not muxer.streams[4].take_window(1), "and no byte more"
+    for number in range(3, INBOUND_STREAMS_MAX):
+        muxer.feed(frame(WINDOW_UPDATE, SYN, 2 * number, 0))
+    granted = sum(one.window_target for one in muxer.streams.values())
+    assert granted <= UNREAD_BYTES_MAX + len(muxer.streams) * WINDOW_BYTES_START
+
+
 async def test_small_pieces_of_a_large_record_do_not_hold_it():
     muxed = muxed_stream()
     record = bytes(60_000)

@@ -55,6 +55,25 @@ def test_cells_that_wait_or_are_under_way_are_not_sent_again_until_that_is_throu
     assert queue.begin(A) == part(1), "what broke off may be asked for again"
 
 
+def test_next_transfer_begins_when_the_last_is_sent_but_no_third_one():
+    queue = queued(part(1))
+    first = queue.begin(A)
+    assert first is not None
+    queue.offer(part(1, 2), round_index=1)
+    assert queue.begin(A) is None
+    queue.sent(first)
+    second = queue.begin(A)
+    assert second == part(2), "what is on its way is not sent again"
+    queue.offer(result(1), round_index=1)
+    assert queue.begin(A) is None
+    queue.sent(second)
+    assert queue.begin(A) is None, "two are not through"
+    queue.done(first)
+    queue.sent(first)
+    assert queue.begin(A) == result(1)
+    queue.done(second)
+
+
 def test_same_cells_of_another_subject_kind_or_peer_are_others():
     queue = queued(part(1), part(1, subject=Y), part(1, to=B), result(1, subject=X))
     assert queue.begin(B) == part(1, to=B)

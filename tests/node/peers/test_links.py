@@ -1,6 +1,7 @@
 """Search and control streams of several nodes: the real directory over a memory transport."""
 
 import random
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,6 +99,41 @@ async def test_nodes_told_only_one_peer_link_to_all_through_the_directory(
 ) -> None:
     linked = await linked_after(5.0, autojump_clock, finds_nobody=False)
     assert [len(peers) for peers in linked] == [2, 2, 2]
+
+
+async def test_peer_whose_connection_breaks_is_dialled_at_once_and_not_over_and_over(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    dialled_s: list[float] = []
+    async with AsyncExitStack() as stack:
+        one = await party(stack, network, "a", finds_nobody=True)
+        other = await party(stack, network, "b", finds_nobody=True)
+        connect = other.transport.connect
+
+        async def counted(peer: PeerId, addresses: Sequence[str]) -> None:
+            dialled_s.append(trio.current_time())
+            await connect(peer, addresses)
+
+        other.transport.connect = counted  # type: ignore[method-assign]  # to see when
+        async with trio.open_nursery() as nursery:
+            await start(nursery, one, None)
+            await start(nursery, other, one)
+            await trio.sleep(120.0)  # By now the directory is asked now and then only.
+            assert other.links.linked() == (one.peer,)
+            dialled_s.clear()
+            broken_s = trio.current_time()
+            await one.transport.disconnect(other.peer)
+            other.links.connection_changed()
+            await trio.sleep(0.5)
+            assert [at_s - broken_s < 0.3 for at_s in dialled_s] == [True]
+            dialled_s.clear()
+            for _ in range(100):  # It takes every connection, and closes it.
+                await one.transport.disconnect(other.peer)
+                other.links.connection_changed()
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+    assert 5 <= len(dialled_s) <= 11
 
 
 async def test_nodes_told_only_one_peer_link_to_nobody_else_without_the_directory(

@@ -1,0 +1,172 @@
+"""One bulk stream on its way in: cells are read, answered, timed, and told of."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from node import events as ev
+from node.cells import bulk
+from node.cells.bulk_sending import STALL_S, THROUGH
+from node.cells.line_limits import LineLimits
+from node.cells.shard_store import Item, ShardStore
+from protocol import limits
+from protocol.errors import NetworkError, PeerError, ProofError, StreamClosedError
+from protocol.frames import BulkHeader, BulkItem
+from protocol.transport import Stream
+from protocol.wire import decode
+
+TOLD_EVERY_S = 0.25
+"""The core hears of what arrives at most so often: its rules are asked each time."""
+
+
+READ_AHEAD_CELLS = 1
+"""Of a stream, behind the one that is checked and kept, and before the one that is read."""
+
+Take = Callable[[Item], Awaitable[bool]]
+"""Checks a cell and keeps it; whether the next one is to come."""
+
+
+class Owner(Protocol):
+    """What is needed of the driver."""
+
+    store: ShardStore
+
+    async def tell(self, event: ev.CoreEvent) -> None:
+        """Queue an event."""
+        ...
+
+
+@dataclass(slots=True)
+class Inbound:
+    """One inbound stream. `cells` are in the store, and the core has not heard of them yet.
+
+    `timed_bytes` came since `timed_s`, when the piece before them was here.
+    """
+
+    stream: Stream
+    owner: Owner
+    scope: trio.CancelScope
+    header: BulkHeader
+    line: LineLimits
+    cells: list[int] = field(default_factory=list)
+    telling: trio.Lock = field(default_factory=trio.Lock)
+    told_s: float = field(default_factory=trio.current_time)
+    timed_bytes: int = 0
+    timed_s: float = -1.0
+    piece_s: float = -1.0
+
+    async def item(self) -> Item:
+        """The next cell. Raises ProofError for one of another size, DecodeError, LimitError."""
+        data = await self.stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
+        head = decode(BulkItem, data)
+        expected = bulk.expected_bytes(self.owner.store, self.header, head.index)
+        if head.length != expected:
+            raise ProofError(f"cell {head.index} has {head.length} bytes instead of {expected}")
+        received: list[bytes] = []
+        num_unsaid, left = 0, head.length
+        while left:
+            piece = min(left, head.piece)
+            if num_unsaid and self.stream.num_buffered < piece:
+                await self._say_through(num_unsaid)  # The sender may wait for it.
+                num_unsaid = 0
+            if received:
+                await self.tell_if_due()  # The last piece is told with the cell.
+            # Whole pieces that are here are taken together: each taking is a copy and a step.
+            here = self.stream.num_buffered // head.piece * head.piece
+            size = left if left <= self.stream.num_buffered else max(piece, here)
+            received.append(await self.stream.receive_exactly(size))
+            await self.line.after_receiving(size, self.scope)
+            self._time(size)
+            self.scope.deadline = self.piece_s + STALL_S
+            num_unsaid += -(-size // head.piece)
+            left -= size
+        await self._say_through(num_unsaid)
+        return Item(
+            head.index, received[0] if len(received) == 1 else b"".join(received), head.proof
+        )
+
+    async def _say_through(self, num_pieces: int) -> None:
+        """Of all pieces that were there together at once: each answer is a record on the wire."""
+        # The sender may have gone after its last byte: what came before is whole.
+        with suppress(StreamClosedError):
+            await self.stream.send_all(THROUGH * num_pieces)
+
+    def _time(self, size: int) -> None:
+        """A piece is here; when the first one set out, nobody knows."""
+        self.piece_s = trio.current_time()
+        if self.timed_s < 0.0:
+            self.timed_s, self.timed_bytes = self.piece_s, 0
+        else:
+            self.timed_bytes += size
+
+    async def tell_if_due(self) -> None:
+        """Tell, but not all the time."""
+        if trio.current_time() >= self.told_s + TOLD_EVERY_S:
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Bytes are a sign of life; and what came before a transfer breaks is not asked again."""
+        async with self.telling:
+            await self._tell()
+
+    async def _tell(self) -> None:
+        self.told_s = trio.current_time()
+        header, cells = self.header, tuple(self.cells)
+        is_fetched = header.bulk in bulk.IS_SERVED
+        event = ev.BytesArrived(
+            self.stream.peer,
+            is_fetched,
+            header.subject,
+            num_bytes=self.timed_bytes,
+            seconds=max(0.0, self.piece_s - self.timed_s) if self.timed_bytes else 0.0,
+        )
+        self.timed_bytes = 0
+        self.timed_s = self.piece_s if self.timed_s >= 0.0 else -1.0
+        await self.owner.tell(event)
+        if cells:
+            await self.owner.tell(ev.CellsArrived(header.bulk, header.subject, cells))
+            del self.cells[: len(cells)]
+
+    async def take_all(self, take: Take, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Take each cell while the next ones are read; False if that came to an end before theirs.
+
+        The line does not wait for hashes and disks. Raises what `take` and the stream raise.
+        """
+        send, receive = trio.open_memory_channel[Item](READ_AHEAD_CELLS)
+        failure: PeerError | NetworkError | None = None
+        num_taken = 0
+
+        async def takes(scope: trio.CancelScope) -> None:
+            nonlocal failure, num_taken
+            try:
+                async for item in receive:
+                    if not await take(item):
+                        break
+                    num_taken += 1
+                    await self.tell_if_due()
+                else:
+                    return
+            except (PeerError, NetworkError) as error:
+                failure = error
+            scope.cancel()  # Nothing more is to be read.
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(takes, nursery.cancel_scope)
+            # What was whole before a stream broke is taken still.
+            try:
+                async with send:
+                    for _ in range(self.header.items):
+                        if not is_wanted():
+                            break
+                        await send.send(await self.item())
+            except (PeerError, NetworkError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        if num_taken < self.header.items:
+            return False
+        await self.tell()
+        return True
