@@ -2,11 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from node.commands.app import app, print_json
+
+if TYPE_CHECKING:
+    from sim.bench.path import PathOptions
 
 bench_app = typer.Typer(
     help="Measure: real nodes, the real protocol, encrypted, on this machine.",
@@ -142,12 +145,29 @@ def link(
     security: Annotated[str, typer.Option(help="noise, or tls where it is safe.")] = "noise",
     repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
+    shape: Annotated[
+        str, typer.Option(help="A line between them instead, such as 200mbit,60ms.")
+    ] = "",
+    breaks: Annotated[int, typer.Option("--break", help="So often, with --shape.")] = 0,
+    seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Two processes on this machine: the rate of bulk streams, its processor time, and the round
-    trip of small frames; beside libp2p as it comes, and plain sockets."""
+    trip of small frames; beside libp2p as it comes, and plain sockets.
+
+    With --shape: a joiner fetches a state over such a line, on which connections break."""
     from rich.console import Console
 
+    if shape or breaks:
+        from sim.bench.path import PathOptions
+        from sim.local.shape import shape_named
+
+        line = shape_named(shape or "200mbit,60ms")
+        _link_path(
+            PathOptions(shape=line, mib=mib, security=security, breaks=breaks, seed=seed),
+            json=json,
+        )
+        return
     from sim.bench.link import LinkOptions, bench_link
     from sim.bench.link_report import link_json, print_link
     from sim.bench.main import Teller, clock, commit_named
@@ -158,6 +178,20 @@ def link(
     print_link(console, options, result)
     if json:
         print_json(link_json(options, commit_named(), result))
+
+
+def _link_path(options: "PathOptions", *, json: bool) -> None:
+    from rich.console import Console
+
+    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named
+    from sim.bench.path import bench_path, path_json, path_text
+
+    console = Console(stderr=json, highlight=False)
+    result = bench_path(options, Teller(console, clock()))
+    console.print(path_text(options, result), markup=False)
+    if json:
+        print_json(path_json(options, commit_named(), result))
+    raise typer.Exit(EXIT_FAILED if result.faults else EXIT_DONE)
 
 
 @bench_app.command("aggregators")

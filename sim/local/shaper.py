@@ -46,9 +46,25 @@ class Line:
     def __init__(self, bits_per_s: float | None) -> None:
         self._bytes_per_s = None if bits_per_s is None else bits_per_s / 8.0
         self._free_s = 0.0
+        self.num_bytes = 0
+        """All that it has taken, also what a reset then lost on its way."""
+
+        self._marks: list[tuple[float, trio.Event]] = []
+
+    async def passed(self, num_bytes: float) -> None:
+        """Until it has taken so many bytes in all."""
+        mark = (num_bytes, trio.Event())
+        self._marks.append(mark)
+        if self.num_bytes < num_bytes:
+            await mark[1].wait()
+        self._marks.remove(mark)
 
     def take(self, size: int, now_s: float) -> float:
         """When the last of `size` bytes is through that come at `now_s`."""
+        self.num_bytes += size
+        for at_bytes, passed in self._marks:
+            if self.num_bytes >= at_bytes:
+                passed.set()
         if self._bytes_per_s is None:
             return now_s
         self._free_s = max(self._free_s, now_s) + size / self._bytes_per_s

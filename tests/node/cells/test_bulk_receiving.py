@@ -4,7 +4,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.cells.bulk_receiving import READ_AHEAD_CELLS, THROUGH, Inbound
+from node.cells.bulk_receiving import READ_AHEAD_CELLS, Inbound
+from node.cells.bulk_sending import THROUGH
 from node.cells.bulk_streams import STREAMS_MAX
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item
