@@ -6,6 +6,7 @@ first.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.events import Push
@@ -171,10 +172,14 @@ class Pace:
 
 
 class Meter:
-    """The pieces of one transfer that are on their way. Times are monotonic."""
+    """The pieces of one transfer that are on their way. Times are monotonic.
 
-    def __init__(self, pace: Pace) -> None:
+    While it `gives_way` to others there is one of them at most.
+    """
+
+    def __init__(self, pace: Pace, gives_way: Callable[[], bool] = lambda: False) -> None:
         self._pace = pace
+        self._gives_way = gives_way
         self._pieces: deque[tuple[int, float]] = deque()
         self.under_way = 0
         """Bytes that were sent and are not known to be through."""
@@ -186,7 +191,9 @@ class Meter:
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether a piece may be sent now; one always may."""
-        return not self.under_way or self.under_way + num_bytes <= self._pace.window_bytes
+        if not self.under_way:
+            return True
+        return not self._gives_way() and self.under_way + num_bytes <= self._pace.window_bytes
 
     @property
     def piece_bytes(self) -> int:

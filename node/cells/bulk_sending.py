@@ -46,10 +46,10 @@ async def send_item(
     said = len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
     view, sizes = memoryview(payload), deque(_pieces(len(payload), piece_bytes))
     while sizes:
-        if pause is not None:
-            await pause(sizes[0], scope)
         while not meter.has_room(sizes[0]):
             await await_through(stream, meter, scope)
+        if pause is not None:
+            await pause(sizes[0], scope)
         now_s, size = trio.current_time(), 0
         while sizes and meter.has_room(sizes[0]) and not (pause is not None and size):
             meter.sent(sizes[0], now_s)

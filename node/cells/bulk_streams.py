@@ -170,9 +170,12 @@ class BulkStreams:
     async def _send_items(
         self, push: ev.Push, header: BulkHeader, cells: Outgoing, is_sent: Callable[[], None]
     ) -> None:
-        meter = Meter(self._pace(push.to))
-        is_state = push.bulk is Bulk.STATE
-        pause = self._line.turn(self._serving.pause if is_state else None)
+        meter, serving = Meter(self._pace(push.to)), self._serving
+        before = None
+        if push.bulk is Bulk.STATE:
+            meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
+            before = serving.turns()
+        pause = self._line.turn(before)
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:

@@ -5,6 +5,7 @@ are in worker threads; of what is served there is about a chunk in memory at a t
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +14,12 @@ from typing import Protocol, TypeVar
 import trio
 
 from node import events as ev
-from node.cells.line_limits import LineLimits
+from node.cells.line_limits import LineLimits, Pause
 from node.cells.shard_store import Item, State
 from node.core import NodeCore
 from node.state_transfer.gathered import Gathered, WrongStep
 from node.state_transfer.served import Served, Source
-from node.state_transfer.throttle import YIELD_S_MAX, Throttle
+from node.state_transfer.throttle import Throttle
 from protocol import limits
 from protocol.errors import StateError
 from protocol.frames import Bulk, BulkHeader
@@ -214,7 +215,6 @@ class Serving:
         self._served = parts.served
         self._throttle = Throttle(parts.bytes_per_s, now_s=trio.current_time())
         self._limiter = trio.CapacityLimiter(1)
-        self._sent_s = 0.0
         self.num_of_round = 0
 
     async def cells(self, push: ev.Push) -> Outgoing:
@@ -236,17 +236,28 @@ class Serving:
     async def _read(self, work: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
-    async def pause(self, num_bytes: int, scope: trio.CancelScope) -> None:
-        """Wait until a piece of so many bytes may go; the transfer's `scope` waits with it."""
-        now_s = trio.current_time()
-        took_s = now_s - self._sent_s
-        delay_s = self._throttle.delay_s(
-            num_bytes,
-            took_s=took_s if took_s < YIELD_S_MAX else 0.0,
-            is_round_moving=self.num_of_round > 0,
-            now_s=now_s,
-        )
-        if delay_s:
-            scope.deadline = now_s + delay_s + STALL_S
-            await trio.sleep(delay_s)
-        self._sent_s = trio.current_time()
+    @property
+    def gives_way(self) -> bool:
+        """Whether parts or results move. Then a transfer of a state has one piece under way: what
+        is on the line cannot be overtaken."""
+        return self.num_of_round > 0
+
+    def turns(self) -> Pause:
+        """What each piece of one transfer waits for; the transfer's `scope` waits with it."""
+        sent_s = math.inf
+
+        async def pause(num_bytes: int, scope: trio.CancelScope) -> None:
+            nonlocal sent_s
+            now_s = trio.current_time()
+            delay_s = self._throttle.delay_s(
+                num_bytes,
+                took_s=max(0.0, now_s - sent_s),
+                is_round_moving=self.gives_way,
+                now_s=now_s,
+            )
+            if delay_s:
+                scope.deadline = now_s + delay_s + STALL_S
+                await trio.sleep(delay_s)
+            sent_s = trio.current_time()
+
+        return pause

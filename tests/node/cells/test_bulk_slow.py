@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from node.cells.bulk_queue import Pace
@@ -150,6 +151,7 @@ async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
         streams = source.streams(line)
         await streams.push(ev.Push(line.far.peer_id, Bulk.PART, header.subject, (0,)))
         assert trio.current_time() > 5 * STALL_S
+        await wait_all_tasks_blocked()  # It is told once it is checked.
     assert ev.CellsArrived(Bulk.PART, header.subject, (0,)) in target.told
     signs = [event for event in target.told if isinstance(event, ev.BytesArrived)]
     assert len(signs) > 3 * 5, "so often that nobody takes it for a stall"

@@ -236,8 +236,9 @@ async def test_rate_that_the_owner_allows_is_kept(autojump_clock: trio.abc.Clock
     )
     serving = Serving(place, parts)
     began_s = trio.current_time()
+    pause = serving.turns()
     with trio.fail_after(10.0) as scope:
         for _ in range(40):
-            await serving.pause(25_000, scope)
+            await pause(25_000, scope)
         assert scope.deadline > trio.current_time() + 5.0, "it waits with the pause"
     assert trio.current_time() - began_s == pytest.approx(9.0, abs=0.3)

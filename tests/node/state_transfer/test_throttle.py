@@ -1,9 +1,9 @@
-"""What joiners get of a line: so much, and never more than half beside moving parts."""
+"""What joiners get of a line: so much, and hardly any beside moving parts."""
 
 import pytest
 
 from dht.token_bucket import TokenBucket
-from node.state_transfer.throttle import YIELD_S_MAX, Throttle
+from node.state_transfer.throttle import YIELD_S_MAX, YIELD_TIMES, Throttle
 
 MIB = 1 << 20
 
@@ -45,12 +45,14 @@ def test_clock_that_does_not_move_gives_nothing():
     assert bucket.delay_s(1000, 9.0) > 0.0
 
 
-def test_half_of_the_time_is_left_to_a_round_that_moves():
+def test_tenth_of_the_time_is_taken_beside_a_round_that_moves_and_all_of_it_else():
     throttle = Throttle(0.0, now_s=0.0)
-    for took_s, is_moving, delay_s in (
-        (0.2, True, 0.2),
-        (50.0, True, YIELD_S_MAX),
-        (0.2, False, 0),
+    for now_s, took_s, is_moving, delay_s in (
+        (1.0, 0.0, True, 0.0),
+        (1.2, 0.2, True, 0.2 * YIELD_TIMES),
+        (1.2, 0.2, True, 0.4 * YIELD_TIMES),  # Another joiner: they wait one behind the other.
+        (50.0, 50.0, True, YIELD_S_MAX),
+        (50.0, 0.2, False, 0.0),
     ):
-        found_s = throttle.delay_s(MIB, took_s=took_s, is_round_moving=is_moving, now_s=1.0)
+        found_s = throttle.delay_s(MIB, took_s=took_s, is_round_moving=is_moving, now_s=now_s)
         assert found_s == pytest.approx(delay_s)
