@@ -34,7 +34,7 @@ class SharedLine(SlowLine):
 
     async def open_stream(self, peer: PeerId, protocol: str) -> SlowStream:
         assert protocol == BULK_PROTOCOL
-        self._accept = self.accepts[peer]  # Asked at once, by the stream that is made here.
+        self._accept = self.accepts[peer]  # type: ignore[assignment]  # no method there either
         return SlowStream(self, peer)
 
 
