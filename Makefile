@@ -21,7 +21,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu hunt sweep compiled explore soak chaos lint clean
+.PHONY: help install demo test test-slow test-gpu hunt sweep compiled explore soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
@@ -33,6 +33,7 @@ help:
 	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
+	@echo "make soak-peers ten minutes of 64 peers connected to one node, with traffic"
 	@echo "make chaos      a quarter of an hour of twelve nodes, a victim every ten seconds"
 	@echo "make lint       formatting, lint, types"
 	@echo "make install    only make the environment in .venv"
@@ -66,6 +67,9 @@ explore: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak $(ARGS)
+
+soak-peers: $(STAMP)
+	PEERS_MINUTES=10 $(BIN)/python -m pytest -m slow -s tests/dht/transport/test_libp2p_soak.py $(ARGS)
 
 chaos: $(STAMP)
 	CHAOS_S=600 CALM_S=300 $(BIN)/python -m pytest -m slow -s tests/e2e/test_chaos.py $(ARGS)

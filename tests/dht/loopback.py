@@ -54,6 +54,12 @@ async def until(condition):
         await trio.testing.wait_all_tasks_blocked(0.001)
 
 
+async def wait(seconds):
+    """For something that takes its time: a test that measures, or does wrong now and then."""
+    with trio.move_on_after(seconds):
+        await trio.sleep_forever()
+
+
 def only_link(transport):
     """The link to the one peer of a transport."""
     (link,) = transport._links.of(transport.connected()[0])

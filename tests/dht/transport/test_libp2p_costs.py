@@ -18,7 +18,7 @@ from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START
 from protocol.errors import BarnraiseError, LimitError
 from sim.local.shape import Shape
 from sim.local.shaper import Shaper
-from tests.dht.loopback import MIB, Wire, only_link, open_loopback, open_wire, until
+from tests.dht.loopback import MIB, Wire, only_link, open_loopback, open_wire, until, wait
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ async def trickle(stream):
     """Reads a byte a second."""
     while True:
         await stream.receive_exactly(1)
-        await trio.sleep(1.0)
+        await wait(1.0)
 
 
 async def frames(stream):
@@ -125,7 +125,7 @@ async def sends_garbage(it: Scene) -> None:
             link = await it.reconnected()
             await link.write(bytes(range(256)) * 100)
             await until(link.lost.is_set)
-        await trio.sleep(AGAIN_S)
+        await wait(AGAIN_S)
 
 
 async def lies_about_a_length(it: Scene) -> None:
@@ -139,7 +139,7 @@ async def lies_about_a_length(it: Scene) -> None:
             opened = await muxed.open_stream()
             muxed.post(libp2p_yamux.DATA, 0, opened.stream_id, 1 << 31)
             await until(link.lost.is_set)
-        await trio.sleep(AGAIN_S)
+        await wait(AGAIN_S)
 
 
 HOSTILE: list[Callable[[Scene], Awaitable[None]]] = [
@@ -170,7 +170,7 @@ async def test_hostile_peer_costs_the_others_no_tenth_of_their_rate(does_wrong):
                 it.wire.release()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(does_wrong, it)
-                    await trio.sleep(0.2)
+                    await wait(0.2)
                     beside_s.append(await it.transfer_s())
                     unread.append(it.unread())
                     nursery.cancel_scope.cancel()
