@@ -101,7 +101,7 @@ async def test_streams_of_one_peer_beyond_the_bound_are_left_unread_and_nobodys_
         pairs = [stream_pair(near, far) for _ in range(STREAMS_MAX + 1)]
         for _, theirs in pairs:
             nursery.start_soon(streams.accept, theirs)
-        await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()  # One after the other: the last one is too many.
         ours, theirs = pairs[-1]
         await ours.send_all(frame(header))
         with pytest.raises(trio.TooSlowError), trio.fail_after(0.1):
