@@ -125,8 +125,8 @@ class NodeCore(CoreState):
                 else:
                     for view in self.machine.standing.views:
                         view.moved(subject, peer, now_s)
-            case ev.SeatProven(basis=basis, proof=proof):
-                yield from self._expand(self.machine.take_seat(basis, proof), now_s)
+            case ev.SeatProven(basis=basis, proof=proof, work=work):
+                yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
             case ev.StateReady(certificate=certificate):
                 yield from self._resynced(certificate, now_s)
             case _ if isinstance(event, ev.FetchEvent):

@@ -306,10 +306,11 @@ class BytesArrived:
 
 @dataclass(frozen=True, slots=True)
 class SeatProven:
-    """The own proof for a SEAT on the seal `basis`; answers ProveSeat."""
+    """The own proof for a SEAT on `basis`, and the join puzzle's work; answers ProveSeat."""
 
     basis: bytes
     proof: bytes
+    work: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

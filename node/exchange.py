@@ -17,6 +17,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_streams import BulkStreams
+from node.cells.seat_proof import seat_proven
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
 from node.durable.batch import batch_of
@@ -297,8 +298,8 @@ class Driver:
                 event = ev.SeatChecked(peer, basis, expected == proof)
             case ev.ProveSeat(basis=basis):
                 me = self.core.machine.view.me
-                proof = await self.compute(partial(store.seat_proof, me, basis))
-                event = ev.SeatProven(basis, proof)
+                run = self.core.manifest
+                event = await self.compute(partial(seat_proven, run, store, me, basis))
         # The round went on meanwhile: what was computed belongs to no round under way.
         is_late = root is None or not self.core.machine.has_view(view)
         if isinstance(event, ev.Measured | ev.Reduced | ev.Applied) and is_late:

@@ -65,13 +65,14 @@ class RoundMachine(RoundSteps):
         yield from self._settle(now_s)
         self._agenda.plan(now_s)
 
-    def take_seat(self, basis: bytes, proof: bytes) -> Iterator[ev.RoundAction]:
-        """R11: ask for a seat, with the proof that the state of `basis` is here."""
+    def take_seat(self, basis: bytes, proof: bytes, work: bytes = b"") -> Iterator[ev.RoundAction]:
+        """R11: ask for a seat, with the proof that the state of `basis` is here, and the work that
+        the run may ask for."""
         view = self.view
         if basis != view.basis or view.is_member or self.is_muted:
             return
         if view.me not in view.ballots.of(Kind.SEAT):
-            yield from self._sign(Kind.SEAT, Seat(proof=proof, device=""))
+            yield from self._sign(Kind.SEAT, Seat(proof=proof, device="", work=work))
 
     def leave(self) -> Iterator[ev.RoundAction]:
         """Say that this node goes; the others drop it with the next seal that can."""

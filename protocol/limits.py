@@ -36,6 +36,18 @@ MESSAGE_BODY_BYTES_MAX = CONTROL_FRAME_BYTES_MAX - 1 * KIB
 NESTED_MESSAGE_BYTES_MAX = 512
 """A signed message inside another is a VOTE (at most 223 bytes) or a SEAL (at most 323)."""
 
+PUZZLE_PIECES = 16
+JOIN_WORK_BYTES = 64
+"""The work of a SEAT: sixteen nonces of four bytes, checked with a hash each."""
+
+PUZZLE_BITS_MIN = 5
+PUZZLE_BITS_MAX = 30
+"""2^22 hashes take 3 s in Python, 2^30 a quarter of an hour. A piece has four bits less, so that
+its nonce never runs out of four bytes."""
+
+RAMP_ROUNDS_MAX = 1000
+"""Rounds of probation, and of the ramp behind it."""
+
 CELL_NORM_MAX = 1e30
 """L2 norm of a cell. Training diverged long before, and sums of squares stay finite in float64."""
 

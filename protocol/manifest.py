@@ -172,6 +172,31 @@ class AccessSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSpec:
+    """What a newcomer pays before its work counts; nothing where all is 0.
+
+    A seat takes some 2^`puzzle_bits` hashes (22: seconds on a laptop, once per identity). Whoever
+    is seated after the first round weighs nothing in its first `probation` listed rounds and until
+    its turn comes, then one `ramp`-th more with each listed round (`node.rules.ramp`). More rounds
+    make a wave of fresh identities dearer, and waste more of an honest newcomer's work.
+    """
+
+    puzzle_bits: Annotated[int, Range(0, limits.PUZZLE_BITS_MAX)] = 0
+    probation: Annotated[int, Range(0, limits.RAMP_ROUNDS_MAX)] = 0
+    ramp: Annotated[int, Range(0, limits.RAMP_ROUNDS_MAX)] = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.puzzle_bits < limits.PUZZLE_BITS_MIN:
+            raise ValueError(f"puzzle_bits is 0 or at least {limits.PUZZLE_BITS_MIN}")
+        if self.probation and not self.ramp:
+            raise ValueError("probation without a ramp would have no end")
+
+
+NO_ADMISSION = AdmissionSpec()
+"""Whoever has a seat counts at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
     """One run. Everything in here is law for every peer; local taste is `NodeConfig`."""
 
@@ -192,8 +217,11 @@ class RunManifest:
     timing: TimingSpec
     stop: StopSpec = StopSpec()
     access: AccessSpec = AccessSpec()
+    admission: AdmissionSpec = NO_ADMISSION
 
     def __post_init__(self) -> None:
+        if self.trust == "friends" and self.admission.ramp:
+            raise ValueError("a ramp is for open runs: friends weigh what they did at once")
         if self.cell_elements.bit_count() != 1 or self.cell_elements < 0:
             raise ValueError("cell_elements must be a power of two, so that codec blocks fit")
         for shard in self.shards:

@@ -9,6 +9,9 @@ from blake3 import blake3
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, Signer
+from protocol.rosters import Peers as Peers
+from protocol.rosters import Roster as Roster
+from protocol.rosters import SeatRecord as SeatRecord
 from protocol.seal_clock import Interval as Interval
 from protocol.seal_clock import SealClock as SealClock
 from protocol.slots import FilledSlot as FilledSlot
@@ -23,7 +26,6 @@ from protocol.wire import Digest, Range, Signature, Size, decode, encode
 
 _SEAL_DOMAIN = b"barnraise/seal/1"
 
-Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
 Cell = Annotated[int, Range(0, limits.CELLS_MAX)]
 Nested = Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
 """A whole signed message inside another: a SEAL in a COMMIT, a VOTE in a certificate."""
@@ -70,10 +72,12 @@ class Seat:
     """SEAT: a joiner holds the state of the seal that is the slot's basis, and asks for a seat.
 
     `proof` is BLAKE3 over that state, keyed by sender and seal, so that a digest heard is no proof.
+    `work` solves the join puzzle of a run that asks for one (`protocol.join_puzzle`).
     """
 
     proof: Digest
     device: Annotated[str, Size(0, 64)]
+    work: Annotated[bytes, Size(0, limits.JOIN_WORK_BYTES)] = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,61 +292,6 @@ def is_signed(message: SignedMessage, signer: Signer) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatRecord:
-    """One seat of a roster.
-
-    `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
-    does not vote. `proved` is the last round whose listed COMMIT carried its own correct SEAL, -1
-    before the first. `absent` counts non-empty rounds in a row that did not list it. `reached` says
-    whether most others have a link with it, `rate` is the level of the rate at which they get bytes
-    from it, the median of theirs, 0 while nobody has measured it (R8).
-    """
-
-    peer: Peer
-    seated: Round
-    voter_since: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
-    proved: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
-    absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
-    reached: bool = True
-    rate: Annotated[int, Range(0, limits.RATE_LEVEL_MAX)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roster:
-    """Who takes part in the rounds that a seal names: seats by ascending peer id.
-
-    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first; `banned`
-    the last of those who lost their seats to evidence, in that order: they get none again.
-    """
-
-    seats: Annotated[tuple[SeatRecord, ...], Size(1, limits.SEATS_MAX)]
-    window: Annotated[tuple[Round, ...], Size(0, limits.SEAL_WINDOW)]
-    banned: Peers = ()
-
-    def __post_init__(self) -> None:
-        peers = [seat.peer for seat in self.seats]
-        if peers != sorted(set(peers)):
-            raise ValueError("seats must be sorted by peer id, each once")
-
-    @cached_property
-    def members(self) -> tuple[PeerId, ...]:
-        """All seated peers, ascending."""
-        return tuple(seat.peer for seat in self.seats)
-
-    @cached_property
-    def member_set(self) -> frozenset[PeerId]:
-        """All seated peers."""
-        return frozenset(self.members)
-
-    @cached_property
-    def voters(self) -> tuple[PeerId, ...]:
-        """The voting members, ascending."""
-        return tuple(seat.peer for seat in self.seats if seat.voter_since >= 0)
-
-    @cached_property
-    def voter_set(self) -> frozenset[PeerId]:
-        """The voting members."""
-        return frozenset(self.voters)
 
 
 @dataclass(frozen=True, kw_only=True)

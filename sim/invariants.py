@@ -13,6 +13,7 @@ from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting
 from sim.checks.accusations import Accusations
 from sim.checks.durability import Durability
+from sim.checks.earning import Earning
 from sim.checks.equality import Equality
 from sim.checks.forks import Forks
 from sim.checks.history import Check, History
@@ -87,6 +88,7 @@ class Invariants:
                 may_skip=known.may_skip,
             ),
             Equality(self.history),
+            Earning(self.history, manifest),
             Accounting(self.history, manifest, skew_s=known.skew_s, suspects=known.bent),
             Accusations(self.history, known.bent),
             Usage(self.history),

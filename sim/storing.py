@@ -2,6 +2,7 @@
 
 from node import events as ev
 from node.cells import bulk
+from node.cells.seat_proof import seat_proven
 from node.cells.shard_store import State
 from node.durable.recovery import StoredState
 from node.reporting.tracing import Adopted, Advanced, Confirmed, FellBack
@@ -92,7 +93,7 @@ class Storing(SimNode):
                 is_proved = own == proof
                 self.tell(ev.SeatChecked(peer, basis, is_proved))
             case ev.ProveSeat(basis=basis):
-                self.tell(ev.SeatProven(basis, store.seat_proof(self.peer, basis)))
+                self.tell(seat_proven(self.world.manifest, store, self.peer, basis))
 
     # State --------------------------------------------------------------------------------------
 

@@ -348,7 +348,7 @@ class CellStore:
         `grams` is what `measure` found in all slices, if the rule uses that. It may be made up, by
         two reducers of one slice: where it leads to no factors the result is zero.
         """
-        weights_P = np.array([float(entry.tokens) for entry, _ in entries])
+        weights_P = np.array([float(entry.weight) for entry, _ in entries])
         rule, held = self._aggregator, self._results_of(digest)
         factors = coefficients_of(rule, grams, weights_P)
         for cell, cell_PN in self._rows(entries, first, stop, fragment):

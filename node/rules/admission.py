@@ -3,7 +3,8 @@
 from node.rules.ballots import Entry
 from node.rules.roster import ClockRules, liars
 from node.rules.round_view import RoundView
-from protocol.messages import Body, Commit, Gram, Kind, Seal
+from protocol.join_puzzle import is_solved
+from protocol.messages import Body, Commit, Gram, Kind, Seal, Seat
 from training.gram import from_wire
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
@@ -53,6 +54,10 @@ def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
         return f"LIST of attempt {slot.attempt} is not its to propose"
     if isinstance(body, Gram):
         return _gram_breach(body)
+    if isinstance(body, Seat):
+        bits = rules.admission.puzzle_bits
+        is_paid = is_solved(slot.run, entry.message.sender, bits, body.work)
+        return "" if is_paid else "SEAT without the work that the run asks for"
     return _commit_breach(view, body, rules) if isinstance(body, Commit) else ""
 
 

@@ -12,9 +12,11 @@ of one for each slice, which the same reducers announce as GRAM, and which is be
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from node.rules.ramp import weighed
 from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
+from protocol.messages import List
 from training.gram import wire_bytes
 
 
@@ -79,7 +81,7 @@ def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
     body = view.ballots.list_of(digest)
     if body is None:
         return None
-    size = wire_bytes(len(body.commits))
+    size = wire_bytes(_num_rows(view, body))
     said = {
         peer: gram.stats
         for peer, gram in view.gram_of(digest, piece).items()
@@ -93,6 +95,14 @@ def unmeasured(view: RoundView, digest: bytes) -> list[Slice]:
     if not view.uses_gram:
         return []
     return [piece for piece in view.slices if agreed_gram(view, digest, piece) is None]
+
+
+def _num_rows(view: RoundView, body: List) -> int:
+    """The rows that a rule sees of a LIST; while COMMITs are missing, the most that it may be."""
+    listed = view.listed(body) if view.admission.ramp else None
+    if not listed:
+        return len(body.commits)
+    return len(weighed(view.head.roster, view.admission, listed))
 
 
 def whole_gram(view: RoundView, digest: bytes) -> tuple[bytes, ...] | None:

@@ -132,6 +132,6 @@ def seal_value(
         commits=body.commits,
         drifts=body.drifts,
         root=root,
-        roster=next_roster(head.roster, view.index, listed, trust=view.trust),
+        roster=next_roster(head.roster, view.index, listed, trust=view.trust, law=rules.admission),
         clock=next_clock(head, listed, rules),
     )

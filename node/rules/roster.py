@@ -12,10 +12,11 @@ from blake3 import blake3
 
 from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
+from node.rules.ramp import counting, earned
 from node.rules.reducers import measured
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.manifest import RunManifest
+from protocol.manifest import NO_ADMISSION, AdmissionSpec, RunManifest
 from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
 from training.exchange import Lease
 from training.leases import give_back, lease_size, part_of_lease, take
@@ -52,6 +53,8 @@ class ClockRules:
     """Tokens per sample: what a COMMIT may claim is so many times the samples that it used."""
 
     trust: str = "friends"
+    admission: AdmissionSpec = NO_ADMISSION
+    """Whose reports count."""
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
@@ -62,6 +65,7 @@ class ClockRules:
             rounds=manifest.rounds,
             tokens=manifest.stop.tokens,
             trust=manifest.trust,
+            admission=manifest.admission,
         )
 
 
@@ -162,10 +166,11 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
     # All at once: what is too short to be kept by itself may touch what the next one gives back.
     unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
     tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
-    telling = [e.commit for e in listed if _counts_of(value.roster, e.sender, rules.trust)]
+    believed = _believed(value.roster, listed, rules.admission)
+    telling = [e.commit for e in believed if _counts_of(value.roster, e.sender, rules.trust)]
     past_end = sum(commit.is_past_end for commit in telling)
     return SealClock(
-        step=clock.step + _weighted_median_steps(listed),
+        step=clock.step + _weighted_median_steps(believed),
         tokens=tokens,
         cursor=clock.cursor,
         unused=_intervals(unused),
@@ -199,10 +204,23 @@ def _weighted_median_steps(listed: Sequence[Listed]) -> int:
     return 0
 
 
+def _believed(roster: Roster, listed: Sequence[Listed], law: AdmissionSpec) -> Sequence[Listed]:
+    """Those whose reports count: identities that anybody makes by the dozen are no majority."""
+    if not law.ramp:
+        return listed
+    counted = counting(roster, law)
+    return [entry for entry in listed if entry.sender in counted]
+
+
 def next_roster(
-    roster: Roster, round_index: int, listed: Sequence[Listed], *, trust: str
+    roster: Roster,
+    round_index: int,
+    listed: Sequence[Listed],
+    *,
+    trust: str,
+    law: AdmissionSpec = NO_ADMISSION,
 ) -> Roster:
-    """The roster that the seal of `round_index` carries (R1).
+    """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission.
 
     An empty list changes nothing: nobody was seen absent, nobody was named.
     """
@@ -212,7 +230,8 @@ def next_roster(
     named = _Named(roster, listed, trust)
     banned = named.banned()
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
-    dropped = named.suspected() | named.gone() | set(banned)
+    believed = _believed(roster, listed, law)
+    dropped = _Named(roster, believed, trust).suspected() | named.gone() | set(banned)
     seats = {}
     for seat in roster.seats:
         is_listed = seat.peer in present
@@ -223,7 +242,8 @@ def next_roster(
         seats[seat.peer] = replace(
             seat, absent=absent, proved=round_index if is_proved else seat.proved
         )
-    seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in listed])
+    seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in believed])
+    seats = earned(seats, present, round_index, law)
     # Room for the voters too: where nobody else would vote, they keep their seats.
     taken = len(seats.keys() | set(voters(roster)))
     joiners = [peer for peer in named.joiners() if peer not in banned]

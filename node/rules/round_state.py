@@ -233,6 +233,7 @@ class RoundState:
             draw=self.config.rare,
             uses_gram=self.config.uses_gram,
             without=self.config.without,
+            admission=self.config.clock.admission,
         )
         if self._restart is not None:
             refill(view, self._restart, now_s=now_s)

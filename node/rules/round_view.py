@@ -14,6 +14,7 @@ from node.rules.reducers import Slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.frames import Bulk
 from protocol.identity import PeerId
+from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import (
     Agg,
     Commit,
@@ -73,6 +74,7 @@ class RoundView(Asking):
     draw: Rare = never
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
+    admission: AdmissionSpec = NO_ADMISSION
     ballots: Ballots = field(init=False)
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0

@@ -7,11 +7,12 @@ from protocol.identity import PeerId
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One listed contribution, as an aggregator needs it."""
+    """One listed contribution, as an aggregator needs it; `weight` is by tokens, and by what its
+    sender has earned."""
 
     sender: PeerId
     commit_digest: bytes
-    tokens: int
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
 from node.rules.proposal import unpack_senders
+from node.rules.ramp import weighed
 from node.rules.reducers import Slice
 from node.rules.round_view import Request, RoundView
 from protocol.frames import Bulk
@@ -177,9 +178,11 @@ def _summable(
     listed = view.listed(body) if due else None
     if not listed:
         return
-    entries = tuple(ListEntry(sender, commit, c.tokens) for sender, commit, c in listed)
+    rows = weighed(view.head.roster, view.admission, listed)
+    entries = tuple(ListEntry(*row) for row in rows)
     for piece in due:
-        if not any(view.missing_parts(entry.commit_digest, piece) for entry in entries):
+        # Of those too that weigh nothing: what is listed was contributed.
+        if not any(view.missing_parts(commit, piece) for _, commit, _ in listed):
             view.requested.add((deed, digest, piece.first, view.me))
             yield piece, entries
 

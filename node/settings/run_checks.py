@@ -10,6 +10,7 @@ from node.settings.toml_file import did_you_mean, key_text
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import (
+    AdmissionSpec,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -29,6 +30,7 @@ from training.presets import AUTO, NOT_YET, PRESETS
 _KINDS = {
     "run": RunManifest,
     "stop": StopSpec,
+    "admission": AdmissionSpec,
     "model": ModelSpec,
     "corpus": CorpusSpec,
     "inner": InnerSpec,

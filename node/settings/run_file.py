@@ -9,6 +9,7 @@ from node.settings.run_checks import impossible, out_of_bounds, unknown_names
 from node.settings.run_sections import (
     GPT_SETTINGS,
     AccessSection,
+    AdmissionSection,
     OuterSection,
     RunFile,
 )
@@ -22,6 +23,7 @@ from protocol.manifest import (
     ARITHMETIC_VERSION,
     WIRE_VERSION,
     AccessSpec,
+    AdmissionSpec,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -119,6 +121,7 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
             timing=TimingSpec(**parsed.timing.model_dump()),
             stop=StopSpec(tokens=parsed.stop.tokens, unix_s=parsed.stop.date),
             access=_access_spec(parsed.access),
+            admission=AdmissionSpec(**parsed.admission.model_dump()),
         )
     except (ValueError, ConfigError) as error:
         raise ManifestError(f"{path}: {error}") from error
@@ -193,7 +196,25 @@ def _expanded(parsed: RunFile) -> RunFile:
     if inner.inner_steps is None:
         inner = inner.model_copy(update={"inner_steps": preset.inner_steps})
     outer = given.model_copy(update=missing)
-    return parsed.model_copy(update={"outer": outer, "model": model, "inner": inner})
+    filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}
+    return parsed.model_copy(update=filled)
+
+
+PUZZLE_BITS, PROBATION, RAMP = 22, 3, 10
+"""In open runs. 2^22 hashes are 3 s of one core, once per identity. Three rounds weigh nothing
+before ten that grow: no fewer show whether somebody comes back."""
+
+
+def _admission(parsed: RunFile) -> AdmissionSection:
+    is_open = parsed.run.trust == "open"
+    by_default = {
+        "puzzle_bits": PUZZLE_BITS if is_open and parsed.access.mode == "link" else 0,
+        "probation": PROBATION if is_open and parsed.admission.ramp != 0 else 0,
+        "ramp": RAMP if is_open else 0,
+    }
+    given = parsed.admission
+    missing = {key: value for key, value in by_default.items() if getattr(given, key) is None}
+    return given.model_copy(update=missing)
 
 
 def preset_of(given: OuterSection, rounds: int) -> Preset:

@@ -51,6 +51,15 @@ class AccessSection(Section):
     allow: list[str] = Field(default_factory=list)
 
 
+class AdmissionSection(Section):
+    """[admission]: see AdmissionSpec. What is left out is nothing among friends; in an open run
+    whom nobody invited pays for its seat, and newcomers come to their weight slowly."""
+
+    puzzle_bits: int | None = None
+    probation: int | None = None
+    ramp: int | None = None
+
+
 class ModelSection(Section):
     """[model]: a built-in model by name, or one in a `file` beside this one; its settings, and the
     seed of its genesis weights."""
@@ -116,6 +125,7 @@ class RunFile(Section):
     run: RunSection
     stop: StopSection = StopSection()
     access: AccessSection = AccessSection()
+    admission: AdmissionSection = AdmissionSection()
     model: ModelSection = ModelSection()
     corpus: CorpusSection = CorpusSection()
     inner: InnerSection = InnerSection()

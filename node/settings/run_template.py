@@ -28,6 +28,13 @@ tokens = 0             # bytes of text trained on by all together; 0: never
 mode = "link"          # "link": whoever has the link; "invited": by `barnraise invite` alone
 allow = []             # peer ids that need no invitation, and may invite, besides this node's
 
+[admission]            # what a newcomer pays before its work counts; among friends nothing
+# puzzle_bits = 0      # about 2^puzzle_bits hashes for a seat: 22, the default of open runs that
+                       # anybody may join, are 3 s of one core; a bit more doubles them
+# probation = 0        # rounds whose work weighs nothing; left out in open runs: 3
+# ramp = 0             # rounds in which it then grows to its full weight; 0: it counts at once.
+                       # Left out in open runs: 10. Whoever has a seat by the first round is spared
+
 [model]
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code
 # file = "my_model.py" # or your own: it has `def build(**settings)` that returns an nn.Module.

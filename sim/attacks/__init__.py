@@ -24,6 +24,7 @@ from sim.attacks.shift import Shift
 from sim.attacks.sign_flip import SignFlip
 from sim.attacks.slow_drift import SlowDrift
 from sim.attacks.stale import Stale
+from sim.attacks.sybil_wave import SybilWave
 from sim.attacks.targeted_slice import TargetedSlice
 from sim.attacks.zero import Zero
 
@@ -52,5 +53,6 @@ ATTACKS.register("shift", Shift)
 ATTACKS.register("sign_flip", SignFlip)
 ATTACKS.register("slow_drift", SlowDrift)
 ATTACKS.register("stale", Stale)
+ATTACKS.register("sybil_wave", SybilWave)
 ATTACKS.register("targeted_slice", TargetedSlice)
 ATTACKS.register("zero", Zero)

@@ -28,6 +28,7 @@ ALONE = (
     "sign_flip",
     "slow_drift",
     "stale",
+    "sybil_wave",
     "targeted_slice",
     "zero",
 )
@@ -77,10 +78,14 @@ def _bounded(sent_N: Vector) -> Vector:
 
 @dataclass(frozen=True, slots=True)
 class Lies:
-    """An attack by name, and how many of the nodes that start together lie."""
+    """An attack by name, and how many of the nodes that start together lie.
+
+    `is_fresh` liars start later, and were not seated by anybody.
+    """
 
     name: str
     count: int
+    is_fresh: bool = False
 
 
 def lies_named(text: str, peers: int) -> Lies:
@@ -93,10 +98,12 @@ def lies_named(text: str, peers: int) -> Lies:
         fraction = float(share)
     except ValueError:
         fraction = -1.0
+    is_fresh = ATTACKS[name]().is_fresh
     # Written so that what is not a number does not pass.
-    if not 0.0 < fraction < 0.5:
-        raise ConfigError(f"--attack {text}: write it like {name}:0.25, below a half")
-    return Lies(name, max(1, int(fraction * peers)))
+    if not 0.0 < fraction < (1.0 if is_fresh else 0.5):
+        most = "below 1" if is_fresh else "below a half"
+        raise ConfigError(f"--attack {text}: write it like {name}:0.25, {most}")
+    return Lies(name, max(1, int(fraction * peers)), is_fresh=is_fresh)
 
 
 def hooks_of(name: str) -> NodeHooks:

@@ -39,6 +39,9 @@ class Attack:
     `blind` liars see no honest vector, and take their own honest work for it.
     """
 
+    is_fresh = False
+    """Whether the liars' identities come when the run is under way, and may be most of all."""
+
     def __init__(self, *, blind: bool = False) -> None:
         self.is_blind = blind
 

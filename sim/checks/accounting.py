@@ -25,6 +25,7 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealClock, SealValue
+from sim.checks.earning import num_parts
 from sim.checks.history import History, Said
 
 Gap = tuple[int, int]
@@ -177,7 +178,8 @@ class Accounting:
         tokens = before.tokens + sum(commit.tokens for commit in commits)
         if after.tokens != tokens:
             yield f"round {value.round} seals {after.tokens} tokens, its COMMITs give {tokens}"
-        step = before.step + _median_steps(commits)
+        believed = [_commit(said) for said in listed if self._is_believed(previous, said)]
+        step = before.step + _median_steps(believed)
         if after.step != step:
             yield f"round {value.round} seals step {after.step}, its COMMITs give {step}"
         for commit in commits:
@@ -187,10 +189,14 @@ class Accounting:
                     f"round {value.round} lists {commit.tokens} tokens for {commit.samples} samples"
                 )
         stop = self._manifest.stop
-        is_past_end = 2 * sum(commit.is_past_end for commit in commits) > len(commits)
+        is_past_end = 2 * sum(commit.is_past_end for commit in believed) > len(believed)
         ends = value.round >= self._manifest.rounds or 0 < stop.tokens <= tokens or is_past_end
         if after.ends_run != ends:
             yield f"round {value.round} is the last one by its seal or by the manifest, not by both"
+
+    def _is_believed(self, previous: SealValue, said: Said) -> bool:
+        """With a ramp, newcomers have no say of others or of time."""
+        return num_parts(previous, said.message.sender, self._manifest.admission) > 0
 
     def _samples(
         self, previous: SealValue, value: SealValue, listed: Sequence[Said]

@@ -21,6 +21,7 @@ from sim.checks.arithmetic import (
     fragment_step,
     slices_after,
 )
+from sim.checks.earning import weighed_rows
 from sim.checks.history import History
 from sim.world import World
 from training.compression import make_codec
@@ -154,18 +155,19 @@ class Reference:
             if wire_N is None:
                 return None
             listed.append((each.message.sender, each.body.tokens, wire_N))
-        if before is None:
+        head = self._history.values.get(value.before)
+        if before is None or head is None:
             return None
         self.num_recomputed += 1
         if not listed:
             return before
         manifest = self._world.manifest
-        head = self._history.values.get(value.before)
-        if head is None:
-            return None
+        rows = weighed_rows(head, listed, manifest.admission)
         fragment = self._layout.fragment_of(value.round)
         cuts = slices_after(head, self._layout.num_cells(fragment), manifest.trust)
-        sum_N = aggregate(manifest.outer, listed, manifest.cell_elements, cuts)
+        # Of rows that weigh nothing no rule makes anything.
+        rows = rows or [(listed[0][0], 1, np.zeros_like(listed[0][2]))]
+        sum_N = aggregate(manifest.outer, rows, manifest.cell_elements, cuts)
         span = self._layout.fragment_span(fragment)
         return fragment_step(manifest.outer, before, sum_N, span, value.round)
 

@@ -14,6 +14,7 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Gram, SealValue, decode_body
+from sim.checks.earning import num_parts
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.aggregation.seam import scores_of
 
@@ -50,18 +51,33 @@ def weights_of(manifest: RunManifest, records: Iterable[Record]) -> dict[PeerId,
             for peer, of_peer in said[value.list_digest].items():
                 # The sealed sums came of what those said whom nobody found to lie in that.
                 grams |= {} if peer in convicted else of_peer
-            for peer, share in _shares(manifest, listed, grams).items():
+            weighed = _weighed(manifest, seals.get(value.before), listed)
+            for peer, share in _shares(manifest, weighed, grams).items():
                 told[peer].append(share)
     return {peer: sum(shares) / len(shares) for peer, shares in sorted(told.items())}
 
 
+def _weighed(
+    manifest: RunManifest, head: SealValue | None, listed: list[tuple[PeerId, Commit]]
+) -> list[tuple[PeerId, float]]:
+    """What the tokens of each weigh, by ascending sender; behind genesis that is all they are."""
+    law, found = manifest.admission, []
+    for peer, body in sorted(listed, key=lambda one: one[0]):
+        found.append((peer, float(body.tokens * (num_parts(head, peer, law) if head else 1))))
+    return found
+
+
 def _shares(
-    manifest: RunManifest, listed: list[tuple[PeerId, Commit]], grams: Grams
+    manifest: RunManifest, listed: list[tuple[PeerId, float]], grams: Grams
 ) -> dict[PeerId, float]:
-    listed = sorted(listed, key=lambda one: one[0])
+    rows = [row for row in listed if row[1]]
+    shares = {peer: 0.0 for peer, _ in listed}
+    if not rows:
+        return shares
     rule = AGGREGATORS[manifest.outer.aggregator](cell_elements=manifest.cell_elements)
-    weights_P = np.array([float(body.tokens) for _, body in listed])
+    weights_P = np.array([weight for _, weight in rows])
     forms = [grams[place] for place in sorted(grams)] if rule.uses_stats else []
     factors_P = np.abs(scores_of(coefficients_of(rule, forms, weights_P)).astype(np.float64))
     total = float(factors_P.sum()) or 1.0
-    return {peer: float(w) / total for (peer, _), w in zip(listed, factors_P, strict=True)}
+    found = {peer: float(w) / total for (peer, _), w in zip(rows, factors_P, strict=True)}
+    return shares | found

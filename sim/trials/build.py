@@ -3,9 +3,11 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
+from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from sim.attacks.alone import Lies, hooks_of, lies_named
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
@@ -13,6 +15,12 @@ from sim.toy_run import toy_run
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario
 from sim.world import World, WorldSettings
+
+ADMISSION = AdmissionSpec(puzzle_bits=5, probation=3, ramp=10)
+"""Of open worlds: as by default, with a puzzle that costs no time."""
+
+WAVE_AFTER_S = 5.0
+"""So long after the others a wave of fresh identities starts: behind the first rounds."""
 
 
 def build_world(scenario: Scenario, seed: int) -> World:
@@ -23,6 +31,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
     names = member_names(scenario.peers[0])
     members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
     lies = lies_named(scenario.attack, len(names)) if scenario.attack else Lies("", 0)
+    seated = tuple(members[: len(members) - lies.count] if lies.is_fresh else members)
     settings = WorldSettings(
         is_signing_for_real=is_real,
         is_encoding=luck.random() < scenario.encoding,
@@ -31,7 +40,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
         state_bytes_per_s=scenario.state_bytes_per_s,
         # Whoever was down at the end finds somebody to hear the last rounds from.
         linger_s=math.inf,
-        seated=tuple(members) if scenario.trust == "open" else (),
+        seated=seated if scenario.trust == "open" else (),
         liars={peer: hooks_of(lies.name) for peer in members[len(members) - lies.count :]},
     )
     manifest = toy_run(
@@ -43,7 +52,8 @@ def build_world(scenario: Scenario, seed: int) -> World:
         trust=scenario.trust,
     )
     outer = replace(manifest.outer, aggregator=scenario.aggregator)
-    manifest = replace(manifest, outer=outer)
+    is_slow = scenario.trust == "open" and "ramp" not in scenario.without
+    manifest = replace(manifest, outer=outer, admission=ADMISSION if is_slow else NO_ADMISSION)
     return World(manifest, seed=seed, link=link, settings=settings)
 
 
@@ -60,4 +70,8 @@ def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, P
     for number, (name, peer) in enumerate(names.items()):
         is_waiting = number == 0 and not world.settings.seated
         wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config
-        world.join(peer, config=wait, device=device_of(scenario, seed, name))
+        join = partial(world.join, peer, config=wait, device=device_of(scenario, seed, name))
+        if world.settings.seated and peer not in world.settings.seated:
+            world.later(WAVE_AFTER_S, join)
+        else:
+            join()

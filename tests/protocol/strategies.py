@@ -33,6 +33,7 @@ from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
 from protocol.manifest import (
     AccessSpec,
+    AdmissionSpec,
     ModelSpec,
     OuterSpec,
     RunManifest,
@@ -258,7 +259,17 @@ def _manifests(draw: st.DrawFn) -> RunManifest:
         for name, hint in fields_of(RunManifest).items()
         if name != "cell_elements"
     }
+    if fields["trust"] == "friends":
+        fields["admission"] = dataclasses.replace(fields["admission"], probation=0, ramp=0)
     return RunManifest(**fields, cell_elements=1 << draw(st.integers(10, 18)))
+
+
+@st.composite
+def _admissions(draw: st.DrawFn) -> AdmissionSpec:
+    bits = draw(st.just(0) | st.integers(limits.PUZZLE_BITS_MIN, limits.PUZZLE_BITS_MAX))
+    ramp = draw(st.integers(0, limits.RAMP_ROUNDS_MAX))
+    probation = draw(st.integers(0, limits.RAMP_ROUNDS_MAX)) if ramp else 0
+    return AdmissionSpec(puzzle_bits=bits, probation=probation, ramp=ramp)
 
 
 SPECIAL: dict[Any, Any] = {
@@ -271,6 +282,7 @@ SPECIAL: dict[Any, Any] = {
     ModelSpec: _models,
     OuterSpec: _outers,
     AccessSpec: _accesses,
+    AdmissionSpec: _admissions,
     ShardSpec: _shards,
     TimingSpec: _timings,
     RunManifest: _manifests,

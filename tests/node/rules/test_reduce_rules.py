@@ -38,7 +38,7 @@ class Filled:
             cells = np.split(row_N, range(CELL_ELEMENTS, numel, CELL_ELEMENTS))
             root, _ = self.store.contribute([cell_N.astype("<f4").tobytes() for cell_N in cells])
             self.entries.append((ListEntry(peer, root, int(luck.integers(1, 1000))), root))
-        self.weights_P = np.array([float(entry.tokens) for entry, _ in self.entries])
+        self.weights_P = np.array([float(entry.weight) for entry, _ in self.entries])
 
     def measured(self, bounds: tuple[int, ...]) -> list[bytes]:
         if not self.rule.uses_stats:

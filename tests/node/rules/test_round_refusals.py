@@ -5,9 +5,21 @@ from dataclasses import replace
 import pytest
 
 from node import events as ev
+from protocol.join_puzzle import solve
+from protocol.manifest import AdmissionSpec
 from protocol.messages import Kind, Leave, Seal, Seat
 from sim.world import peer_named
-from tests.node.builders import ROOT, Voice, contributed, digest_of, head_of, list_body, results
+from tests.node.builders import (
+    CLOCK_RULES,
+    ROOT,
+    Voice,
+    contributed,
+    digest_of,
+    head_of,
+    list_body,
+    machine_of,
+    results,
+)
 from tests.node.script import FIRST, HEAD, ME, SECOND, Script, faults, lists_of, one, two
 
 
@@ -80,6 +92,21 @@ def test_joiner_whose_proof_is_wrong_is_not_named_and_one_whose_proof_is_right_i
     script.tell(contributed(5))
     (_, commit) = next(iter(script.machine.view.ballots.commits.values()))
     assert commit.joins == (joiner,)
+
+
+def test_seat_without_the_join_puzzle_is_a_fault_and_its_proof_is_not_even_looked_at():
+    joiner, law = peer_named("joiner"), AdmissionSpec(puzzle_bits=8)
+    machine = machine_of(ME, HEAD, clock=replace(CLOCK_RULES, admission=law))
+    run = HEAD.value.run
+    for work in (b"", solve(bytes(32), joiner, 8), solve(run, peer_named("other"), 8)):
+        seat = Seat(proof=bytes(32), device="", work=work)
+        actions = machine.handle(Voice(joiner, HEAD.value).say(Kind.SEAT, seat), 0.0)
+        assert not any(isinstance(action, ev.CheckSeat) for action in actions)
+        assert any("without the work" in text for text in faults(actions))
+    # One slot holds one SEAT: it is another one that has done its work.
+    paid = Seat(proof=bytes(32), device="", work=solve(run, peer_named("other"), 8))
+    actions = machine.handle(Voice(peer_named("other"), HEAD.value).say(Kind.SEAT, paid), 0.0)
+    assert any(isinstance(action, ev.CheckSeat) for action in actions)
 
 
 def test_leave_is_told_to_the_others_by_every_commit_until_the_seal_that_drops_it():

@@ -1,0 +1,72 @@
+"""Who takes part: the seats that a seal names."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.slots import Peer, Round
+from protocol.wire import Range, Size
+
+Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatRecord:
+    """One seat of a roster.
+
+    `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
+    does not vote. `proved` is the last round whose listed COMMIT carried its own correct SEAL, -1
+    before the first. `absent` counts non-empty rounds in a row that did not list it. `reached` says
+    whether most others have a link with it, `rate` is the level of the rate at which they get bytes
+    from it, the median of theirs, 0 while nobody has measured it (R8). `earned` counts the sealed
+    rounds that took a newcomer towards its full weight (`node.rules.ramp`).
+    """
+
+    peer: Peer
+    seated: Round
+    voter_since: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    proved: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    reached: bool = True
+    rate: Annotated[int, Range(0, limits.RATE_LEVEL_MAX)] = 0
+    earned: Annotated[int, Range(0, 2 * limits.RAMP_ROUNDS_MAX)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who takes part in the rounds that a seal names: seats by ascending peer id.
+
+    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first; `banned`
+    the last of those who lost their seats to evidence, in that order: they get none again.
+    """
+
+    seats: Annotated[tuple[SeatRecord, ...], Size(1, limits.SEATS_MAX)]
+    window: Annotated[tuple[Round, ...], Size(0, limits.SEAL_WINDOW)]
+    banned: Peers = ()
+
+    def __post_init__(self) -> None:
+        peers = [seat.peer for seat in self.seats]
+        if peers != sorted(set(peers)):
+            raise ValueError("seats must be sorted by peer id, each once")
+
+    @cached_property
+    def members(self) -> tuple[PeerId, ...]:
+        """All seated peers, ascending."""
+        return tuple(seat.peer for seat in self.seats)
+
+    @cached_property
+    def member_set(self) -> frozenset[PeerId]:
+        """All seated peers."""
+        return frozenset(self.members)
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The voting members, ascending."""
+        return tuple(seat.peer for seat in self.seats if seat.voter_since >= 0)
+
+    @cached_property
+    def voter_set(self) -> frozenset[PeerId]:
+        """The voting members."""
+        return frozenset(self.voters)

@@ -1,0 +1,161 @@
+"""A newcomer's way to its weight: by seals alone, and never faster than R1's cap."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from node.rules.ramp import ERA_ROUNDS, counting, parts, weighed
+from node.rules.roster import ClockRules, Listed, next_clock, next_roster
+from protocol.errors import DecodeError
+from protocol.identity import PeerId
+from protocol.manifest import NO_ADMISSION, AdmissionSpec
+from protocol.messages import Roster, SeatRecord
+from protocol.wire import decode, encode
+from tests.node.builders import (
+    CLOCK_RULES,
+    commit_body,
+    head_of,
+    peers_named,
+    roster_of,
+    toy_manifest,
+)
+
+LAW = AdmissionSpec(probation=3, ramp=10)
+PEERS = peers_named(64)
+FOUNDING, WAVE = PEERS[:8], PEERS[8:40]
+HEAD = head_of(FOUNDING).value
+
+
+def says(peer: PeerId, **changes) -> Listed:
+    return Listed(peer, commit_body(HEAD, **changes), True)
+
+
+def played(
+    rounds: int, *, law: AdmissionSpec, wave: tuple[PeerId, ...] = WAVE, **bent
+) -> list[Roster]:
+    """Rosters of rounds 5 and on; the first names the wave, whose COMMITs then say `bent`."""
+    roster, found = roster_of(FOUNDING), []
+    for index in range(5, 5 + rounds):
+        entries = [
+            says(p, **(bent if p in wave else {"joins": wave if index == 5 else ()}))
+            for p in roster.members
+        ]
+        roster = next_roster(roster, index, entries, trust="open", law=law)
+        found.append(roster)
+    return found
+
+
+def share(roster: Roster, law: AdmissionSpec, wave: tuple[PeerId, ...] = WAVE) -> float:
+    """Of the weight of all, were all listed with equal tokens, what the wave has."""
+    weights = {seat.peer: parts(seat, law) for seat in roster.seats}
+    return sum(w for p, w in weights.items() if p in wave) / sum(weights.values())
+
+
+def test_wave_without_a_ramp_outweighs_all_others_with_its_first_round():
+    assert share(played(1, law=NO_ADMISSION)[-1], NO_ADMISSION) == 0.8
+
+
+def test_wave_weighs_nothing_in_probation_and_a_fifth_at_most_after_an_era():
+    rosters = played(3 + ERA_ROUNDS, law=LAW)
+    assert [share(roster, LAW) for roster in rosters[:4]] == [0.0] * 4
+    assert 0.0 < share(rosters[-1], LAW) <= 1 / 5
+    assert max(share(roster, LAW) for roster in rosters) <= 1 / 5
+
+
+@pytest.mark.parametrize("founding", [1, 3, 4, 8, 16])
+def test_no_more_come_to_count_in_an_era_than_r1_lets_in(founding, seed):
+    luck = random.Random(seed)
+    roster, counted = roster_of(PEERS[:founding]), [founding]
+    for index in range(5, 5 + 6 * ERA_ROUNDS):
+        # Founding members stay: whoever loses its seat makes no room for a faster growth.
+        stay = PEERS[:founding]
+        present = [p for p in roster.members if p in stay or luck.random() < 0.9]
+        entries = [says(p, joins=WAVE if index == 5 else ()) for p in present]
+        roster = next_roster(roster, index, entries, trust="open", law=LAW)
+        counted.append(len(counting(roster, LAW)))
+        era_ago = counted[max(0, len(counted) - 1 - ERA_ROUNDS)]
+        assert counted[-1] <= era_ago + max(1, max(counted) // 4) + 1
+
+
+def test_honest_newcomer_counts_fully_in_the_end_and_its_weight_never_falls():
+    one = WAVE[:1]
+    grown = [share(roster, LAW, one) for roster in played(40, law=LAW, wave=one)]
+    assert grown == sorted(grown)
+    assert grown[-1] == 1 / 9
+
+
+def test_wave_that_suspects_all_but_one_takes_their_seats_without_a_ramp_and_none_with():
+    bent = {"suspects": FOUNDING[1:], "is_past_end": True}
+    open_door = played(3, law=NO_ADMISSION, **bent)[-1]
+    assert set(FOUNDING) & set(open_door.members) == {FOUNDING[0]}
+    held = played(3 + ERA_ROUNDS, law=LAW, **bent)[-1]
+    assert set(FOUNDING) <= set(held.members)
+
+
+def test_wave_neither_ends_the_run_nor_moves_its_clock():
+    roster = played(2, law=LAW)[-1]
+    value = replace(HEAD, round=6, roster=roster)
+    entries = [
+        says(p, **({"is_past_end": True, "steps": 100_000} if p in WAVE else {}))
+        for p in roster.members
+    ]
+    for law, is_moved in ((NO_ADMISSION, True), (LAW, False)):
+        clock = next_clock(value, entries, replace(CLOCK_RULES, admission=law))
+        assert clock.ends_run is is_moved
+        assert (clock.step > 1000) is is_moved
+
+
+def test_rows_of_newcomers_are_left_out_and_a_list_of_nobody_else_weighs_nothing():
+    roster = played(2, law=LAW)[-1]
+    rows = [(peer, peer, commit_body(HEAD)) for peer in roster.members]
+    assert {peer for peer, _, _ in weighed(roster, LAW, rows)} == set(FOUNDING)
+    alone = weighed(roster, LAW, [row for row in rows if row[0] in WAVE])
+    assert len(alone) == len(WAVE)
+    assert {weight for _, _, weight in alone} == {0}
+    everybody = weighed(roster, NO_ADMISSION, rows)
+    assert {weight for _, _, weight in everybody} == {10}
+
+
+def test_turns_do_not_follow_peer_ids():
+    rosters = played(6 * ERA_ROUNDS, law=LAW)
+    first = next(c - set(FOUNDING) for r in rosters if (c := counting(r, LAW)) - set(FOUNDING))
+    late = counting(rosters[-1], LAW) - set(FOUNDING)
+    assert first != {min(WAVE)}
+    assert late != set(sorted(WAVE)[: len(late)])
+
+
+def test_seat_lost_and_taken_again_begins_anew_also_of_a_founding_member():
+    one = FOUNDING[0]
+    roster = roster_of(FOUNDING)
+    for index in (5, 6):
+        roster = next_roster(roster, index, [says(p) for p in FOUNDING[1:]], trust="open", law=LAW)
+    assert one not in roster.members
+    entries = [says(p, joins=(one,)) for p in FOUNDING[1:]]
+    roster = next_roster(roster, 7, entries, trust="open", law=LAW)
+    seat = next(seat for seat in roster.seats if seat.peer == one)
+    assert (seat.seated, parts(seat, LAW)) == (7, 0)
+
+
+def test_run_whose_founding_members_are_gone_goes_on_with_whom_it_has():
+    roster = played(2, law=LAW)[-1]
+    for index in range(10, 12):
+        entries = [says(p) for p in roster.members if p in WAVE]
+        roster = next_roster(roster, index, entries, trust="open", law=LAW)
+    assert {seat.peer for seat in roster.seats if parts(seat, LAW)} >= set(WAVE)
+
+
+def test_friends_have_no_ramp_and_a_probation_needs_one():
+    manifest = toy_manifest(PEERS[0])
+    with pytest.raises(ValueError, match="friends weigh"):
+        replace(manifest, admission=LAW)
+    assert ClockRules.from_manifest(replace(manifest, trust="open", admission=LAW)).admission == LAW
+    with pytest.raises(ValueError, match="no end"):
+        AdmissionSpec(probation=3)
+
+
+def test_seat_says_what_it_has_earned_within_bounds():
+    seat = SeatRecord(peer=PEERS[0], seated=9, voter_since=-1, proved=-1, absent=0, earned=2000)
+    assert decode(SeatRecord, encode(seat)) == seat
+    with pytest.raises(DecodeError):
+        decode(SeatRecord, encode(replace(seat, earned=2001)))
