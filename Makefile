@@ -21,7 +21,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu hunt sweep compiled explore soak soak-peers chaos lint clean
+.PHONY: help install demo test test-slow test-gpu hunt fuzz sweep compiled explore soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-slow  the tests that start real processes, build or install"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
 	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
+	@echo "make fuzz       ten minutes of libFuzzer over every decoder; Linux"
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
@@ -49,6 +50,11 @@ test: $(STAMP)
 
 hunt: $(STAMP)
 	while $(BIN)/python -m pytest -n auto --dist loadgroup --seed -1 $(ARGS); do :; done
+
+# Not in the lock: there are wheels of it for Linux alone.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps 'atheris>=3,<4'
+	$(BIN)/python -m tests.fuzz.atheris_main $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_honest_newcomer_counts_fully_in_the_end_and_its_weight_never_falls():
 
 
 def test_wave_that_suspects_all_but_one_takes_their_seats_without_a_ramp_and_none_with():
-    bent = {"suspects": FOUNDING[1:], "is_past_end": True}
+    bent: dict[str, Any] = {"suspects": FOUNDING[1:], "is_past_end": True}
     open_door = played(3, law=NO_ADMISSION, **bent)[-1]
     assert set(FOUNDING) & set(open_door.members) == {FOUNDING[0]}
     held = played(3 + ERA_ROUNDS, law=LAW, **bent)[-1]

@@ -1,6 +1,7 @@
 """A wave of fresh identities in worlds: it outweighs all others at once, or it has to earn it."""
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,7 +28,7 @@ def attacked(**changes) -> Scenario:
 
 def played(scenario: Scenario, seed: int) -> tuple[Outcome, float]:
     """What came of it, and the wave's mean share in the factors of the rounds that list it."""
-    records = []
+    records: list[Any] = []
     outcome = run_trial(scenario, seed, tracer=records.append)
     world = build_world(settled(scenario, seed), seed)
     weights, wave = weights_of(world.manifest, records), world.settings.liars.keys()

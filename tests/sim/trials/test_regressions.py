@@ -96,7 +96,7 @@ FOUND = [
     ),
     Found(
         "signatures-lost-in-the-log",
-        4,
+        7,
         lambda: patch.object(RoundView, "is_doubtful", lambda self, value: False),
         "I5",
         "its residual says otherwise",
