@@ -39,6 +39,9 @@ sums a LIST that a quorum voted for."""
 STATES: tuple[State, ...] = typing.get_args(State)
 
 
+SUSPICION_USE = "chooses audits, bans nobody"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """Where the status server of the process `pid` answers; `token` is a secret."""
@@ -68,6 +71,18 @@ class RoundRecord:
     bytes_down: int
     train_loss: float | None
     validation_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspicionRecord:
+    """What the lengths and bytes of a peer's contributions say against it in an open run, here.
+
+    `score` is from 0 to 1. `use` is there for whoever reads the numbers alone.
+    """
+
+    score: float
+    reasons: tuple[str, ...]
+    use: str = SUSPICION_USE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +119,9 @@ class PeerRecord:
 
     rate_bytes_s: float | None = None
     """How fast its bulk transfers came in the last rounds."""
+
+    suspicion: SuspicionRecord | None = None
+    """None among friends, and of whom no round is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

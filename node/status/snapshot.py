@@ -16,6 +16,7 @@ import trio
 from node.core import NodeCore
 from node.reporting.shown import shown
 from node.rules.round_view import RoundView
+from node.rules.signals import Signals
 from node.shared_state.told import Told
 from node.status.board import StatusBoard
 from node.status.clocks import PeerClocks
@@ -26,6 +27,7 @@ from node.status.records import (
     RoundTable,
     Snapshot,
     State,
+    SuspicionRecord,
 )
 from protocol import limits
 from protocol.clock import WallClock
@@ -108,6 +110,7 @@ class StatusSources:
     """What peers said of themselves in entries of the replicated state."""
 
     wall_clock: WallClock = time.time
+    signals: Signals = field(default_factory=Signals)
 
 
 async def keep_status(sources: StatusSources, *, every_s: float = SNAPSHOT_S) -> NoReturn:
@@ -121,6 +124,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
     """The node at this moment; `now_s` is its monotonic time."""
     core, board = sources.core, sources.board
     view, run = core.machine.view, core.manifest.digest.hex()
+    _look_for_signals(sources)
     state = node_state(sources)
     board.has_started |= state != "starting"
     sent, received = sources.traffic()
@@ -273,10 +277,28 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 software=None if said is None else shown(said.software),
                 told_s_ago=None if said is None else round(max(0.0, wall_s - said.at_unix_s), 3),
                 rate_bytes_s=core.machine.rates.bytes_per_s(peer),
+                suspicion=_suspicion(sources, peer),
                 **_of_network(sources.network, peer),
             )
         )
     return tuple(records)
+
+
+def _look_for_signals(sources: StatusSources) -> None:
+    """The COMMITs of the last final round; of one that lasted no longer than a snapshot nothing."""
+    machine = sources.core.machine
+    before, value = machine.previous, machine.standing.final.value
+    if before is None or before.trust != "open" or before.index != value.round:
+        return
+    listed = [
+        (peer, commit) for peer, digest, commit in before.commits() if digest in value.commits
+    ]
+    sources.signals.saw(value.round, listed)
+
+
+def _suspicion(sources: StatusSources, peer: PeerId) -> SuspicionRecord | None:
+    found = sources.signals.of(peer)
+    return SuspicionRecord(score=found.score, reasons=found.reasons) if found is not None else None
 
 
 def _of_network(network: Network | None, peer: PeerId) -> dict[str, Any]:

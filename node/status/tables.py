@@ -9,6 +9,7 @@ from rich.text import Text
 from node.reporting.shown import shown
 from node.status.doctor import Finding
 from node.status.records import (
+    SUSPICION_USE,
     MethodRecord,
     NodeStatus,
     PeerRecord,
@@ -18,6 +19,7 @@ from node.status.records import (
     TrainerRecord,
     from_plain,
 )
+from protocol import limits
 
 ROUNDS_SHOWN = 20
 STALE_S = 5.0
@@ -52,7 +54,12 @@ def draw_peers(table: PeerTable) -> RenderableType:
     grid = _grid((*names, "version", "addresses"))
     for peer in table.peers:
         grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
-    return grid
+    odd = [peer for peer in table.peers if peer.suspicion is not None and peer.suspicion.reasons]
+    if not odd:
+        return grid
+    lines = [Text(f"suspicion, which {SUSPICION_USE}:", style="dim")]
+    lines += [Text(f"  {_suspicion_line(peer)}") for peer in odd]
+    return Group(grid, *lines)
 
 
 def draw_doctor(found: Sequence[Finding]) -> RenderableType:
@@ -203,6 +210,12 @@ def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     yield shown(version, _VERSION_CHARACTERS)
     more = len(peer.addresses) - 1
     yield (peer.addresses[0] + (f" +{more}" if more > 0 else "")) if peer.addresses else "-"
+
+
+def _suspicion_line(peer: PeerRecord) -> str:
+    assert peer.suspicion is not None
+    reasons = shown("; ".join(peer.suspicion.reasons), limits.STRING_BYTES_MAX)
+    return f"{peer.peer[-_ID_CHARACTERS:]}  {peer.suspicion.score:.2f}  {reasons}"
 
 
 def _heard(peer: PeerRecord) -> str:

@@ -1,0 +1,42 @@
+"""Signals on the status board: whoever lies in length shows in an open run, and stays a member."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from node.status.records import SUSPICION_USE, PeerTable, from_plain, to_plain
+from node.status.snapshot import snapshot
+from node.status.tables import draw_peers
+from protocol.identity import peer_id_text
+from sim.trials.build import build_world, seat_members
+from sim.trials.faults import member_names
+from sim.trials.scenario import overridden, settled
+from sim.trials.scenario_file import read_scenario
+from tests.node.status_scene import sources_of
+
+PEERS, ROUNDS = 5, 6
+
+
+def test_liar_in_length_is_suspected_by_a_score_and_banned_by_nobody(seed):
+    calm = overridden(read_scenario("open-calm"), peers=PEERS, rounds=ROUNDS, attack="scale:0.25")
+    scenario = settled(replace(calm, cells=2, aggregator="norm_clip"), seed)
+    world = build_world(scenario, seed)
+    names = {name: world.peer(name) for name in member_names(PEERS)}
+    seat_members(world, scenario, seed, names)
+    (liar,) = world.settings.liars
+    node = world.nodes[next(peer for peer in names.values() if peer != liar)]
+    sources = sources_of(node.core)
+    for index in range(1, ROUNDS):
+        world.run(lambda index=index: node.core.machine.head.round >= index, 200.0)
+        shot = snapshot(sources, world.now_s)
+    body = to_plain(shot.peers)
+    records = {record.peer: record for record in from_plain(PeerTable, body).peers}
+    assert {record.suspicion.use for record in records.values()} == {SUSPICION_USE}
+    odd = {name for name, record in records.items() if record.suspicion.score}
+    assert odd == {peer_id_text(liar)}
+    assert records[peer_id_text(liar)].is_member
+    assert not records[peer_id_text(liar)].is_convicted
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(draw_peers(shot.peers))
+    assert SUSPICION_USE in console.export_text()
