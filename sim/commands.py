@@ -90,6 +90,9 @@ def sweep_scenarios(
     interpreted: Annotated[
         bool, typer.Option("--interpreted", help="Even if `make compiled` has been run.")
     ] = False,
+    model: Annotated[
+        str, typer.Option(help="Of `robustness`: text, or gpt, which takes an hour of a core.")
+    ] = "text",
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
@@ -97,7 +100,8 @@ def sweep_scenarios(
     from sim.trials import sweeping
 
     if scenarios == [robustness.NAME]:
-        found, status = robustness.sweep_robustness(seeds, peers, rounds, out, to_stderr=json)
+        asked = robustness.Asked(seeds, peers, rounds, model)
+        found, status = robustness.sweep_robustness(asked, out, to_stderr=json)
         if json:
             print_json(found)
         raise typer.Exit(status)

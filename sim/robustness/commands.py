@@ -1,5 +1,6 @@
 """What `barnraise sim sweep robustness` does: the request, the table, the files."""
 
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from node.exit_codes import EXIT_DONE, EXIT_FAILED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from sim.robustness.game import Stage
+from sim.robustness.learners import manifest_of
 from sim.robustness.report import trial_json, trial_table, write_plot
 from sim.robustness.trial import Row, run_trial
 from sim.trials.sweep import seeds_of
@@ -24,15 +26,27 @@ def seeds_named(text: str) -> range:
     return found if ".." in text else range(found.start)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the command."""
+
+    seeds: str
+    peers: int | None
+    rounds: int | None
+    model: str = "text"
+
+
 def sweep_robustness(
-    seeds_text: str, peers: int | None, rounds: int | None, out: Path | None, *, to_stderr: bool
+    asked: Asked, out: Path | None, *, to_stderr: bool
 ) -> tuple[dict[str, object], int]:
     """Run all attacks and tell of them; the object for scripts, and the exit status."""
-    seeds = seeds_named(seeds_text)
+    seeds = seeds_named(asked.seeds)
     if not seeds:
         raise ConfigError("--seeds 0: there is nothing to run")
-    count = Stage().peers if peers is None else peers
-    stage = Stage(peers=count, liars=count // 4, rounds=rounds or Stage().rounds)
+    manifest_of(asked.model)  # A name that there is not is told before anything runs.
+    count = Stage().peers if asked.peers is None else asked.peers
+    rounds = asked.rounds or Stage().rounds
+    stage = Stage(peers=count, liars=count // 4, rounds=rounds, model=asked.model)
     if stage.rounds <= stage.attacked_from:
         raise ConfigError(f"--rounds {stage.rounds}: liars begin in round {stage.attacked_from}")
     console = Console(stderr=to_stderr, highlight=False)

@@ -3,7 +3,6 @@
 P peers (the honest first), H honest ones, B liars, N elements
 """
 
-import copy
 import math
 import random
 from collections.abc import Callable
@@ -11,18 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.identity import PeerId
-from protocol.manifest import RunManifest, TimingSpec
+from protocol.manifest import RunManifest
 from sim.attacks import Attack, Context
-from sim.attacks.backdoor import TARGET, TRIGGER
-from sim.text_model import NUM_SAMPLES, NUM_SYMBOLS, TextModel
-from sim.toy_run import toy_run
+from sim.robustness.learners import Learner, learner_of, manifest_of
 from training.aggregation import AGGREGATORS
 from training.arithmetic import Vector, all_finite
 from training.outer import OuterInfo, make_outer
-
-CELLS = 4
-_TIMING = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +26,7 @@ class Stage:
     liars: int = 4
     rounds: int = 30
     attacked_from: int = 4
+    model: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ def rule_named(name: str, *, liars: int | None = None) -> Rule:
     Rows that are not finite never reach a rule: the decoder refuses them, so their senders are
     absent. The bare mean of `undefended` has not even that.
     """
-    manifest = _manifest()
+    manifest = manifest_of("text")
     rule = AGGREGATORS[name](f=liars, cell_elements=manifest.cell_elements)
 
     def aggregated(rows_PN: Vector) -> Vector:
@@ -80,11 +74,11 @@ def undefended(rows_PN: Vector) -> Vector:
 
 def play(stage: Stage, attack: Attack, rule: Rule, seed: int) -> Course:
     """One run. All that is left to chance comes from the seed; the attack changes no other luck."""
-    manifest = _manifest()
-    model = TextModel(manifest, seed)
-    bent = copy.copy(model)
-    bent.context_B, bent.next_B = attack.poison(model.context_B, model.next_B, NUM_SYMBOLS)
+    manifest = manifest_of(stage.model)
+    model = learner_of(stage.model, manifest, seed)
+    bent = learner_of(stage.model, manifest, seed, attack.poison)
     run = _Run(stage, attack, rule, manifest, seed)
+    run.anchor_N = model.first_N
     losses: list[float] = []
     for index in range(stage.rounds):
         with np.errstate(all="ignore"):  # Where the model diverges, so do its learners.
@@ -96,7 +90,7 @@ def play(stage: Stage, attack: Attack, rule: Rule, seed: int) -> Course:
             loss = model.loss(run.anchor_N)
         losses.append(loss if math.isfinite(loss) else math.inf)
     kept = sum(run.directions) / max(1, len(run.directions))
-    return Course(tuple(losses), kept, _triggered(run.anchor_N))
+    return Course(tuple(losses), kept, model.triggered(run.anchor_N))
 
 
 class _Run:
@@ -106,7 +100,7 @@ class _Run:
         self, stage: Stage, attack: Attack, rule: Rule, manifest: RunManifest, seed: int
     ) -> None:
         self._stage, self._attack, self._rule = stage, attack, rule
-        self._seed, self._manifest = seed, manifest
+        self._seed = seed
         self._outer = make_outer(manifest.outer)
         layout = manifest.layout(0)
         self._slices = tuple(
@@ -118,18 +112,15 @@ class _Run:
         self._history: list[Vector] = []
         self.directions: list[bool] = []
 
-    def trained(self, model: TextModel, bent: TextModel, index: int) -> Vector:
+    def trained(self, model: Learner, bent: Learner, index: int) -> Vector:
         """(P, N): everybody's own work; the liars', which are last, on poisoned data once they
         attack."""
-        stage, inner = self._stage, self._manifest.inner
-        samples = inner.inner_steps * inner.batch
-        rows = []
+        stage, rows = self._stage, []
         for peer in range(stage.peers):
             luck = random.Random(f"{self._seed}/robustness/{index}/{peer}")
-            first = luck.randrange(NUM_SAMPLES - samples)
             is_bent = peer >= stage.peers - stage.liars and index >= stage.attacked_from
             learner = bent if is_bent else model
-            rows.append(learner(self.anchor_N, ((first, first + samples),), luck).drift_N)
+            rows.append(learner.learn(self.anchor_N, luck).drift_N)
         return np.stack(rows)
 
     def step(self, rows_PN: Vector, index: int) -> bool:
@@ -158,13 +149,3 @@ class _Run:
             found = self._outer.step(self.anchor_N, aggregate_N, info)
         self.anchor_N, self._slots = found.anchor_N, dict(found.slots)
         return all_finite(self.anchor_N)
-
-
-def _triggered(anchor_N: Vector) -> float:
-    logits_K = anchor_N[TRIGGER * NUM_SYMBOLS : (TRIGGER + 1) * NUM_SYMBOLS].astype(np.float64)
-    shares_K = np.exp(logits_K - logits_K.max())
-    return float(shares_K[TARGET] / shares_K.sum())
-
-
-def _manifest() -> RunManifest:
-    return toy_run(PeerId(bytes(32)), rounds=1, cells=CELLS, timing=_TIMING)

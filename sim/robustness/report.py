@@ -47,6 +47,7 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
         "liars": stage.liars,
         "rounds": stage.rounds,
         "seeds": len(seeds),
+        "model": stage.model,
         "broken": [row.attack for row in rows if not row.is_kept],
         "attacks": {row.attack: row.as_json() for row in rows},
     }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from protocol.errors import ConfigError
@@ -112,7 +112,7 @@ def run_trial(
         raise ConfigError(f"{stage.liars} liars of {stage.peers} peers: it must be some, not half")
     default = rule_named("default", liars=stage.liars)
     mean = rule_named("mean")
-    calm = Stage(peers=stage.peers, liars=0, rounds=stage.rounds)
+    calm = replace(stage, liars=0)
     clean = tuple(play(calm, Attack(), mean, seed) for seed in seeds)
     rows = []
     for name in (CALM, *attacks):

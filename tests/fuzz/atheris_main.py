@@ -14,8 +14,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +62,10 @@ def _dumped(target: Any) -> Iterator[bytes]:
 
 
 def child(atheris: Any, target: Any, seconds: int, log: Path) -> int:
-    """The exit status of a forked process that fuzzes `target`; its output goes to `log`."""
+    """The id of a forked process that fuzzes `target`; its output goes to `log`."""
     pid = os.fork()
     if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return pid
     status = SETUP_ERROR
     try:
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -108,11 +106,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [one for one in TARGETS if not options.target or one.name in options.target]
     seconds = max(1, options.seconds * options.jobs // max(1, len(chosen)))
     broken, total = [], 0
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as pool:
-        logs = [Path(name) / f"{number}.log" for number in range(len(chosen))]
-        work = partial(child, atheris)
-        statuses = pool.map(work, chosen, [seconds] * len(chosen), logs)
-        for target, log, status in zip(chosen, logs, statuses, strict=True):
+    with tempfile.TemporaryDirectory() as name:
+        # No threads: whoever forks beside them takes their locks along.
+        waiting, running = list(enumerate(chosen)), dict[int, tuple[Any, Path]]()
+        while waiting or running:
+            while waiting and len(running) < options.jobs:
+                number, target = waiting.pop(0)
+                log = Path(name) / f"{number}.log"
+                running[child(atheris, target, seconds, log)] = (target, log)
+            pid, wait_status = os.wait()
+            target, log = running.pop(pid)
+            status = os.waitstatus_to_exitcode(wait_status)
             total += executions(log)
             if status or not executions(log):
                 broken.append(target.name)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,25 @@ def test_default_rule_keeps_every_promise_at_a_quarter_of_liars(tmp_path: Path) 
     assert found["attacks"]["scale"]["bare_percent"] is None
     assert (tmp_path / "robustness.png").stat().st_size > 10_000
     assert "searched_ipm" in (tmp_path / "robustness.txt").read_text()
+
+
+def test_model_that_there_is_not_is_told_before_anything_runs() -> None:
+    found = CliRunner().invoke(app, ["sim", "sweep", "robustness", "--model", "resnet"])
+    assert found.exit_code != 0
+    assert isinstance(found.exception, ConfigError)
+    assert "there are text, gpt" in str(found.exception)
+
+
+@pytest.mark.slow
+def test_gpt_learns_and_its_bare_mean_is_ruined_where_the_default_rule_goes_on() -> None:
+    stage = Stage(peers=8, liars=2, rounds=5, attacked_from=2, model="gpt")
+    rule = rule_named("default", liars=2)
+    calm = play(replace(stage, liars=0), Attack(), rule, 0)
+    assert calm == play(replace(stage, liars=0), Attack(), rule, 0)
+    assert calm.losses[0] > calm.losses[-1] > 0.0
+    defended = play(stage, ATTACKS["scale"](), rule, 0)
+    assert defended.loss_last < calm.losses[0]
+    assert play(stage, ATTACKS["scale"](), undefended, 0).loss_last > 2.0 * calm.losses[0]
+    bent = play(stage, ATTACKS["label_flip"](), undefended, 0)
+    assert bent.losses[:2] == calm.losses[:2]
+    assert bent.loss_last > calm.loss_last
