@@ -298,9 +298,10 @@ def apply_results(view: RoundView) -> Iterator[RoundAction]:
     """Take the outer step once every cell of a certified or final LIST has its result."""
     complete = {digest: not body.commits for digest, body in view.ballots.certified_lists()}
     sealed = _sealed_list(view)
-    if sealed:
-        body = view.ballots.list_of(sealed)
-        complete.setdefault(sealed, body is not None and not body.commits)
+    # What others sealed may be here before the LIST that says what it is of: by that alone whoever
+    # takes the step finds the round, and a step that is asked for too early is asked for in vain.
+    if sealed and (body := view.ballots.list_of(sealed)) is not None:
+        complete.setdefault(sealed, not body.commits)
     for digest, is_empty in complete.items():
         place = ("apply", digest, 0, view.me)
         if place not in view.requested and (is_empty or not view.missing_results(digest)):
