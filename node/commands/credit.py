@@ -152,9 +152,10 @@ def _notes(statement: "Statement", proven: int) -> Iterator[str]:
             f"up to round {statement.folded:,} the credits are this node's own sums: "
             "it keeps the contributions' proofs for two eras"
         )
+    under_way = f", {statement.in_flight:,} in rounds under way" if statement.in_flight else ""
     yield (
         f"samples: {statement.cursor:,} leased, {statement.unused:,} of them to be leased again, "
-        f"{statement.forgotten:,} passed over"
+        f"{statement.forgotten:,} passed over{under_way}"
     )
 
 
@@ -194,4 +195,5 @@ def _statement_json(manifest: "RunManifest", statement: "Statement") -> dict[str
         "samples_leased": statement.cursor,
         "samples_unused": statement.unused,
         "samples_forgotten": statement.forgotten,
+        "samples_in_flight": statement.in_flight,
     }

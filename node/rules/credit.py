@@ -12,7 +12,7 @@ from typing import Annotated
 
 from node.rules.admission import claim_breach
 from node.rules.chain import check_seal, genesis
-from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten
+from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten, num_in_flight
 from protocol import limits
 from protocol.errors import DecodeError, LedgerError, ProofError
 from protocol.identity import PeerId, Signer
@@ -80,7 +80,8 @@ class Statement:
     The tokens of all `credits`, `drift_tokens` and `unproven_tokens` are `tokens`, what the seal
     says. `folded` is the round up to which the credits are the word of whoever kept them, with no
     COMMIT to show. `unproven` are spans [first, last] of later rounds whose COMMITs are missing.
-    Samples [0, `cursor`) were leased: used, `unused` that came back, or `forgotten`.
+    Samples [0, `cursor`) were leased: used, `unused` that came back, `forgotten`, or `in_flight`,
+    for a round behind this one that was under way beside it (R5).
     """
 
     run: bytes
@@ -96,6 +97,7 @@ class Statement:
     cursor: int
     unused: int
     forgotten: int
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class Ledger:
         self._signer = signer
         self._folded = folded
         self._head = start or genesis(manifest, folded.shard, folded.genesis_root).value
+        self._chain = [self._head] * (self._rules.lag + 1)
+        """The head and the seals before it, as many as are asked for; genesis before itself."""
         self._totals: dict[PeerId, Credit] = {}
         self._drift_tokens = 0
         self._unproven: list[tuple[int, int]] = []
@@ -164,7 +168,7 @@ class Ledger:
         Raises LedgerError naming the round if it does not follow, or does not follow from them.
         """
         value, before = certificate.value, self._head
-        self._check_link(before, certificate)
+        self._check_link(before, self._basis, certificate)
         gained = value.clock.tokens - before.clock.tokens
         if gained < 0:
             raise LedgerError.at(value.round, "fewer tokens than the seal before")
@@ -180,6 +184,12 @@ class Ledger:
         else:
             self._take_proven(before, value, commits or ())
         self._head = value
+        self._chain = [*self._chain[1:], value]
+
+    @property
+    def _basis(self) -> SealValue:
+        """The seal that named the roster of the round behind the head, and leased it (R1)."""
+        return self._chain[-self._rules.lag]
 
     def statement(self) -> Statement:
         """What the rounds so far add up to; most tokens first.
@@ -191,6 +201,7 @@ class Ledger:
             raise LedgerError.at(
                 value.round, f"credits up to round {self._folded.round}, and no seal"
             )
+        in_flight = num_in_flight(self._chain[-2], self._rules) if value.round else 0
         return Statement(
             run=value.run,
             shard=value.shard,
@@ -205,15 +216,21 @@ class Ledger:
             cursor=clock.cursor,
             unused=sum(gap.stop - gap.first for gap in clock.unused),
             forgotten=num_forgotten(
-                clock, self._rules.tokens_each, drift_tokens=self._drift_tokens
+                clock,
+                self._rules.tokens_each,
+                drift_tokens=self._drift_tokens,
+                in_flight=in_flight,
             ),
+            in_flight=in_flight,
         )
 
-    def _check_link(self, before: SealValue, certificate: SealCertificate) -> None:
+    def _check_link(
+        self, before: SealValue, basis: SealValue, certificate: SealCertificate
+    ) -> None:
         value, index = certificate.value, before.round + 1
         if (value.run, value.shard, value.round) != (before.run, before.shard, index):
             raise LedgerError.at(index, "its place has a seal of another run, shard or round")
-        if not value.before == value.basis == before.digest:
+        if (value.before, value.basis) != (before.digest, basis.digest):
             raise LedgerError.at(index, "it does not follow the seal before")
         if self._signer is None:
             return
@@ -241,8 +258,8 @@ class Ledger:
     def _take_proven(
         self, before: SealValue, value: SealValue, commits: Sequence[SignedMessage]
     ) -> None:
-        listed = self._listed(before, value, commits)
-        expected = next_clock(before, listed, self._rules)
+        listed = self._listed(self._basis, value, commits)
+        expected = next_clock(before, listed, self._rules, basis=self._basis)
         drift = value.clock.tokens - expected.tokens if value.drifts else 0
         if drift:
             expected = _with_drift(expected, value.clock)
@@ -253,28 +270,28 @@ class Ledger:
             add_credit(self._totals, entry.sender, entry.commit)
 
     def _listed(
-        self, before: SealValue, value: SealValue, commits: Sequence[SignedMessage]
+        self, basis: SealValue, value: SealValue, commits: Sequence[SignedMessage]
     ) -> list[Listed]:
         if tuple(message.digest for message in commits) != value.commits:
             raise LedgerError.at(value.round, "other COMMITs than it lists")
         listed = []
         for message in commits:
-            commit = self._commit(before, message)
+            commit = self._commit(basis, value.round, message)
             listed.append(Listed(message.sender, commit, is_proved=False))
         senders = [entry.sender for entry in listed]
-        if senders != sorted(set(senders)) or not before.roster.member_set.issuperset(senders):
+        if senders != sorted(set(senders)) or not basis.roster.member_set.issuperset(senders):
             raise LedgerError.at(value.round, "it lists somebody twice, or who has no seat")
         return listed
 
-    def _commit(self, before: SealValue, message: SignedMessage) -> Commit:
-        index, slot = before.round + 1, message.slot
+    def _commit(self, basis: SealValue, index: int, message: SignedMessage) -> Commit:
+        slot = message.slot
         try:
             body = decode_body(message)
         except DecodeError as error:
             raise LedgerError.at(index, f"a COMMIT is malformed: {error}") from error
         place = (slot.run, slot.shard, slot.round, slot.basis)
         is_commit = isinstance(body, Commit) and slot.kind is Kind.COMMIT
-        if not is_commit or place != (before.run, before.shard, index, before.digest):
+        if not is_commit or place != (basis.run, basis.shard, index, basis.digest):
             raise LedgerError.at(index, "it lists what is no COMMIT to it")
         assert isinstance(body, Commit)
         if wrong := claim_breach(self._rules, samples=body.samples, tokens=body.tokens):

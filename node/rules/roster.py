@@ -55,6 +55,8 @@ class ClockRules:
     trust: str = "friends"
     admission: AdmissionSpec = NO_ADMISSION
     """Whose reports count."""
+    lag: int = 1
+    """L of R1: how many rounds may be in flight (R5)."""
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
@@ -66,6 +68,7 @@ class ClockRules:
             tokens=manifest.stop.tokens,
             trust=manifest.trust,
             admission=manifest.admission,
+            lag=manifest.outer.overlap,
         )
 
 
@@ -134,30 +137,51 @@ def provisional_closer(roster: Roster, basis: bytes, attempt: int) -> PeerId:
     return order[(start + attempt) % len(order)]
 
 
-def leases(value: SealValue, samples_each: int) -> tuple[dict[PeerId, Lease], SealClock]:
-    """Who may use which samples in the round after `value`, and the clock with them leased.
+def leases(
+    value: SealValue, samples_each: int, *, turn: int = 1
+) -> tuple[dict[PeerId, Lease], SealClock]:
+    """Who may use which samples in a round that `value` leases, and the clock with them leased.
 
-    Every member gets `samples_each` samples, in ascending peer order, returned ones first.
+    Every member gets `samples_each` samples, in ascending peer order, returned ones first. A seal
+    leases one round, the one whose roster it names; genesis so many as may be in flight (R5), one
+    behind the other, and `turn` says which of them.
     """
     unused: Lease = tuple((gap.first, gap.stop) for gap in value.clock.unused)
     cursor = value.clock.cursor
     leased = {}
-    for peer in value.roster.members:
-        leased[peer], unused, cursor = take(unused, cursor, samples_each)
+    for _ in range(turn):
+        for peer in value.roster.members:
+            leased[peer], unused, cursor = take(unused, cursor, samples_each)
     return leased, replace(value.clock, unused=_intervals(unused), cursor=cursor)
+
+
+def leased_for(round_index: int, basis: SealValue, samples_each: int) -> dict[PeerId, Lease]:
+    """Who may use which samples in that round, by the seal that names its roster."""
+    return leases(basis, samples_each, turn=1 if basis.round else round_index)[0]
 
 
 def _intervals(gaps: Lease) -> tuple[Interval, ...]:
     return tuple(Interval(first=first, stop=stop) for first, stop in gaps)
 
 
-def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) -> SealClock:
+def next_clock(
+    value: SealValue,
+    listed: Sequence[Listed],
+    rules: ClockRules,
+    *,
+    basis: SealValue | None = None,
+) -> SealClock:
     """The clock after a round on `value` that listed these contributions.
 
-    Samples of members that are not listed go back whole; a listed member gives back the tail that
-    its COMMIT says it did not use.
+    What `value` leases is taken from it: with two rounds in flight (R5) for the round behind this
+    one, so that of two seals in a row none leases what the other did. This round was leased by
+    `basis`, with one in flight `value` itself. Its samples of members that are not listed go back
+    whole; a listed member gives back the tail that its COMMIT says it did not use.
     """
-    leased, clock = leases(value, rules.samples_each)
+    basis = basis or value
+    assert basis.round == max(0, value.round + 1 - rules.lag), "another seal leased the round"
+    _, clock = leases(value, rules.samples_each, turn=1 if value.round else rules.lag)
+    leased = leased_for(value.round + 1, basis, rules.samples_each)
     used = {entry.sender: min(entry.commit.samples, rules.samples_each) for entry in listed}
     returned: list[tuple[int, int]] = []
     for peer, lease in leased.items():
@@ -180,16 +204,24 @@ def next_clock(value: SealValue, listed: Sequence[Listed], rules: ClockRules) ->
     )
 
 
-def num_forgotten(clock: SealClock, tokens_each: int, *, drift_tokens: int = 0) -> int:
+def num_in_flight(before: SealValue, rules: ClockRules) -> int:
+    """Samples that are leased for rounds behind the one that follows `before` (R5): its seal
+    cannot say what becomes of them."""
+    return (rules.lag - 1) * rules.samples_each * len(before.roster.members)
+
+
+def num_forgotten(
+    clock: SealClock, tokens_each: int, *, drift_tokens: int = 0, in_flight: int = 0
+) -> int:
     """Samples that were leased, came back, and were too many intervals to be kept: the trace that
     a seal has of them.
 
     Every COMMIT that counts claims `tokens_each` tokens for each sample that it used, so the tokens
     say how many were; what was not used and is not among the unused was forgotten. `drift_tokens`
-    are of samples that other branches leased (R4).
+    are of samples that other branches leased (R4), `in_flight` samples of rounds under way (R5).
     """
     used = (clock.tokens - drift_tokens) // tokens_each
-    return clock.cursor - sum(gap.stop - gap.first for gap in clock.unused) - used
+    return clock.cursor - in_flight - sum(gap.stop - gap.first for gap in clock.unused) - used
 
 
 def _weighted_median_steps(listed: Sequence[Listed]) -> int:

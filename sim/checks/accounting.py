@@ -55,6 +55,7 @@ class Accounting:
         """Seals whose COMMITs may be told a little later, where clocks are apart."""
         self._manifest = manifest
         self._each = manifest.inner.inner_steps * manifest.inner.batch
+        self._lag = manifest.outer.overlap
         named = {setting.name: setting.value for setting in manifest.model.settings}
         self._tokens_each = int(named.get("context", 1))
         self._used: list[Gap] = []
@@ -156,19 +157,22 @@ class Accounting:
 
     def _sealed(self, value: SealValue) -> Iterator[str]:
         previous = self._history.values.get(value.before)
-        if previous is None or not self._knows(value):
+        basis = self._history.values.get(value.basis)
+        if previous is None or basis is None or not self._knows(value):
             return  # Somebody fetched this state, and nobody told of the rounds before it.
         listed = [self._history.commits[digest] for digest in value.commits]
         senders = [said.message.sender for said in listed]
         if senders != sorted(set(senders)):
             yield f"round {value.round} lists somebody twice, or not in order"
-        strangers = set(senders) - set(previous.roster.members)
+        if basis.round != max(0, value.round - self._lag):
+            yield f"round {value.round} is named by the seal of round {basis.round}"
+        strangers = set(senders) - set(basis.roster.members)
         if strangers:
             yield f"round {value.round} lists {short_id(min(strangers))}, who has no seat"
-        if any(said.message.slot.basis != previous.digest for said in listed):
+        if any(said.message.slot.basis != basis.digest for said in listed):
             yield f"round {value.round} lists a contribution to another round"
         yield from self._clock(previous, value, listed)
-        yield from self._samples(previous, value, listed)
+        yield from self._samples((basis, previous), value, listed)
 
     def _clock(
         self, previous: SealValue, value: SealValue, listed: Sequence[Said]
@@ -199,9 +203,15 @@ class Accounting:
         return num_parts(previous, said.message.sender, self._manifest.admission) > 0
 
     def _samples(
-        self, previous: SealValue, value: SealValue, listed: Sequence[Said]
+        self, named: tuple[SealValue, SealValue], value: SealValue, listed: Sequence[Said]
     ) -> Iterator[str]:
-        leases, free, cursor = _leases(previous, self._each)
+        """`named` are the seal that leased the round, and the one before it."""
+        basis, previous = named
+        turn = 1 if basis.round else value.round
+        leases = _leases(basis, self._each, turn)[0]
+        # What is leased meanwhile, for rounds behind this one (R5).
+        ahead, free, cursor = _leases(previous, self._each, 1 if previous.round else self._lag)
+        in_flight = [gap for mine in ahead.values() for gap in mine] if self._lag > 1 else []
         spent = {said.message.sender: min(_commit(said).samples, self._each) for said in listed}
         used: list[Gap] = []
         for peer, lease in leases.items():
@@ -218,7 +228,9 @@ class Accounting:
             # The rounds between were fetched: of them the seal is all that is known, and not which
             # of the samples that are not to be leased again were used.
             before = previous.clock
-            self._used = _merged(_complement(_gaps(before), before.cursor))
+            mine = [gap for lease in leases.values() for gap in lease] if self._lag > 1 else []
+            known = _merged([*_gaps(before), *mine])
+            self._used = _merged(_complement(known, before.cursor)) if previous.round else []
             self._forgotten, self._is_whole = [], False
             self._credits = {previous.roster.members[0]: before.tokens}
         twice = next((gap for gap in used if _overlaps(self._used, gap)), None)
@@ -227,12 +239,12 @@ class Accounting:
         self._used = _merged([*self._used, *used])
         self._forgotten = _merged([*self._forgotten, *forgotten])
         self._counted = value.round
-        parts = [*self._used, *self._forgotten, *given_back]
+        parts = [*self._used, *self._forgotten, *given_back, *in_flight]
         if _size(parts) != value.clock.cursor or _merged(parts) != _below(value.clock.cursor):
             yield f"round {value.round} leaves samples of which nobody knows what became of them"
-        yield from self._receipts(value, listed)
+        yield from self._receipts(value, listed, _size(in_flight))
 
-    def _receipts(self, value: SealValue, listed: Sequence[Said]) -> Iterator[str]:
+    def _receipts(self, value: SealValue, listed: Sequence[Said], in_flight: int) -> Iterator[str]:
         """The contributions of the whole chain add up to what the seal says."""
         for said in listed:
             sender = said.message.sender
@@ -242,6 +254,7 @@ class Accounting:
             yield f"round {value.round} seals {value.clock.tokens} tokens for credits of {total}"
         clock = value.clock
         unknown = clock.cursor - _size(_gaps(clock)) - clock.tokens // self._tokens_each
+        unknown -= in_flight
         if self._is_whole and unknown != _size(self._forgotten):
             yield f"round {value.round} counts {unknown} forgotten samples by its tokens"
 
@@ -263,11 +276,17 @@ def _median_steps(commits: Sequence[Commit]) -> int:
     return next(reaching, 0)
 
 
-def _leases(value: SealValue, each: int) -> tuple[dict[PeerId, list[Gap]], list[Gap], int]:
-    """Every member takes `each` samples, the lowest free ones first; what is left, the cursor."""
+def _leases(
+    value: SealValue, each: int, turns: int = 1
+) -> tuple[dict[PeerId, list[Gap]], list[Gap], int]:
+    """Every member takes `each` samples, the lowest free ones first; what is left, the cursor.
+
+    Genesis does that for several rounds where they overlap: the leases are of the last `turns`.
+    """
     free, cursor = _gaps(value.clock), value.clock.cursor
     leases: dict[PeerId, list[Gap]] = {}
-    for peer in sorted(seat.peer for seat in value.roster.seats):
+    peers = sorted(seat.peer for seat in value.roster.seats)
+    for peer in peers * turns:
         mine, free = _split(free, each)
         missing = each - _size(mine)
         if missing:

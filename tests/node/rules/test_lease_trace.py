@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from node.rules import roster as rosters
-from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten
+from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten, num_in_flight
 from protocol.grid import merkle_root
 from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
@@ -22,11 +22,17 @@ CONTEXT = 64
 
 
 class Swarm:
-    """Rounds of members that use what a test says, and what became of every sample."""
+    """Rounds of members that use what a test says, and what became of every sample.
 
-    def __init__(self, num_members: int) -> None:
+    With `lag` 2 the round behind each one is leased before it is sealed (R5).
+    """
+
+    def __init__(self, num_members: int, *, lag: int = 1) -> None:
+        self.rules = replace(RULES, lag=lag)
         head = head_of(peers_named(num_members)).value
-        self.value: SealValue = head
+        self.value: SealValue = replace(head, round=0)
+        self.named: list[SealValue] = [self.value] * lag
+        """By these seals the rounds under way are leased, the next one to be sealed first."""
         self.used: set[int] = set()
         self.times: list[int] = []
         """Every sample that was trained on, as often as it was."""
@@ -41,31 +47,49 @@ class Swarm:
 
     def round(self, samples: list[int | None]) -> None:
         """Each member's samples; None for one that is not listed."""
-        leased, _ = rosters.leases(self.value, EACH)
+        basis, index = self.named[0], self.value.round + 1
+        leased = rosters.leased_for(index, basis, EACH)
         entries = []
-        for peer, count in zip(self.value.roster.members, samples, strict=True):
+        for peer, count in zip(basis.roster.members, samples, strict=True):
             if count is not None:
                 numbers = [n for first, stop in leased[peer] for n in range(first, stop)]
                 self.times += numbers[:count]
                 entries.append(Listed(peer, self.commit(count), is_proved=False))
         self.used = set(self.times)
-        clock = next_clock(self.value, entries, RULES)
-        self.value = replace(self.value, round=self.value.round + 1, clock=clock)
+        clock = next_clock(self.value, entries, self.rules, basis=basis)
+        self.value = replace(self.value, round=index, clock=clock)
+        self.named = [*self.named[1:], self.value]
+
+    @property
+    def in_flight(self) -> set[int]:
+        """Samples of the rounds behind the next one, which are leased already."""
+        rounds = range(self.value.round + 1, self.value.round + self.rules.lag)
+        named = zip(rounds, self.named, strict=False)
+        found = [rosters.leased_for(index, basis, EACH) for index, basis in named]
+        spans = [span for leased in found for lease in leased.values() for span in lease]
+        return {n for first, stop in spans for n in range(first, stop)}
 
     def commit(self, samples: int) -> Commit:
         return commit_body(self.value, samples=samples, tokens=samples * RULES.tokens_each)
 
 
+@pytest.mark.parametrize("lag", [1, 2])
 @pytest.mark.parametrize("used_at_most", [1, 3, EACH])
-def test_what_is_forgotten_is_counted_by_the_seals_alone(used_at_most, seed):
+def test_what_is_forgotten_is_counted_by_the_seals_alone(used_at_most, lag, seed):
     choose = random.Random(f"{seed}/{used_at_most}/forgotten")
-    swarm = Swarm(64)
+    swarm = Swarm(64, lag=lag)
     for _ in range(60):
+        before = swarm.value
         swarm.round(
             [None if choose.random() < 0.1 else choose.randint(1, used_at_most) for _ in range(64)]
         )
-        forgotten = set(range(swarm.clock.cursor)) - swarm.used - swarm.unused
-        assert num_forgotten(swarm.clock, RULES.tokens_each) == len(forgotten)
+        in_flight = swarm.in_flight
+        assert len(in_flight) == num_in_flight(before, swarm.rules) == (lag - 1) * 64 * EACH
+        # Else a round under way would train on what another one has, or on what came back.
+        assert not in_flight & (swarm.used | swarm.unused)
+        forgotten = set(range(swarm.clock.cursor)) - swarm.used - swarm.unused - in_flight
+        found = num_forgotten(swarm.clock, RULES.tokens_each, in_flight=len(in_flight))
+        assert found == len(forgotten)
         assert len(swarm.times) == len(swarm.used)
         assert not swarm.used & swarm.unused
         assert len(swarm.clock.unused) <= LEASE_INTERVALS_MAX
@@ -87,11 +111,13 @@ def test_returned_leases_that_touch_are_one_before_anything_is_forgotten():
     start = SealClock(step=0, tokens=0, cursor=9000, unused=unused, ends_run=False)
     swarm = Swarm(2)
     swarm.value = replace(swarm.value, clock=start)
+    swarm.named = [swarm.value]
     swarm.round([None, None])
     assert swarm.clock == start
 
 
-def test_late_returns_use_no_window_twice_in_an_epoch(seed):
+@pytest.mark.parametrize("lag", [1, 2])
+def test_late_returns_use_no_window_twice_in_an_epoch(lag, seed):
     blocks = [blake3(f"block {index}".encode()).digest(length=1024) for index in range(20)]
     spec = CorpusSpec(
         name="random",
@@ -104,7 +130,7 @@ def test_late_returns_use_no_window_twice_in_an_epoch(seed):
     dataset = BlockDataset(spec, blocks)
     epoch = dataset.samples_per_epoch(CONTEXT)
     choose = random.Random(f"{seed}/epochs")
-    swarm = Swarm(7)
+    swarm = Swarm(7, lag=lag)
     is_late = False
     while swarm.clock.cursor < 4 * epoch:
         # Now and then most are absent, so that leases come back and wait beyond their epoch's end.

@@ -18,7 +18,7 @@ from node.rules.roster import (
 )
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Roster, SealClock, SealValue
+from protocol.messages import Interval, Roster, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import commit_body, head_of, peers_named, roster_of, seat
 from training.leases import lease_size
@@ -370,6 +370,26 @@ def test_digest_of_a_seal_covers_its_roster_and_clock():
         replace(HEAD, before=bytes(32)),
     ]
     assert len({value.digest for value in (HEAD, *other)}) == 5
+
+
+def test_seal_between_two_rounds_in_flight_leases_what_neither_of_them_has():
+    rules = replace(RULES, lag=2)
+    start = replace(HEAD, round=0)
+    first, second = (rosters.leased_for(index, start, 10) for index in (1, 2))
+    assert first == {A: ((0, 10),), B: ((10, 20),), C: ((20, 30),)}
+    assert second == {A: ((30, 40),), B: ((40, 50),), C: ((50, 60),)}
+    clock = next_clock(start, [listed(A), listed(C)], rules, basis=start)
+    # Round 1 gives back what B had, and says nothing of round 2, which is under way.
+    assert (clock.cursor, clock.unused) == (60, (Interval(first=10, stop=20),))
+    one = replace(HEAD, round=1, clock=clock)
+    assert rosters.leased_for(3, one, 10) == {A: ((10, 20),), B: ((60, 70),), C: ((70, 80),)}
+    clock = next_clock(one, [listed(B), listed(C)], rules, basis=start)
+    assert (clock.cursor, clock.unused) == (80, (Interval(first=30, stop=40),))
+
+
+def test_clock_asks_for_the_seal_that_leased_the_round():
+    with pytest.raises(AssertionError, match="another seal leased"):
+        next_clock(HEAD, [listed(A)], replace(RULES, lag=2))
 
 
 # The end of the run -----------------------------------------------------------------------------
