@@ -165,7 +165,9 @@ class NodeCore(CoreState):
         base = machine.standing.base
         if self._newest > base.index or not catchup.is_at_rest:
             moved_s = base.progress_s
-            actions += catchup.consider(base.head, self._rounds, moved_s=moved_s, now_s=now_s)
+            actions += catchup.consider(
+                base.head, self._rounds, moved_s=moved_s, now_s=now_s, named=base.named_by
+            )
         if catchup.wanted is not None:
             actions += catchup.pull(self._rounds, lag_s=self.liveness.lag_s, now_s=now_s)
         machine.is_held = catchup.wanted is not None
@@ -334,6 +336,7 @@ class NodeCore(CoreState):
             return
         self.chain += self.catchup.finish()
         self._is_astray = False
-        self.machine.reset(certificate, now_s=now_s)
+        before = self.chain[-2].value if len(self.chain) > 1 else None
+        self.machine.reset(certificate, now_s=now_s, before=before)
         self._relay.forget(m for v in self.views() for m in v.ballots.messages())
         yield from self._train(certificate, was_listed=False, is_resync=True)

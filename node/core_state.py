@@ -129,8 +129,10 @@ class CoreState:
     def _train(
         self, head: SealCertificate, *, was_listed: bool, is_resync: bool = False
     ) -> Iterator[ev.CoreAction]:
-        samples = self.machine.config.clock.samples_each
-        leases = {} if head.value.clock.ends_run else rosters.leases(head.value, samples)[0]
+        samples, named = self.machine.config.clock.samples_each, self.machine.standing.top.named
+        leases = {}
+        if not head.value.clock.ends_run:
+            leases = rosters.leased_for(head.value.round + 1, named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
         self._is_astray = False
         yield ev.Train(head, lease, was_listed, is_resync)

@@ -75,7 +75,7 @@ class Invariants:
         circumstances: Circumstances | None = None,
     ) -> None:
         known = circumstances or Circumstances()
-        self.history = History(manifest.trust)
+        self.history = History(manifest.trust, lag=manifest.outer.overlap)
         self.leaks = Leaks(self.history)
         self._stalls = Stalls(self.history, manifest, stall_s=known.stall_s)
         checks: list[Check] = [

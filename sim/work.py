@@ -112,7 +112,7 @@ class SimWork:
             world.learned(node, self.round, node.trainer.loss)
         assert self._taken is not None
         basis = self._taken.basis
-        if node.core.machine.standing.top.basis == basis:
+        if node.core.machine.standing.top.before == basis:
             self._fates.contributed(basis)
             fragment = node.store.layout.fragment_of(self.round)
             payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)

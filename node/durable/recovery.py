@@ -16,7 +16,14 @@ from node.cells.shard_store import ShardStore
 from node.durable.journal import Journal
 from node.rules.restart import Restart
 from protocol.errors import DecodeError, StateError
-from protocol.messages import Kind, Seal, SealCertificate, SignedMessage, decode_body
+from protocol.messages import (
+    Kind,
+    Seal,
+    SealCertificate,
+    SealValue,
+    SignedMessage,
+    decode_body,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +64,7 @@ def recover(
     }
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
-    signed = _signed_through(chain[head].value.digest, messages)
+    signed = _signed_through(chain[head].value, messages)
     silent_through = max(closed if closed > head else 0, signed if signed > head + 1 else 0)
     return Restart(
         chain=tuple(chain[: head + 1]),
@@ -69,14 +76,15 @@ def recover(
     )
 
 
-def _signed_through(final: bytes, messages: Sequence[SignedMessage]) -> int:
+def _signed_through(final: SealValue, messages: Sequence[SignedMessage]) -> int:
     """The last round in whose final chain something was signed, for all that the log tells.
 
     A round that a provisional seal opened proves nothing of final ones, also on a branch that was
     given up (R4): what was signed there is in the log, whose cut leaves the rounds behind a final
     seal. VOTE and SEAL are signed in none but the round behind a final seal.
     """
-    known = {final}
+    # The latter names the round behind it where two are in flight (R5); else it is of none here.
+    known = {final.digest, final.before}
     for message in messages:
         if message.slot.kind is Kind.PSEAL:
             body = decode_body(message)

@@ -111,7 +111,7 @@ def attempt_shown(view: RoundView, entry: Entry) -> int:
     for kind in _ENTERING:
         for attempt in view.ballots.attempts(kind):
             for peer in view.ballots.of(kind, attempt, _subject(view, kind)):
-                if peer in view.head.roster.voter_set:
+                if peer in view.roster.voter_set:
                     latest[peer] = max(attempt, latest.get(peer, 0))
     ahead = sorted(latest.values(), reverse=True)
     return max(view.attempt, ahead[num_liars] if len(ahead) > num_liars else 0)

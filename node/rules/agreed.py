@@ -102,7 +102,7 @@ def _num_rows(view: RoundView, body: List) -> int:
     listed = view.listed(body) if view.admission.ramp else None
     if not listed:
         return len(body.commits)
-    return len(weighed(view.head.roster, view.admission, listed))
+    return len(weighed(view.roster, view.admission, listed))
 
 
 def whole_gram(view: RoundView, digest: bytes) -> tuple[bytes, ...] | None:

@@ -46,17 +46,37 @@ def certify(value: SealValue, seals: tuple[SignedMessage, ...]) -> SealCertifica
     return SealCertificate(value=value, seals=tuple(message.encoded for message in seals))
 
 
+def named_by(previous: SealValue, named: SealValue | None) -> tuple[SealValue, bytes]:
+    """Which seal names roster and slots of the round behind `previous`, and as what (R1, R5).
+
+    With one round in flight `previous` itself, and `named` is None; with two the one before that,
+    as `previous` calls it. What stands before genesis is genesis, too, under the run's digest: so
+    no two rounds are named alike.
+    """
+    if named is None:
+        return previous, previous.digest
+    return named, previous.before
+
+
 def check_seal(
-    previous: SealValue, certificate: SealCertificate, signer: Signer, *, trust: str
+    previous: SealValue,
+    certificate: SealCertificate,
+    signer: Signer,
+    *,
+    trust: str,
+    named: SealValue | None = None,
 ) -> None:
-    """Raise ProofError unless a quorum of `previous`'s voters sealed it in one attempt."""
-    value = certificate.value
+    """Raise ProofError unless a quorum of the round's voters sealed it in one attempt.
+
+    They are those of `previous`, or with two rounds in flight (R5) of `named`, the seal before it.
+    """
+    value, (naming, basis) = certificate.value, named_by(previous, named)
     if (value.run, value.shard) != (previous.run, previous.shard):
         raise ProofError("a seal of another run or shard")
     if value.round != previous.round + 1 or value.before != previous.digest:
         raise ProofError(f"the seal of round {value.round} does not follow round {previous.round}")
-    if value.basis != previous.digest:
-        raise ProofError(f"another seal than that of round {previous.round} named the roster")
+    if value.basis != basis:
+        raise ProofError(f"another seal than that of round {naming.round} named the roster")
     attempts = set()
     agreeing: set[PeerId] = set()
     for data in certificate.seals:
@@ -64,7 +84,7 @@ def check_seal(
             message, body = decode_message(data)
         except DecodeError as error:
             raise ProofError(f"malformed SEAL in a certificate: {error}") from error
-        if not is_seal_of(message, value, previous) or not isinstance(body, Seal):
+        if not is_seal_of(message, value) or not isinstance(body, Seal):
             raise ProofError("a certificate holds something else than SEALs of its round")
         if body.value != value.digest or body.root != value.root:
             raise ProofError("a SEAL in the certificate is for another value")
@@ -72,17 +92,17 @@ def check_seal(
             raise ProofError("a SEAL in the certificate is not signed by its sender")
         attempts.add(message.slot.attempt)
         agreeing.add(message.sender)
-    if len(attempts) != 1 or not has_quorum(previous.roster, agreeing, trust=trust):
+    if len(attempts) != 1 or not has_quorum(naming.roster, agreeing, trust=trust):
         raise ProofError(f"the seal of round {value.round} lacks a quorum of one attempt")
 
 
-def is_seal_of(message: SignedMessage, value: SealValue, previous: SealValue) -> bool:
+def is_seal_of(message: SignedMessage, value: SealValue) -> bool:
     """Whether `message` sits in a SEAL slot of the round that `value` closed."""
     slot = message.slot
     return (
         slot.kind is Kind.SEAL
         and (slot.run, slot.shard, slot.round) == (value.run, value.shard, value.round)
-        and slot.basis == value.basis == previous.digest
+        and slot.basis == value.basis
         and slot.subject == value.before
     )
 
@@ -118,11 +138,19 @@ def seal_value(
     contributions = view.listed(body) if body is not None else None
     if body is None or root is None or contributions is None:
         return None
-    head = view.head
+    head, named = view.head, view.named
     listed = [
-        Listed(sender, commit, is_own_seal(commit.seal, sender, head, signer))
+        Listed(sender, commit, is_own_seal(commit.seal, sender, named, signer))
         for sender, _, commit in contributions
     ]
+    roster = next_roster(
+        head.roster,
+        view.index,
+        listed,
+        trust=view.trust,
+        law=rules.admission,
+        round_roster=named.roster,
+    )
     return SealValue(
         run=head.run,
         shard=head.shard,
@@ -132,6 +160,6 @@ def seal_value(
         commits=body.commits,
         drifts=body.drifts,
         root=root,
-        roster=next_roster(head.roster, view.index, listed, trust=view.trust, law=rules.admission),
-        clock=next_clock(head, listed, rules),
+        roster=roster,
+        clock=next_clock(head, listed, rules, basis=named),
     )

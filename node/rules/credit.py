@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from node.rules.admission import claim_breach
-from node.rules.chain import check_seal, genesis
+from node.rules.chain import check_seal, genesis, named_by
 from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten, num_in_flight
 from protocol import limits
 from protocol.errors import DecodeError, LedgerError, ProofError
@@ -142,8 +142,8 @@ class Ledger:
         self._signer = signer
         self._folded = folded
         self._head = start or genesis(manifest, folded.shard, folded.genesis_root).value
-        self._chain = [self._head] * (self._rules.lag + 1)
-        """The head and the seals before it, as many as are asked for; genesis before itself."""
+        self._before = self._head
+        """The seal before the head; of genesis genesis."""
         self._totals: dict[PeerId, Credit] = {}
         self._drift_tokens = 0
         self._unproven: list[tuple[int, int]] = []
@@ -168,7 +168,7 @@ class Ledger:
         Raises LedgerError naming the round if it does not follow, or does not follow from them.
         """
         value, before = certificate.value, self._head
-        self._check_link(before, self._basis, certificate)
+        self._check_link(before, certificate)
         gained = value.clock.tokens - before.clock.tokens
         if gained < 0:
             raise LedgerError.at(value.round, "fewer tokens than the seal before")
@@ -183,13 +183,12 @@ class Ledger:
                 self._unproven += [last, (value.round, value.round)]
         else:
             self._take_proven(before, value, commits or ())
-        self._head = value
-        self._chain = [*self._chain[1:], value]
+        self._head, self._before = value, before
 
     @property
-    def _basis(self) -> SealValue:
-        """The seal that named the roster of the round behind the head, and leased it (R1)."""
-        return self._chain[-self._rules.lag]
+    def _named(self) -> SealValue | None:
+        """The seal that names the round behind the head, where two are in flight (R5)."""
+        return self._before if self._rules.lag > 1 else None
 
     def statement(self) -> Statement:
         """What the rounds so far add up to; most tokens first.
@@ -201,7 +200,7 @@ class Ledger:
             raise LedgerError.at(
                 value.round, f"credits up to round {self._folded.round}, and no seal"
             )
-        in_flight = num_in_flight(self._chain[-2], self._rules) if value.round else 0
+        in_flight = num_in_flight(self._before, self._rules) if value.round else 0
         return Statement(
             run=value.run,
             shard=value.shard,
@@ -224,18 +223,18 @@ class Ledger:
             in_flight=in_flight,
         )
 
-    def _check_link(
-        self, before: SealValue, basis: SealValue, certificate: SealCertificate
-    ) -> None:
+    def _check_link(self, before: SealValue, certificate: SealCertificate) -> None:
         value, index = certificate.value, before.round + 1
         if (value.run, value.shard, value.round) != (before.run, before.shard, index):
             raise LedgerError.at(index, "its place has a seal of another run, shard or round")
-        if (value.before, value.basis) != (before.digest, basis.digest):
+        _, basis = named_by(before, self._named)
+        if (value.before, value.basis) != (before.digest, basis):
             raise LedgerError.at(index, "it does not follow the seal before")
         if self._signer is None:
             return
         try:
-            check_seal(before, certificate, self._signer, trust=self._manifest.trust)
+            trust = self._manifest.trust
+            check_seal(before, certificate, self._signer, trust=trust, named=self._named)
         except ProofError as error:
             raise LedgerError.at(index, str(error)) from error
 
@@ -258,8 +257,9 @@ class Ledger:
     def _take_proven(
         self, before: SealValue, value: SealValue, commits: Sequence[SignedMessage]
     ) -> None:
-        listed = self._listed(self._basis, value, commits)
-        expected = next_clock(before, listed, self._rules, basis=self._basis)
+        named, _ = named_by(before, self._named)
+        listed = self._listed(named, value, commits)
+        expected = next_clock(before, listed, self._rules, basis=named)
         drift = value.clock.tokens - expected.tokens if value.drifts else 0
         if drift:
             expected = _with_drift(expected, value.clock)
@@ -270,28 +270,28 @@ class Ledger:
             add_credit(self._totals, entry.sender, entry.commit)
 
     def _listed(
-        self, basis: SealValue, value: SealValue, commits: Sequence[SignedMessage]
+        self, named: SealValue, value: SealValue, commits: Sequence[SignedMessage]
     ) -> list[Listed]:
         if tuple(message.digest for message in commits) != value.commits:
             raise LedgerError.at(value.round, "other COMMITs than it lists")
         listed = []
         for message in commits:
-            commit = self._commit(basis, value.round, message)
+            commit = self._commit(value, message)
             listed.append(Listed(message.sender, commit, is_proved=False))
         senders = [entry.sender for entry in listed]
-        if senders != sorted(set(senders)) or not basis.roster.member_set.issuperset(senders):
+        if senders != sorted(set(senders)) or not named.roster.member_set.issuperset(senders):
             raise LedgerError.at(value.round, "it lists somebody twice, or who has no seat")
         return listed
 
-    def _commit(self, basis: SealValue, index: int, message: SignedMessage) -> Commit:
-        slot = message.slot
+    def _commit(self, value: SealValue, message: SignedMessage) -> Commit:
+        index, slot = value.round, message.slot
         try:
             body = decode_body(message)
         except DecodeError as error:
             raise LedgerError.at(index, f"a COMMIT is malformed: {error}") from error
         place = (slot.run, slot.shard, slot.round, slot.basis)
         is_commit = isinstance(body, Commit) and slot.kind is Kind.COMMIT
-        if not is_commit or place != (basis.run, basis.shard, index, basis.digest):
+        if not is_commit or place != (value.run, value.shard, index, value.basis):
             raise LedgerError.at(index, "it lists what is no COMMIT to it")
         assert isinstance(body, Commit)
         if wrong := claim_breach(self._rules, samples=body.samples, tokens=body.tokens):

@@ -190,8 +190,8 @@ def next_clock(
     # All at once: what is too short to be kept by itself may touch what the next one gives back.
     unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
     tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
-    believed = _believed(value.roster, listed, rules.admission)
-    telling = [e.commit for e in believed if _counts_of(value.roster, e.sender, rules.trust)]
+    believed = _believed(basis.roster, listed, rules.admission)
+    telling = [e.commit for e in believed if _counts_of(basis.roster, e.sender, rules.trust)]
     past_end = sum(commit.is_past_end for commit in telling)
     return SealClock(
         step=clock.step + _weighted_median_steps(believed),
@@ -251,30 +251,36 @@ def next_roster(
     *,
     trust: str,
     law: AdmissionSpec = NO_ADMISSION,
+    round_roster: Roster | None = None,
 ) -> Roster:
     """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission.
 
+    `roster` is what the seal before it carries, `round_roster` the one of the round itself: with
+    two rounds in flight (R5) the one before that, else the same. Whoever came to its seat in
+    between is not absent from a round that it had no seat in.
     An empty list changes nothing: nobody was seen absent, nobody was named.
     """
     if not listed:
         return roster
     present = {entry.sender: entry for entry in listed}
-    named = _Named(roster, listed, trust)
+    seated = round_roster or roster
+    named = _Named(roster, seated, listed, trust)
     banned = named.banned()
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
-    believed = _believed(roster, listed, law)
-    dropped = _Named(roster, believed, trust).suspected() | named.gone() | set(banned)
+    believed = _believed(seated, listed, law)
+    suspected = _Named(roster, seated, believed, trust).suspected()
+    dropped = suspected | named.gone() | set(banned)
     seats = {}
     for seat in roster.seats:
         is_listed = seat.peer in present
-        absent = 0 if is_listed else seat.absent + 1
+        absent = 0 if is_listed else seat.absent + (seat.peer in seated.member_set)
         if absent >= ABSENCES_MAX or seat.peer in dropped:
             continue
         is_proved = is_listed and present[seat.peer].is_proved
         seats[seat.peer] = replace(
             seat, absent=absent, proved=round_index if is_proved else seat.proved
         )
-    seats = measured(seats, roster.members, [(e.sender, e.commit.seen) for e in believed])
+    seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
     seats = earned(seats, present, round_index, law)
     # Room for the voters too: where nobody else would vote, they keep their seats.
     taken = len(seats.keys() | set(voters(roster)))
@@ -295,13 +301,16 @@ def _counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
 
 
 class _Named:
-    """Whom those listed COMMITs name whose word counts."""
+    """Whom those listed COMMITs name whose word counts, by the roster of their round; `roster` is
+    the newest one."""
 
-    def __init__(self, roster: Roster, listed: Sequence[Listed], trust: str) -> None:
+    def __init__(
+        self, roster: Roster, of_round: Roster, listed: Sequence[Listed], trust: str
+    ) -> None:
         self._roster = roster
-        self._voting = [e.commit for e in listed if e.sender in roster.voter_set]
-        self._told = [e.commit for e in listed if _counts_of(roster, e.sender, trust)]
-        self._needed = liars(len(roster.voters), trust) + 1
+        self._voting = [e.commit for e in listed if e.sender in of_round.voter_set]
+        self._told = [e.commit for e in listed if _counts_of(of_round, e.sender, trust)]
+        self._needed = liars(len(of_round.voters), trust) + 1
 
     def banned(self) -> tuple[PeerId, ...]:
         """Those banned before, and those whom more listed voters than may lie hold evidence

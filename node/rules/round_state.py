@@ -55,7 +55,10 @@ class RoundState:
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
         self._reach = Reach(config, signer.peer_id)
-        self.standing = Standing(head, [self._new_view(head, head.value, now_s)])
+        self._own_seal = b""
+        """The own SEAL of the last final seal, of whatever attempt; empty if there is none."""
+        base = self._new_view(head, head.value, now_s, before=head.value)
+        self.standing = Standing(head, [base])
         self.view = self.standing.base
         self.previous: RoundView | None = None
         self.is_held = False
@@ -219,7 +222,10 @@ class RoundState:
             return value
         return known[digest]
 
-    def _new_view(self, head: SealCertificate, final: SealValue, now_s: float) -> RoundView:
+    def _new_view(
+        self, head: SealCertificate, final: SealValue, now_s: float, *, before: SealValue
+    ) -> RoundView:
+        """The round behind `head`; `before` is the seal before that, of genesis genesis."""
         view = RoundView(
             me=self._signer.peer_id,
             head=head.value,
@@ -229,6 +235,7 @@ class RoundState:
             suspects=self._suspects,
             convicted=self.convicted,
             final=final,
+            named_by=before if self.config.clock.lag > 1 else None,
             may_branch=self.config.may_branch,
             draw=self.config.rare,
             uses_gram=self.config.uses_gram,

@@ -1,6 +1,7 @@
 """How a RoundMachine gets from seal to seal: final ones, provisional ones, and back (R2, R4)."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from node import events as ev
 from node.rules.ballots import Entry
@@ -13,10 +14,19 @@ from protocol.messages import Kind, Seal, SealCertificate, SealValue, decode_mes
 class RoundSteps(RoundState):
     """See RoundState; these are the steps that the rules take."""
 
-    def reset(self, head: SealCertificate, *, now_s: float) -> None:
-        """Go on from a state that was synchronised; forgets the round under way."""
+    def reset(
+        self, head: SealCertificate, *, now_s: float, before: SealValue | None = None
+    ) -> None:
+        """Go on from a state that was synchronised; forgets the round under way.
+
+        `before` is the seal before it, which nobody asks for with one round in flight (R5).
+        """
         self.standing.fall_back()
-        self.standing.adopt(head, lambda link: self._new_view(link, link.value, now_s))
+        self._own_seal = b""
+        self.standing.adopt(
+            head,
+            lambda link: self._new_view(link, link.value, now_s, before=before or link.value),
+        )
         self.view, self.previous = self.standing.base, None
         # Who left meanwhile is gone; who came back since has not said that it leaves again.
         self._left.clear()
@@ -29,11 +39,13 @@ class RoundSteps(RoundState):
         *before, head = restart.chain
         previous: RoundView | None = None
         if before:
-            previous = self._new_view(before[-1], before[-1].value, now_s)
+            previous = self._new_view(
+                before[-1], before[-1].value, now_s, before=before[-2:][0].value
+            )
             for data in head.seals:
                 # Heard after this node had filed its own: stragglers need them to end the round.
                 previous.ballots.add(Entry(*decode_message(data)))
-        self.reset(head, now_s=now_s)
+        self.reset(head, now_s=now_s, before=before[-1].value if before else None)
         self.previous = previous
         self._stand_again(restart, now_s)
         for view in self.views:
@@ -45,11 +57,14 @@ class RoundSteps(RoundState):
     def _stand_again(self, restart: Restart, now_s: float) -> None:
         """The branch that this node was on; it works on its last final seal until it knows more."""
         me, final = self._signer.peer_id, restart.chain[-1].value
-        self.standing.base.own_seal = own_seal(restart, final, me)
+        self.standing.base.own_seal = own_seal(restart, self.standing.base.named, me)
+        self._own_seal = own_seal(restart, final, me)
         for link in restart.branch:
             before = self.standing.top
             before.applied[link.value.list_digest] = link.value.root
-            self.standing.advance(link, lambda one: self._new_view(one, final, now_s))
+            self.standing.advance(
+                link, partial(self._new_view, final=final, now_s=now_s, before=before.head)
+            )
             self.standing.top.own_seal = own_seal(restart, link.value, me)
 
     def _sign_seal(self, kind: Kind, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
@@ -64,11 +79,16 @@ class RoundSteps(RoundState):
         yield from self._fall_back()
         view, value = self.standing.base, certificate.value
         yield from self._late_seal(view, value)
-        was_listed, own_seal_of = view.is_listed_in(value), view.own_seal_of(value)
+        was_listed, before = view.is_listed_in(value), self.standing.final.value
+        own_seal_before, self._own_seal = self._own_seal, view.own_seal_of(value)
         self.previous = view
-        self.standing.adopt(certificate, lambda link: self._new_view(link, link.value, now_s))
+        self.standing.adopt(
+            certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
+        )
         self.view = self.standing.base
-        self.view.own_seal = own_seal_of
+        # The next COMMIT carries the own SEAL of the seal that names its round (R1).
+        is_named = self.view.named_by is None
+        self.view.own_seal = self._own_seal if is_named else own_seal_before
         self.view.suspect(self._suspects, self.convicted)
         self._left &= set(value.roster.members)
         self._forget_restart()
@@ -123,7 +143,7 @@ class RoundSteps(RoundState):
             found = [view.ballots.find(digest) for digest in value.commits]
             yield ev.RecordProof(tuple(entry.message for entry in found if entry))
         was_listed, final = view.is_listed_in(value), self.standing.final.value
-        self.standing.advance(link, lambda one: self._new_view(one, final, now_s))
+        self.standing.advance(link, lambda one: self._new_view(one, final, now_s, before=view.head))
         if view is not self.standing.base:
             view.parts.clear()  # They are not kept; those of the round that is final next are.
         self.view = self.standing.top

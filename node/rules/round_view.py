@@ -21,6 +21,7 @@ from protocol.messages import (
     Gram,
     Kind,
     List,
+    Roster,
     Seal,
     SealValue,
     Slot,
@@ -38,9 +39,13 @@ Request = tuple[str, bytes, int, PeerId]
 class RoundView(Asking):
     """The round that follows the seal `head`, as this node sees it.
 
+    With two rounds in flight (R5) `named_by` is the seal before `head`, which names roster, slots
+    and closer; `basis` is then what `head` says of it, for genesis too, so that no two rounds have
+    the same. None stands for `head` itself.
+
     `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
     seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
-    digest of `head`, `before` of the seal of the round before, which this round's own one names;
+    digest of the seal that names the round, `before` of `head`, which this round's own seal names;
     `members`, ascending, may contribute, `electorate` votes; `expected` are the members whom this
     node does not suspect, itself always; `pushed_among` those who were expected when the own parts
     were pushed last.
@@ -51,7 +56,7 @@ class RoundView(Asking):
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
-    their seals would say. `own_seal` is the own SEAL of `head`, `early` messages of the next round
+    their seals would say. `own_seal` is the own SEAL of `named`, `early` messages of the next round
     by digest. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
     branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
     while `is_meeting` there may be one that is not known yet.
@@ -70,6 +75,7 @@ class RoundView(Asking):
     trust: str
     started_s: float
     final: SealValue
+    named_by: SealValue | None = None
     may_branch: bool = False
     draw: Rare = never
     uses_gram: bool = False
@@ -106,6 +112,8 @@ class RoundView(Asking):
     measured: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     convicted: frozenset[PeerId] = frozenset()
     belief: Belief = field(init=False)
+    named: SealValue = field(init=False)
+    roster: Roster = field(init=False)
     members: tuple[PeerId, ...] = field(init=False)
     member_set: frozenset[PeerId] = field(init=False)
     electorate: tuple[PeerId, ...] = field(init=False)
@@ -119,17 +127,18 @@ class RoundView(Asking):
     _gathering: Gathering = field(init=False)
 
     def __post_init__(self) -> None:
-        self.basis, self.index = self.head.digest, self.head.round + 1
-        self.before = self.basis  # One round in flight (R5).
-        self.belief = belief_of(self.head.roster, self.trust, without=self.without)
-        self.members, self.member_set = self.head.roster.members, self.head.roster.member_set
-        self.electorate = rosters.voters(self.head.roster)
+        self.before, self.index = self.head.digest, self.head.round + 1
+        self.named, self.basis = self.head, self.before
+        if self.named_by is not None:
+            self.named, self.basis = self.named_by, self.head.before
+        self.roster = self.named.roster
+        self.belief = belief_of(self.roster, self.trust, without=self.without)
+        self.members, self.member_set = self.roster.members, self.roster.member_set
+        self.electorate = rosters.voters(self.roster)
         self.is_member = self.me in self.member_set
         self.suspect(self.suspects, self.convicted)
-        self.ballots = Ballots(
-            self.basis, self.head.shard, self.index, self.head.roster, self.trust
-        )
-        self.slices = slices(self.head.roster, self.basis, self.num_cells, trust=self.trust)
+        self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
+        self.slices = slices(self.roster, self.basis, self.num_cells, trust=self.trust)
         self._gathering = Gathering(self.slices, self.me, self.belief)
 
     @property
@@ -185,7 +194,7 @@ class RoundView(Asking):
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
-        if event.round != self.index or event.basis not in (b"", self.basis):
+        if event.round != self.index or event.basis not in (b"", self.before):
             return
         self.contribution = event
         # Committed before a restart: the same bytes again, or the COMMIT stands without them.
@@ -258,7 +267,7 @@ class RoundView(Asking):
         """Whether the voters among `peers` are a quorum; a provisional round needs them all."""
         if self.is_provisional:
             return self.ballots.sealers <= peers
-        return rosters.has_quorum(self.head.roster, peers, trust=self.trust)
+        return rosters.has_quorum(self.roster, peers, trust=self.trust)
 
     @property
     def other_voters(self) -> set[PeerId]:
@@ -280,7 +289,7 @@ class RoundView(Asking):
     @property
     def is_quorum_alone(self) -> bool:
         """Whether this node needs no other voter to make a round final."""
-        return rosters.has_quorum(self.head.roster, {self.me}, trust=self.trust)
+        return rosters.has_quorum(self.roster, {self.me}, trust=self.trust)
 
     @property
     def may_be_open(self) -> int:
@@ -301,7 +310,7 @@ class RoundView(Asking):
         return found
 
     def _ordinary_closer(self, attempt: int) -> PeerId:
-        return rosters.closer(self.head.roster, self.basis, self.head.shard, attempt)
+        return rosters.closer(self.roster, self.basis, self.head.shard, attempt)
 
     def can_close(self, attempt: int) -> bool:
         """Whether the closer of `attempt` is in reach; of a provisional round, one who seals it."""
@@ -312,7 +321,7 @@ class RoundView(Asking):
 
     def may_close(self, peer: PeerId, attempt: int) -> bool:
         """Whether that peer proposes in `attempt`, be it ordinary or provisional for it."""
-        rosters_named = (self.final.roster, self.head.roster)
+        rosters_named = (self.final.roster, self.roster)
         provisional = (
             rosters.provisional_closer(roster, self.basis, attempt) for roster in rosters_named
         )

@@ -43,11 +43,11 @@ class Silence:
         restart, self._recalled = self._restart, b""
         if restart is None:
             return
-        is_head = restart.chain[-1].value.digest == view.basis
+        is_head = restart.chain[-1].value.digest == view.before
         refill(view, restart, now_s=now_s)
         if is_head:
             recall_results(view, restart)
-        view.own_seal = own_seal(restart, view.head, view.me)
+        view.own_seal = own_seal(restart, view.named, view.me)
         own = [m.slot for m in restart.messages if m.sender == view.me]
         is_here = any((slot.round, slot.basis) == (view.index, view.basis) for slot in own)
         is_whole = is_here and view.index >= max(slot.round for slot in own) - 1

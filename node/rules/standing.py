@@ -69,7 +69,7 @@ class Standing:
 
     def advance(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Go on from a provisional seal on the head."""
-        assert certificate.value.before == self.top.basis
+        assert certificate.value.before == self.top.before
         self.branch.append(certificate)
         is_ahead = self.ahead and self.ahead[0].value.digest == certificate.value.digest
         self.ahead = self.ahead[1:] if is_ahead else ()

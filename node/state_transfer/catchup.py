@@ -86,6 +86,8 @@ class CatchUp:
     _target: int = 0
     _chain: list[SealCertificate] = field(default_factory=list)
     _base: SealValue | None = None
+    _named: SealValue | None = None
+    """The seal before that, where two rounds are in flight (R5): it names the round behind it."""
     _asked: int = 0
     """The round from which on the last page was asked for."""
     _moved_s: float = 0.0
@@ -130,12 +132,18 @@ class CatchUp:
     # The chain ----------------------------------------------------------------------------------
 
     def consider(
-        self, head: SealValue, rounds: Mapping[PeerId, int], *, moved_s: float, now_s: float
+        self,
+        head: SealValue,
+        rounds: Mapping[PeerId, int],
+        *,
+        moved_s: float,
+        now_s: float,
+        named: SealValue | None = None,
     ) -> list[CoreAction]:
         """Start if somebody is far enough ahead, or ahead at all while nothing moves here.
 
         `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
-        arrived.
+        arrived; `named` the seal before the head where that names the round (R5).
         """
         if self.wanted is not None or now_s < self._not_before_s:
             return []
@@ -157,6 +165,7 @@ class CatchUp:
         self._source, self._target, self._moved_s = source, ahead[source] - 1, now_s
         if self._base is None or self._base.digest != head.digest:
             self._chain, self._base = [], head
+        self._named = named
         return self._go_on(now_s)
 
     def _is_stuck(
@@ -183,6 +192,12 @@ class CatchUp:
         assert self._base is not None
         return self._chain[-1].value if self._chain else self._base
 
+    @property
+    def _before_last(self) -> SealValue | None:
+        """The seal before the last one."""
+        known = [self._named, self._base, *(link.value for link in self._chain)]
+        return known[-2]
+
     def extend(
         self, peer: PeerId, seals: tuple[SealCertificate, ...], *, now_s: float
     ) -> list[CoreAction]:
@@ -200,7 +215,8 @@ class CatchUp:
                 self.give_up()  # A link broke and came back in between: nobody's fault either.
                 return []
             try:
-                check_seal(last, certificate, self.signer, trust=self.trust)
+                named = self._before_last if self._named is not None else None
+                check_seal(last, certificate, self.signer, trust=self.trust, named=named)
             except ProofError:
                 self.give_up()
                 raise
@@ -316,6 +332,8 @@ class CatchUp:
         assert self.wanted is not None
         rounds = self.wanted.value.round - (self._base.round if self._base else 0)
         chain = self._chain[:rounds]
+        known = [self._base, *(link.value for link in chain)]
+        self._named = known[-2] if self._named is not None and len(known) > 1 else self._named
         self._chain, self._base = self._chain[rounds:], self.wanted.value
         self._fetched, self.begun = self.wanted.value.digest, (b"", 0)
         self._source, self.is_forced, self.wanted, self._fetch = None, False, None, None

@@ -157,7 +157,7 @@ class TrainerWork:
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
         assert self._taken is not None
         basis = self._taken.basis
-        if parts.core.machine.standing.top.basis == basis:
+        if parts.core.machine.standing.top.before == basis:
             self._fates.contributed(basis)
             given = contribution.payloads
             bend = partial(parts.hooks.contribution, given, parts.store, fragment)

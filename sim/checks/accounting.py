@@ -135,7 +135,7 @@ class Accounting:
         basis, value = said.message.slot.basis, self._history.stand(said.message.sender)
         while value is not None and value.round > said.message.slot.round:
             value = self._history.values.get(value.before)
-        return value if value is not None and value.before == basis else None
+        return value if value is not None and value.basis == basis else None
 
     def _was_listed(self, record: Adopted | Advanced, value: SealValue) -> Iterator[str]:
         mine = [
@@ -169,7 +169,7 @@ class Accounting:
         strangers = set(senders) - set(basis.roster.members)
         if strangers:
             yield f"round {value.round} lists {short_id(min(strangers))}, who has no seat"
-        if any(said.message.slot.basis != basis.digest for said in listed):
+        if any(said.message.slot.basis != value.basis for said in listed):
             yield f"round {value.round} lists a contribution to another round"
         yield from self._clock(previous, value, listed)
         yield from self._samples((basis, previous), value, listed)

@@ -104,9 +104,9 @@ class Durability:
             if data in self._history.seals:
                 continue
             if self._skew_s:
-                self._uncounted.append((record.at_s + self._skew_s, value.before, data))
+                self._uncounted.append((record.at_s + self._skew_s, value.basis, data))
             else:
-                yield from self._counted(value.before, data)
+                yield from self._counted(value.basis, data)
 
     def _counted(self, basis: bytes, data: bytes) -> Iterator[str]:
         """A SEAL that counts has left its node, so that node told of it before."""
@@ -131,10 +131,11 @@ class Durability:
             self._ahead.setdefault(record.peer, []).append(record)
 
     def _places(self, peer: PeerId) -> set[bytes]:
-        """The seals that a node has told to be durable and to stand on."""
+        """What names the rounds behind the seals that a node has told to be durable."""
         head = self._history.heads.get(peer)
         branch = self._history.branches.get(peer, ())
-        return {value.digest for value in branch} | ({head.digest} if head is not None else set())
+        values = (*branch, head) if head is not None else branch
+        return {self._history.basis_behind(value) for value in values}
 
     def _reached(self, peer: PeerId) -> None:
         places = self._places(peer)

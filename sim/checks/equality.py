@@ -41,7 +41,7 @@ class Equality:
                 value = certificate.value
                 if root != value.root:
                     yield f"goes on from round {value.round} with a state that was not sealed"
-                yield from self._compare((value.before, value.list_digest), value.digest, root)
+                yield from self._compare((value.basis, value.list_digest), value.digest, root)
             case Synced(certificate=certificate, root=root):
                 if root != certificate.value.root:
                     yield f"fetched a state of round {certificate.value.round} that was not sealed"

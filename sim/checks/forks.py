@@ -218,7 +218,8 @@ class Forks:
         value = certificate.value
         if self._rounds.setdefault(value.round, value.digest) != value.digest:
             yield f"its round {value.round} is not the round {value.round} of another node"
-        final = self._final.get(value.before, value.digest)
+        # Genesis is of no round, and its basis names the first of two in flight (R5).
+        final = self._final.get(value.basis, value.digest) if value.round else value.digest
         if final != value.digest:
             yield f"its round {value.round} is not the one that a quorum sealed"
 
@@ -232,7 +233,8 @@ class Forks:
             return  # A node that synchronised is the first to tell of it: nobody adopted it here.
         if not self._is_known(certificate):
             try:
-                check_seal(previous, certificate, self._signer, trust=self._trust)
+                named = self._history.named(value)
+                check_seal(previous, certificate, self._signer, trust=self._trust, named=named)
             except ProofError as error:
                 yield f"its certificate of round {value.round} proves nothing: {error}"
         self._proven.add(key)
@@ -269,4 +271,4 @@ class Forks:
                 return False
             attempts.add(slot.attempt)
             agreeing.add(said.message.sender)
-        return len(attempts) == 1 and self._is_quorum(value.before, agreeing)
+        return len(attempts) == 1 and self._is_quorum(value.basis, agreeing)

@@ -92,8 +92,9 @@ class Said:
 class History:
     """Seals, electorates and signatures, from records in the order of time."""
 
-    def __init__(self, trust: str) -> None:
-        self._trust = trust
+    def __init__(self, trust: str, *, lag: int = 1) -> None:
+        """`lag` is L of R1: two seals before a round is the one that names it, where L is 2."""
+        self._trust, self._lag = trust, lag
         self.values: dict[bytes, SealValue] = {}
         self.heads: dict[PeerId, SealValue] = {}
         """The last final seal that each node has told to be durable on it."""
@@ -135,7 +136,7 @@ class History:
                 self._reached(peer, head.value)
                 self._left(peer)
                 if self.lives[peer] > 1:
-                    for basis in (head.value.digest, head.value.before):
+                    for basis in (self.basis_behind(head.value), head.value.basis):
                         self.restarted.setdefault(basis, set()).add(peer)
             case Adopted(peer=peer, certificate=head) | Synced(peer=peer, certificate=head):
                 self.previous = self.heads.get(peer)
@@ -151,6 +152,18 @@ class History:
                 self._left(peer)
             case _:
                 pass
+
+    def basis_behind(self, value: SealValue) -> bytes:
+        """What the slots of the round behind a seal are named by."""
+        return value.digest if self._lag == 1 else value.before
+
+    def behind(self, value: SealValue) -> Electorate | None:
+        """Who votes in the round behind a seal."""
+        return self.electorate(self.basis_behind(value))
+
+    def named(self, value: SealValue) -> SealValue | None:
+        """The seal that names a round, where two are in flight (R5), and None else."""
+        return self.values.get(value.basis) if self._lag > 1 else None
 
     def electorate(self, basis: bytes) -> Electorate | None:
         """Who votes in the round that `basis` opened; None if nobody has told of that seal."""
@@ -204,6 +217,9 @@ class History:
     def _reached(self, peer: PeerId, value: SealValue) -> None:
         # One object per seal: what is computed from it once is then there for all.
         value = self.values.setdefault(value.digest, value)
+        if value.round == 0:
+            # What stands before genesis, and names the first of two rounds in flight (R5).
+            self.values.setdefault(value.before, value)
         self.heads[peer] = value
         if self.final is None or value.round > self.final.round:
             self.final = value

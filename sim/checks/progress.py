@@ -53,7 +53,7 @@ class Progress:
         if final is None:
             return
         self.look_s = now_s + LOOK_S
-        electorate = self._history.electorate(final.digest)
+        electorate = self._history.behind(final)
         if electorate is None or final.clock.ends_run:
             return
         workers = self._find_workers(electorate)

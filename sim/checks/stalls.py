@@ -115,6 +115,6 @@ class Stalls:
 
     def _can_work(self, now_s: float) -> bool:
         assert self._history.final is not None
-        electorate = self._history.electorate(self._history.final.digest)
+        electorate = self._history.behind(self._history.final)
         running = {p for p, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S}
         return electorate is not None and electorate.is_quorum(running)

@@ -51,7 +51,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
         ends_after_s=scenario.ends_after_s,
         trust=scenario.trust,
     )
-    outer = replace(manifest.outer, aggregator=scenario.aggregator)
+    outer = replace(manifest.outer, aggregator=scenario.aggregator, overlap=scenario.lag)
     is_slow = scenario.trust == "open" and "ramp" not in scenario.without
     manifest = replace(manifest, outer=outer, admission=ADMISSION if is_slow else NO_ADMISSION)
     return World(manifest, seed=seed, link=link, settings=settings)

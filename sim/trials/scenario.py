@@ -124,6 +124,7 @@ class Scenario:
     rounds: int = 12
     cells: int = 6
     fragments: int = 1
+    lag: int = 1
     links: tuple[Link, ...] = (Link(),)
     devices: tuple[DeviceProfile, ...] = (DeviceProfile(),)
     disk: DiskSpec = field(default_factory=DiskSpec)

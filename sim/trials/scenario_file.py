@@ -290,6 +290,7 @@ class ScenarioFile(Section):
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
+    lag: Annotated[int, Field(ge=1, le=2)] = 1
     rare: Share = 0.0
     real_signatures: Share = 0.0
     encoding: Share = 0.0
@@ -373,6 +374,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         rounds=found.rounds,
         cells=found.cells,
         fragments=found.fragments,
+        lag=found.lag,
         links=tuple(Link(**one.model_dump()) for one in found.links),
         devices=tuple(DeviceProfile(**one.model_dump()) for one in found.devices),
         disk=DiskSpec(**found.disk.model_dump()),
