@@ -88,7 +88,7 @@ class NodeCore(CoreState):
         if standing.branch or standing.ahead:
             return False  # The next round is bound (R4), and more than one is watched.
         return (
-            self.liveness.is_quiet(view.members, now_s)
+            self.liveness.is_quiet(machine.watched, now_s)
             and now_s < machine.wakeup_s()
             and (view.is_member or not self._may_ask_seat())
             and self._newest <= view.index
@@ -123,7 +123,7 @@ class NodeCore(CoreState):
                 if is_state:
                     self.catchup.moved(peer, now_s=now_s)
                 else:
-                    for view in self.machine.standing.views:
+                    for view in self.machine.standing.under_way:
                         view.moved(subject, peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
@@ -136,6 +136,9 @@ class NodeCore(CoreState):
             case ev.Leaving():
                 self.wants_seat = False
                 yield from self._expand(self.machine.leave(), now_s)
+            case ev.Contributed():
+                yield from self._round(event, now_s)
+                yield from self._train_beside()
             case _:
                 yield from self._round(event, now_s)
 
@@ -244,7 +247,9 @@ class NodeCore(CoreState):
                 signed = [m for view in self.views() for m in view.ballots.messages()]
                 yield from pack(peer, [m for m in signed if m.sender in (peer, self._me)])
                 top = self.machine.standing.top
-                answer = StatusAnswer(nonce=nonce, round=top.may_be_open, head=top.basis)
+                # With two rounds in flight (R5) one more may be open.
+                is_open = top.may_be_open + self.machine.config.clock.lag - 1
+                answer = StatusAnswer(nonce=nonce, round=is_open, head=top.basis)
                 yield ev.Send(peer, answer)
             case StatusAnswer(nonce=nonce, round=round_index):
                 if nonce == self._nonce:
@@ -264,7 +269,8 @@ class NodeCore(CoreState):
         top = standing.top
         if digest in view.early or digest in top.early:
             return []
-        is_known = slot.basis == view.basis or slot.round in (view.index + 1, top.index + 1)
+        ahead = (view.index + 1, top.index + 1, top.index + machine.config.clock.lag)
+        is_known = slot.basis == view.basis or slot.round in ahead
         if not (is_known or "slots" in view.without):
             return []
         try:

@@ -129,13 +129,23 @@ class CoreState:
     def _train(
         self, head: SealCertificate, *, was_listed: bool, is_resync: bool = False
     ) -> Iterator[ev.CoreAction]:
-        samples, named = self.machine.config.clock.samples_each, self.machine.standing.top.named
-        leases = {}
+        standing, samples = self.machine.standing, self.machine.config.clock.samples_each
+        view, leases = standing.top, {}
+        if standing.beside is not None and view.contribution is not None:
+            view = standing.beside  # What the head's round needs of the trainer is here (R5).
         if not head.value.clock.ends_run:
-            leases = rosters.leased_for(head.value.round + 1, named, samples)
+            leases = rosters.leased_for(view.index, view.named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
         self._is_astray = False
-        yield ev.Train(head, lease, was_listed, is_resync)
+        yield ev.Train(head, lease, was_listed, is_resync, view.index, view.basis)
+
+    def _train_beside(self) -> Iterator[ev.CoreAction]:
+        """R5: the next round has its contribution, so the trainer goes on for the one behind it."""
+        standing = self.machine.standing
+        beside = standing.beside
+        is_due = beside is not None and beside.contribution is None
+        if is_due and standing.base.contribution is not None:
+            yield from self._train(standing.final, was_listed=False)
 
     # Rounds -------------------------------------------------------------------------------------
 

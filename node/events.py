@@ -37,7 +37,7 @@ from training.exchange import Lease
 class Contributed:
     """The own trainer's contribution to round `round` is encoded and stored.
 
-    `basis` is the seal that it was trained from: on another branch a round has the same number.
+    `basis` names that round: on another branch one has the same number.
     """
 
     round: int
@@ -359,6 +359,8 @@ class ProveSeat:
 class Train:
     """The trainer may train on the head's anchor with this lease; empty when it is to rest.
 
+    `round` is what for, and `basis` what names that round: the one behind the head, or where two
+    are in flight (R5) perhaps the one behind that.
     `was_listed` tells what became of its last contribution (R6); `is_resync` that the anchor came
     from others, or that nobody can tell, so that the residual starts from zero.
     """
@@ -367,6 +369,8 @@ class Train:
     lease: Lease
     was_listed: bool
     is_resync: bool
+    round: int = 0
+    basis: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

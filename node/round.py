@@ -14,11 +14,12 @@ from typing import assert_never
 
 from node import events as ev
 from node.rules import supply
-from node.rules.agenda import is_idle
+from node.rules.agenda import POLLS_PER_DEADLINE, is_idle
 from node.rules.agreed import note_grams, take_own_sum
 from node.rules.agreement import (
     Seen,
     commit_body,
+    due_times,
     is_given_up,
     learn,
     statements,
@@ -91,7 +92,8 @@ class RoundMachine(RoundSteps):
                 self._settle_silence()
         else:
             actions = list(self._take(event, now_s))
-            can_be_quiet = is_idle(event, self.view, now_s < self.wakeup_s())
+            is_early = now_s < self.wakeup_s()
+            can_be_quiet = all(is_idle(event, view, is_early) for view in self._worked_in)
         can_be_quiet &= was_asking == self._silence.is_asking  # Else it may sign again.
         if not (can_be_quiet and self._agenda.is_quiet(self.view, now_s)):
             actions += self._settle(now_s)
@@ -110,20 +112,40 @@ class RoundMachine(RoundSteps):
                 break
             actions += due
         opens_s = self.view.started_s + self.config.wait_seats_s
-        others_s = (opens_s, self._reach.due_s)
+        others_s = (opens_s, self._reach.due_s, *self._due_beside(now_s))
         self._agenda.settle(self.view, self._deadline, others_s=others_s, now_s=now_s)
         if self.is_held:
             self._agenda.disturb()  # The rules were not asked.
         return actions
 
+    def _due_beside(self, now_s: float) -> Iterator[float]:
+        """When the rules are due for the round beside this one (R5)."""
+        view = self.standing.beside
+        if view is not None:
+            deadline_s = self._deadline.seconds(view.time_outs)
+            yield from due_times(view, self._deadline)
+            yield from supply.retry_times(view, deadline_s, now_s=now_s)
+            if view.opened_s is not None:
+                yield now_s + deadline_s / POLLS_PER_DEADLINE
+
     def _rules(self) -> tuple[Callable[[float], Iterator[ev.RoundAction]], ...]:
+        if self.config.clock.lag > 1 and self.head.clock.ends_run:
+            return ()  # The round that was under way beside the last one is not needed (R5).
         agreed = (self._supply, self._agree, self._seal)
         return (self._stand, self._final, self._provisional, self._commit, *agreed)
+
+    @property
+    def _worked_in(self) -> tuple[RoundView, ...]:
+        """The rounds that may be bound and agreed upon now; SEALed is the first alone (R5)."""
+        beside = self.standing.beside
+        return (self.view,) if beside is None else (self.view, beside)
 
     def _take(self, event: ev.LocalRoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
         match event:
             case ev.Contributed():
                 self.standing.top.contributed(event)
+                if self.standing.beside is not None:
+                    self.standing.beside.contributed(event)
             case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
                 # Cells of the round before may come late, and are no progress of this one.
                 view = next((view for view in self.views if view.is_about(subject)), self.view)
@@ -144,7 +166,7 @@ class RoundMachine(RoundSteps):
                     view_on.proven_seats.add(peer)
             case ev.SuspicionsChanged(suspects=suspects):
                 self._suspects = suspects
-                for view in self.standing.views:
+                for view in self.standing.under_way:
                     view.suspect(suspects, self.convicted)
             case ev.Convicted(evidence=evidence):
                 self._convict(self.convicted | ({e.subject for e in evidence} - {self.view.me}))
@@ -161,7 +183,8 @@ class RoundMachine(RoundSteps):
     def _takes_parts(self, view: RoundView) -> bool:
         """Whether that round may be summed here: parts of others on the branch are not kept."""
         standing = self.standing
-        return view is self.previous or view is standing.base or view is standing.top
+        near = (self.previous, standing.base, standing.top, standing.beside)
+        return any(view is one for one in near)
 
     def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
         view = self.standing.about(event.list_digest)
@@ -233,21 +256,29 @@ class RoundMachine(RoundSteps):
 
     def _commit(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2, R6: bind the contribution, once, and tell what this node saw."""
-        view, mine = self.view, self.view.contribution
-        if mine is None or view.own_commit or not view.is_member or self.is_muted:
-            return
-        if waits_for_seats(view, self.config, now_s):
-            return
-        seen = Seen(self._suspects, self._left, self._is_past_end, self.rates)
-        body = commit_body(view, mine, seen)
-        signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
-        view.own_commit = signed.digest
-        view.parts[signed.digest] = set(range(view.num_cells))
-        yield from self._publish(view, signed, body)
+        for view in self._worked_in:
+            mine = view.contribution
+            is_mute = self._is_mute_in(view)
+            if mine is None or view.own_commit or not view.is_member or is_mute:
+                continue
+            if waits_for_seats(view, self.config, now_s):
+                continue
+            if view.is_beside:
+                # Who asks for a seat shows the state that the round before it begins with.
+                view.proven_seats |= self.view.proven_seats
+            seen = Seen(self._suspects, self._left, self._is_past_end, self.rates)
+            body = commit_body(view, mine, seen)
+            signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
+            view.own_commit = signed.digest
+            view.parts[signed.digest] = set(range(view.num_cells))
+            yield from self._publish(view, signed, body)
 
     def _supply(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R3: move bytes towards whoever sums them now, sum, and take the outer step."""
-        view = self.view
+        for view in self._worked_in:
+            yield from self._supply_in(view, now_s)
+
+    def _supply_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         deadline_s = self._deadline.seconds(view.time_outs)
         certified = view.ballots.certified_lists()
@@ -261,18 +292,23 @@ class RoundMachine(RoundSteps):
         note_grams(view, now_s)
         yield from supply.reduce_slices(view)
         yield from supply.pull_results(view, now_s=now_s, deadline_s=deadline_s)
-        yield from supply.apply_results(view)
+        if not view.is_beside:
+            # A root is over all fragments, so the step waits for that of the round before (R5).
+            yield from supply.apply_results(view)
 
     def _agree(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: HAVE, LIST, VOTE and the report to a new closer, each once per slot."""
-        view = self.view
-        if self.is_muted or view.followed:
+        for view in self._worked_in:
+            yield from self._agree_in(view, now_s)
+
+    def _agree_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
+        if self._is_mute_in(view) or view.followed:
             return
         if view.is_voter and is_given_up(view, self._deadline, now_s=now_s):
             view.time_outs += now_s >= time_out_s(view, self._deadline)
             self._enter(view, self._next_attempt(view) + view.rare("attempt-skipped"), now_s)
         for said in statements(view, self._deadline, now_s=now_s):
-            yield from self._sign(said.kind, said.body, attempt=said.attempt)
+            yield from self._sign(said.kind, said.body, attempt=said.attempt, view=view)
 
     def _seal(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: SEAL a list certified in the attempt one works in, with its full result in hand.

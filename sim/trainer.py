@@ -45,6 +45,8 @@ class _Saved:
     before: tuple[Vector | None, ...]
     after_N: Vector | None
     drift_N: Vector
+    pending: tuple[int, ...] = ()
+    """Rounds before it of which nobody knew then what became of them (R5)."""
 
 
 class SimTrainer:
@@ -62,6 +64,9 @@ class SimTrainer:
             for _ in range(self._layout.num_fragments)
         ]
         self._saved: dict[int, _Saved] = {}
+        self._lag = manifest.outer.overlap
+        self._pending: tuple[int, ...] = ()
+        """Rounds that were contributed to, and are not known to be over (R5)."""
         self._round = -1
         self._anchor_N: Vector | None = None
         self._drift_N: Vector | None = None
@@ -80,18 +85,29 @@ class SimTrainer:
         fresh.feedback = [copy.copy(feedback) for feedback in self.feedback]
         fresh._restore([None] * len(fresh.feedback))
         fresh._saved = dict(self._saved)
-        fresh._under_way, fresh._drift_N = None, None
+        fresh._under_way, fresh._drift_N, fresh._pending = None, None, ()
         return fresh
 
     def _restore(self, residuals: Sequence[Vector | None]) -> None:
         for feedback, residual_N in zip(self.feedback, residuals, strict=True):
             feedback.restore(residual_N)
 
-    def start(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> bool:
+    def start(
+        self,
+        round_index: int,
+        anchor_N: Vector,
+        lease: Lease,
+        fates: Fates,
+        sealed: int | None = None,
+    ) -> bool:
         """Begin; whether a contribution of the process before is under way, so that it is sent
-        again and nothing is trained.
+        again and nothing is trained. `sealed` is the last round that is final, by default the one
+        before.
         """
         self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+        if self._lag > 1:
+            self._recall(round_index - 1 if sealed is None else sealed, fates)
+            return self._take_up()
         newest = max((index for index in self._saved if index <= round_index), default=-1)
         saved = self._saved.get(newest)
         if saved is None:
@@ -110,6 +126,64 @@ class SimTrainer:
             self._drift_on(saved, [fragment])
         return self._under_way is not None
 
+    def _recall(self, sealed: int, fates: Fates) -> None:
+        """R5: residuals and drift as the disk has them, with up to two rounds in flight."""
+        newest = max((index for index in self._saved if index <= sealed + self._lag), default=-1)
+        saved = self._saved.get(newest)
+        if saved is None or fates.is_behind(newest):
+            return
+        self._restore(saved.before)
+        settled = []
+        for index in (*saved.pending, newest):
+            fragment, known = self._layout.fragment_of(index), self._saved.get(index)
+            is_known = known is not None and not fates.is_behind(index)
+            if index <= sealed:
+                settled.append(fragment)
+                after_N = known.after_N if known is not None else None
+                if not is_known:
+                    # Nobody tells what became of it: e = 0.
+                    self.feedback[fragment].restore(None)
+                elif fates.was_listed(index):
+                    self.feedback[fragment].restore(after_N)
+        self._drift_on(saved, settled)
+
+    def _take_up(self) -> bool:
+        """R5: whether the round in hand was contributed to by the process before, from the same
+        version of its fragment: then the same bytes go out again."""
+        saved, fragment = self._saved.get(self._round), self._layout.fragment_of(self._round)
+        span = self._layout.fragment_span(fragment)
+        assert self._anchor_N is not None
+        if saved is None or not self._lease or self._round in self._pending:
+            return False
+        if not np.array_equal(saved.anchor_N[span], self._anchor_N[span]):
+            return False
+        self.feedback[fragment].reopen(saved.before[fragment], saved.after_N)
+        self._under_way = saved.encoded
+        return True
+
+    def _settle(self, anchor_N: Vector, sealed: int, fates: Fates) -> None:
+        """R5, R6: what became of the rounds that are over by now; anchors that moved."""
+        assert self._anchor_N is not None
+        over = [index for index in self._pending if index <= sealed]
+        if any(fates.is_behind(index) for index in self._pending):
+            self._restore([None] * len(self.feedback))
+            self._drift_N, over = None, list(self._pending)
+        else:
+            for index in over:
+                feedback = self.feedback[self._layout.fragment_of(index)]
+                if fates.was_listed(index):
+                    feedback.commit()
+                else:
+                    feedback.abort()
+        self._pending = tuple(index for index in self._pending if index not in over)
+        if self._drift_N is not None:
+            self._drift_N = self._drift_N.copy()
+            moved = {self._layout.fragment_of(index) for index in over}
+            for fragment in range(self._layout.num_fragments):
+                span = self._layout.fragment_span(fragment)
+                if fragment in moved or not np.array_equal(self._anchor_N[span], anchor_N[span]):
+                    self._drift_N[span] = 0.0
+
     def _drift_on(self, saved: _Saved, settled: Sequence[int]) -> None:
         """What had drifted against anchors that are still the same, but for settled fragments."""
         assert self._anchor_N is not None
@@ -124,6 +198,9 @@ class SimTrainer:
 
     def contribute(self, stream: random.Random) -> Encoded:
         """The encoded contribution of the round in hand, on the disk when it is given."""
+        pending = self._pending
+        if self._lag > 1:
+            self._pending = (*pending, self._round)
         if self._under_way is not None:
             encoded, self._under_way = self._under_way, None
             return encoded
@@ -137,15 +214,28 @@ class SimTrainer:
         fragment = self._layout.fragment_of(self._round)
         encoded = self.feedback[fragment].encode(drift_N[self._layout.fragment_span(fragment)])
         after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
-        self._saved[self._round] = _Saved(self._anchor_N, encoded, before, after_N, drift_N)
+        self._saved[self._round] = _Saved(
+            self._anchor_N, encoded, before, after_N, drift_N, pending
+        )
         # Of later rounds there may be some of a branch that was given up.
         kept = sorted(index for index in self._saved if index <= self._round)[-INNER_STATES_KEPT:]
         self._saved = {index: self._saved[index] for index in kept}
         return encoded
 
-    def finish(self, round_index: int, anchor_N: Vector, lease: Lease, fates: Fates) -> None:
-        """What became of the contribution; the next round, and its anchor."""
+    def finish(
+        self,
+        round_index: int,
+        anchor_N: Vector,
+        lease: Lease,
+        fates: Fates,
+        sealed: int | None = None,
+    ) -> bool:
+        """What became of the contribution; the next round, and its anchor. As `start`."""
         layout, contributed = self._layout, self._round
+        if self._lag > 1:
+            self._settle(anchor_N, round_index - 1 if sealed is None else sealed, fates)
+            self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+            return self._take_up()
         fragment = layout.fragment_of(contributed)
         if fates.is_behind(contributed):
             self._restore([None] * len(self.feedback))
@@ -161,6 +251,7 @@ class SimTrainer:
             for index in range(contributed, round_index)[: layout.num_fragments]:
                 self._drift_N[layout.fragment_span(layout.fragment_of(index))] = 0.0
         self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+        return False
 
 
 def drift(anchor_N: Vector, lease: Lease, stream: random.Random) -> Learned:

@@ -23,12 +23,17 @@ class Wanted:
     @property
     def round(self) -> int:
         """The round to train for."""
-        return self.action.certificate.value.round + 1
+        return self.action.round
+
+    @property
+    def sealed(self) -> int:
+        """The last round that is final by then."""
+        return self.action.certificate.value.round
 
     @property
     def basis(self) -> bytes:
-        """The seal that it follows."""
-        return self.action.certificate.value.digest
+        """What names that round."""
+        return self.action.basis
 
 
 class SimWork:
@@ -75,18 +80,20 @@ class SimWork:
         self._taken = wanted
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, self._fates
+            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.sealed
         )
-        self._fates.taken_over(self.round)
+        self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
 
     def deliver(self, wanted: Wanted) -> None:
         """Answer the contribution, and go on."""
         lease = wanted.action.lease
         self._taken, self.round, self._is_open = wanted, wanted.round, False
-        self._node.trainer.finish(wanted.round, wanted.anchor_N, lease, self._fates)
-        self._fates.taken_over(self.round)
-        self._train(is_under_way=False)
+        is_under_way = self._node.trainer.finish(
+            wanted.round, wanted.anchor_N, lease, self._fates, wanted.sealed
+        )
+        self._fates.taken_over(self.round, wanted.sealed)
+        self._train(is_under_way=is_under_way)
 
     def _train(self, *, is_under_way: bool) -> None:
         assert self._wanted is not None
@@ -112,7 +119,7 @@ class SimWork:
             world.learned(node, self.round, node.trainer.loss)
         assert self._taken is not None
         basis = self._taken.basis
-        if node.core.machine.standing.top.before == basis:
+        if any(basis == view.basis for view in node.core.machine.standing.worked_for):
             self._fates.contributed(basis)
             fragment = node.store.layout.fragment_of(self.round)
             payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)

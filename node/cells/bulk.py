@@ -59,7 +59,9 @@ def parts_over(core: NodeCore) -> set[bytes]:
     previous = core.machine.previous
     if previous is None or previous.copies > 1:
         return set()
-    live = {commit.root for view in core.machine.standing.views for *_, commit in view.commits()}
+    live = {
+        commit.root for view in core.machine.standing.under_way for *_, commit in view.commits()
+    }
     return {commit.root for *_, commit in previous.commits()} - live
 
 
@@ -150,8 +152,8 @@ def stepping_ahead(
     """The outer step on result cells that are here while others are on their way, to be run
     anywhere."""
     view = core.machine.standing.about(digest)
-    if view is None:
-        return lambda: None  # That round is over.
+    if view is None or view.is_beside:
+        return lambda: None  # That round is over, or the state that it steps on is not there (R5).
     return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
 
 

@@ -87,6 +87,11 @@ class CellStore:
         """By LIST: the outer steps that were taken on the results which are here."""
         self._kept: list[tuple[set[bytes], set[bytes]]] = []
         self._kept_parts: list[set[bytes]] = []
+        self.lag = manifest.outer.overlap
+        """L of R1: how many rounds may be in flight (R5)."""
+        self._early: set[bytes] = set()
+        """LISTs of no sealed round when the last one was adopted, of which there are results: they
+        may be of the round that is under way beside it (R5)."""
         self._pinned: set[bytes] = set()
         """Parts of the round that is final next, while a branch goes on behind it."""
 

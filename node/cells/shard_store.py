@@ -81,6 +81,8 @@ class ShardStore(CellStore):
         self._ahead = None
         self._states[self.state.root] = self.state
         unsealed = {listed for listed in self._results if listed not in self._stepped}
+        if self.lag > 1:
+            unsealed, self._early = unsealed & self._early, unsealed
         self._forget(digest, previous, unsealed)
         self._pinned.clear()
         self._age_parts()
@@ -138,6 +140,6 @@ class ShardStore(CellStore):
     def _age_parts(self) -> None:
         """Contributions to rounds that are over stay a little, for those who are a round behind."""
         self._kept_parts.append(set(self._parts) - self._pinned)
-        if len(self._kept_parts) > ROUNDS_KEPT:
+        if len(self._kept_parts) > ROUNDS_KEPT + self.lag - 1:
             for root in self._kept_parts.pop(0) - self._pinned:
                 self._parts.pop(root, None)

@@ -65,7 +65,7 @@ def recover(
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
     signed = _signed_through(chain[head].value, messages)
-    silent_through = max(closed if closed > head else 0, signed if signed > head + 1 else 0)
+    silent_through = max(closed if closed > head else 0, signed if signed > head + store.lag else 0)
     return Restart(
         chain=tuple(chain[: head + 1]),
         branch=tuple(branch),

@@ -53,13 +53,18 @@ class Agenda:
         self._due_s = now_s
         self._quiet_until_s = now_s
         self._poll_s = IDLE_S
-        self._settled: tuple[bytes, int] | None = None
+        self._settled: tuple[bytes, int, int] | None = None
+        self.beside: RoundView | None = None
+        """The round that is under way beside the one it is asked about (R5)."""
 
     def is_quiet(self, view: RoundView, now_s: float, *, with_pulls: bool = True) -> bool:
         """Whether no rule has more to do than when all were asked last, as far as messages go; or
         none but to ask again for bytes."""
         until_s = self._quiet_until_s if with_pulls else self._due_s
-        return self._settled == (view.basis, view.ballots.news) and now_s < until_s
+        return self._settled == self._news(view) and now_s < until_s
+
+    def _news(self, view: RoundView) -> tuple[bytes, int, int]:
+        return view.basis, view.ballots.news, self.beside.ballots.news if self.beside else 0
 
     def disturb(self) -> None:
         """Something else than a message has changed the round."""
@@ -84,7 +89,7 @@ class Agenda:
         self._due_s = min(due, default=math.inf)
         self._quiet_until_s = min([self._due_s, *retries])
         self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE
-        self._settled = (view.basis, view.ballots.news)
+        self._settled = self._news(view)
 
     def plan(self, now_s: float) -> None:
         """Set when a Tick is due if nothing happens before."""

@@ -207,7 +207,7 @@ def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
 
 def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
     """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
-    if view.opened_s is None:
+    if view.opened_s is None or _waits_for_seal_before(view):
         return False
     has_list = view.proposal() is not None
     closer_is_gone = not has_list and not view.can_close(view.attempt)
@@ -215,6 +215,18 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
     if is_due or (has_list and _leaves_early(view)):
         return True
     return has_list and bool(view.suspects) and has_lost_parts(view)
+
+
+def _waits_for_seal_before(view: RoundView) -> bool:
+    """R5: whether all is done that can be before the seal of the round before is here."""
+    if not view.is_beside:
+        return False
+    certified = (digest for attempt, digest in view.ballots.certified() if attempt == view.attempt)
+    bodies = ((digest, view.ballots.list_of(digest)) for digest in certified)
+    return any(
+        body is not None and not (body.commits and view.missing_results(digest))
+        for digest, body in bodies
+    )
 
 
 def _leaves_early(view: RoundView) -> bool:

@@ -57,7 +57,9 @@ class Fates:
         not that the branch was left and came back."""
         return self._basis == basis
 
-    def taken_over(self, round_index: int) -> None:
-        """The trainer knows what became of the rounds before that one."""
-        self._listed = {index for index in self._listed if index >= round_index}
+    def taken_over(self, round_index: int, sealed: int | None = None) -> None:
+        """The trainer works for that round, and knows what became of the rounds before it; with
+        two in flight (R5) of those up to `sealed`."""
+        known = round_index - 1 if sealed is None else sealed
+        self._listed = {index for index in self._listed if index > known}
         self._in_hand, self._is_astray, self._basis = round_index, False, None

@@ -1,7 +1,8 @@
 """Two rounds in flight (R5): what a round stands on, and what may be signed before what.
 
-Pure deciders. `RoundMachine` does not call them yet: it works in one round at a time (L = 1). They
-are written first so that they can be explored (`sim/exploration/overlap.py`).
+Pure deciders, for the model of `sim/exploration/overlap.py`, which says what lag and fragments must
+be like. `RoundMachine` keeps the same rules by the views that it has: one that `is_beside` another
+is opened by the seal that names it, and is SEALed once the one before it is there.
 """
 
 from dataclasses import dataclass

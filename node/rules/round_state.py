@@ -59,6 +59,7 @@ class RoundState:
         """The own SEAL of the last final seal, of whatever attempt; empty if there is none."""
         base = self._new_view(head, head.value, now_s, before=head.value)
         self.standing = Standing(head, [base])
+        self._open_beside(now_s)
         self.view = self.standing.base
         self.previous: RoundView | None = None
         self.is_held = False
@@ -84,21 +85,21 @@ class RoundState:
     def views(self) -> tuple[RoundView, ...]:
         """All rounds that messages and cells are taken for, the one it works in first."""
         previous = () if self.previous is None else (self.previous,)
-        if len(self.standing.views) == 1:  # As nearly always.
+        if len(self.standing.under_way) == 1:  # As nearly always.
             return (self.view, *previous)
         return (self.view, *self.standing.others(self.view), *previous)
 
     def has_view(self, view: RoundView) -> bool:
         """Whether that round is still under way."""
-        return any(view is other for other in self.standing.views)
+        return any(view is other for other in self.standing.under_way)
 
     @property
     def watched(self) -> tuple[PeerId, ...]:
         """Whose silence matters: the members of the round, and of the seals it stands between."""
-        views, view = self.standing.views, self.view
-        if len(views) == 1:
-            return view.members
+        views, view = self.standing.under_way, self.view
         base, top = views[0], views[-1]
+        if len(views) == 1 or (view is base and base.member_set == top.member_set):
+            return view.members  # As nearly always, and the same object each time.
         return tuple(sorted(base.member_set | top.member_set | view.member_set))
 
     @property
@@ -108,6 +109,10 @@ class RoundState:
         It does not know yet where the others are (R3), or what it signed in this round (R12).
         """
         return self._silence.is_on(self.view)
+
+    def _is_mute_in(self, view: RoundView) -> bool:
+        """The same of another round under way."""
+        return self._silence.is_on(view)
 
     @property
     def is_asking(self) -> bool:
@@ -132,8 +137,7 @@ class RoundState:
         if is_own and not (view.ballots.find(message.digest) or self._is_remembered(message)):
             # Ours, and not in our journal: the disk was rolled back (R12).
             self._silence.rolled_back(slot.round)
-        self._keep_early(entry)
-        if not concerns(view, entry):
+        if self._keep_early(entry) or not concerns(view, entry):
             return []
         if wrong := breach(view, entry, self.config.clock):
             return [ev.Fault(message.sender, wrong)]
@@ -147,7 +151,7 @@ class RoundState:
         if (shown := attempt_shown(view, entry)) > view.attempt:
             self._enter(view, shown, now_s)
             self._agenda.disturb()
-        elif view is not self.view or is_for_us(view, entry):
+        elif (view is not self.view and not view.is_beside) or is_for_us(view, entry):
             self._agenda.disturb()
         if isinstance(entry.body, Seat):
             return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
@@ -177,21 +181,27 @@ class RoundState:
 
     def _convict(self, convicted: frozenset[PeerId]) -> None:
         self.convicted = convicted
-        for view in self.standing.views:
+        for view in self.standing.under_way:
             view.suspect(self._suspects, convicted)
         self._agenda.disturb()
 
-    def _keep_early(self, entry: Entry) -> None:
-        """What may be of a round whose seal is not here yet."""
-        slot = entry.message.slot
-        if self.standing.on(slot.basis) is not None:
-            return
+    def _keep_early(self, entry: Entry) -> bool:
+        """What may be of a round whose seal is not here yet; whether it can be filed only then.
+
+        So is a SEAL of the round beside this one (R5): whoever signed it has the seal before it.
+        """
+        slot, lag = entry.message.slot, self.config.clock.lag
+        on = self.standing.on(slot.basis)
+        is_sealed = on is not None and on.is_beside and slot.kind is Kind.SEAL
+        if on is not None and not is_sealed:
+            return False
         top = self.standing.top
         for view in (self.view,) if self.view is top else (self.view, top):
-            has_room = len(view.early) < limits.MESSAGES_PER_ROUND_MAX
-            is_next = slot.round == view.index + 1
+            has_room = len(view.early) < lag * limits.MESSAGES_PER_ROUND_MAX
+            is_next = slot.round in (view.index + 1, view.index + lag)
             if is_next and has_room and not self.config.rare("early-dropped"):
                 view.early.setdefault(entry.message.digest, entry)
+        return is_sealed
 
     def _is_remembered(self, message: SignedMessage) -> bool:
         """Whether an own message is of a round that this node has left, and in its journal."""
@@ -223,19 +233,21 @@ class RoundState:
         return known[digest]
 
     def _new_view(
-        self, head: SealCertificate, final: SealValue, now_s: float, *, before: SealValue
+        self, head: SealCertificate, final: SealValue, now_s: float, *, before: SealValue | None
     ) -> RoundView:
-        """The round behind `head`; `before` is the seal before that, of genesis genesis."""
+        """The round behind `head`; `before` is the seal before that, of genesis genesis. None: the
+        round behind that one, beside it (R5)."""
         view = RoundView(
             me=self._signer.peer_id,
             head=head.value,
-            num_cells=self.config.num_cells(head.value.round + 1),
+            num_cells=self.config.num_cells(head.value.round + 1 + (before is None)),
             trust=self.config.trust,
             started_s=now_s,
             suspects=self._suspects,
             convicted=self.convicted,
             final=final,
             named_by=before if self.config.clock.lag > 1 else None,
+            is_beside=before is None,
             may_branch=self.config.may_branch,
             draw=self.config.rare,
             uses_gram=self.config.uses_gram,
@@ -246,11 +258,28 @@ class RoundState:
             refill(view, self._restart, now_s=now_s)
         return view
 
+    def _open_beside(self, now_s: float) -> None:
+        """R5: open the round behind the next one; its own SEAL to show is that of the head."""
+        standing, clock = self.standing, self.config.clock
+        head, standing.beside = standing.final, None
+        is_last = head.value.clock.ends_run or head.value.round + clock.lag > clock.rounds
+        if clock.lag > 1 and not is_last:
+            standing.beside = self._new_view(head, head.value, now_s, before=None)
+            standing.beside.own_seal = self._own_seal
+        self._agenda.beside = standing.beside
+
     def _sign(
-        self, kind: Kind, body: Body, *, attempt: int = 0, subject: bytes = b""
+        self,
+        kind: Kind,
+        body: Body,
+        *,
+        attempt: int = 0,
+        subject: bytes = b"",
+        view: RoundView | None = None,
     ) -> Iterator[ev.RoundAction]:
-        slot = self.view.slot(kind, attempt=attempt, subject=subject)
-        yield from self._publish(self.view, sign_message(self._signer, slot, body), body)
+        view = view or self.view
+        slot = view.slot(kind, attempt=attempt, subject=subject)
+        yield from self._publish(view, sign_message(self._signer, slot, body), body)
 
     def _publish(
         self, view: RoundView, message: SignedMessage, body: Body

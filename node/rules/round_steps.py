@@ -27,6 +27,7 @@ class RoundSteps(RoundState):
             head,
             lambda link: self._new_view(link, link.value, now_s, before=before or link.value),
         )
+        self._open_beside(now_s)
         self.view, self.previous = self.standing.base, None
         # Who left meanwhile is gone; who came back since has not said that it leaves again.
         self._left.clear()
@@ -59,6 +60,8 @@ class RoundSteps(RoundState):
         me, final = self._signer.peer_id, restart.chain[-1].value
         self.standing.base.own_seal = own_seal(restart, self.standing.base.named, me)
         self._own_seal = own_seal(restart, final, me)
+        if self.standing.beside is not None:
+            self.standing.beside.own_seal = self._own_seal
         for link in restart.branch:
             before = self.standing.top
             before.applied[link.value.list_digest] = link.value.root
@@ -82,14 +85,20 @@ class RoundSteps(RoundState):
         was_listed, before = view.is_listed_in(value), self.standing.final.value
         own_seal_before, self._own_seal = self._own_seal, view.own_seal_of(value)
         self.previous = view
+        beside = self.standing.beside
         self.standing.adopt(
-            certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
+            certificate,
+            lambda link: beside or self._new_view(link, link.value, now_s, before=before),
         )
+        if beside is not None:
+            beside.stands(value, now_s)
+        self._open_beside(now_s)
         self.view = self.standing.base
         # The next COMMIT carries the own SEAL of the seal that names its round (R1).
         is_named = self.view.named_by is None
         self.view.own_seal = self._own_seal if is_named else own_seal_before
-        self.view.suspect(self._suspects, self.convicted)
+        for each in self.standing.under_way:
+            each.suspect(self._suspects, self.convicted)
         self._left &= set(value.roster.members)
         self._forget_restart()
         yield ev.Adopt(certificate, was_listed, view.is_doubtful(value))

@@ -5,27 +5,22 @@ from dataclasses import dataclass, field
 
 from node.events import Contributed
 from node.rules import roster as rosters
-from node.rules.asking import Asking
 from node.rules.ballots import Ballots, Entry
 from node.rules.belief import Belief, belief_of
 from node.rules.gathering import Gathering
+from node.rules.holding import Holding
 from node.rules.rare import Rare, never
 from node.rules.reducers import Slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
-from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import (
-    Agg,
     Commit,
-    Gram,
     Kind,
-    List,
     Roster,
     Seal,
     SealValue,
     Slot,
-    slice_subject,
 )
 
 Lock = tuple[int, bytes]
@@ -36,12 +31,13 @@ Request = tuple[str, bytes, int, PeerId]
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundView(Asking):
+class RoundView(Holding):
     """The round that follows the seal `head`, as this node sees it.
 
     With two rounds in flight (R5) `named_by` is the seal before `head`, which names roster, slots
     and closer; `basis` is then what `head` says of it, for genesis too, so that no two rounds have
-    the same. None stands for `head` itself.
+    the same. None stands for `head` itself. Of a round that `is_beside` the one before it the seal
+    before is not there yet: `head` is the one that names it, until it is told where it `stands`.
 
     `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
     seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
@@ -71,27 +67,23 @@ class RoundView(Asking):
 
     me: PeerId
     head: SealValue
-    num_cells: int
     trust: str
     started_s: float
     final: SealValue
     named_by: SealValue | None = None
+    is_beside: bool = False
     may_branch: bool = False
     draw: Rare = never
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
     admission: AdmissionSpec = NO_ADMISSION
-    ballots: Ballots = field(init=False)
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
     time_outs: int = 0
     opened_s: float | None = None
     entered_s: float = 0.0
-    progress_s: float = 0.0
     lock: Lock | None = None
     own_commit: bytes = b""
-    parts: dict[bytes, set[int]] = field(default_factory=dict)
-    results: dict[bytes, set[int]] = field(default_factory=dict)
     certified_s: dict[bytes, float] = field(default_factory=dict)
     applied: dict[bytes, bytes] = field(default_factory=dict)
     values: dict[bytes, SealValue] = field(default_factory=dict)
@@ -129,7 +121,9 @@ class RoundView(Asking):
     def __post_init__(self) -> None:
         self.before, self.index = self.head.digest, self.head.round + 1
         self.named, self.basis = self.head, self.before
-        if self.named_by is not None:
+        if self.is_beside:
+            self.before, self.index = b"", self.index + 1
+        elif self.named_by is not None:
             self.named, self.basis = self.named_by, self.head.before
         self.roster = self.named.roster
         self.belief = belief_of(self.roster, self.trust, without=self.without)
@@ -171,6 +165,14 @@ class RoundView(Asking):
             self._closers.clear()
         self.ballots.elect(sealers)
 
+    def stands(self, head: SealValue, now_s: float) -> None:
+        """The round before is final by that seal: this one is the next, and may be sealed (R5)."""
+        assert self.is_beside
+        assert head.before == self.basis
+        self.head, self.named_by, self.is_beside = head, self.named, False
+        self.before = head.digest
+        self.progress_s = now_s
+
     def promote(self) -> None:
         """The seal before is final now: this round decides what is final next."""
         self.final = self.head
@@ -194,7 +196,7 @@ class RoundView(Asking):
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
-        if event.round != self.index or event.basis not in (b"", self.before):
+        if event.round != self.index or event.basis not in (b"", self.basis):
             return
         self.contribution = event
         # Committed before a restart: the same bytes again, or the COMMIT stands without them.
@@ -235,21 +237,6 @@ class RoundView(Asking):
         own = self.ballots.commits.get(self.me)
         is_theirs = own is not None and own[0] in value.commits and own[0] != self.own_commit
         return is_theirs and self.contribution is None
-
-    def is_about(self, subject: bytes) -> bool:
-        """Whether that is a COMMIT or a LIST of this round."""
-        ballots = self.ballots
-        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
-
-    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
-        """Cells are in the own store; whether any of them is new, which is progress."""
-        store = self.parts if bulk is Bulk.PART else self.results
-        held = store.setdefault(subject, set())
-        is_new = not held.issuperset(cells)
-        held.update(cells)
-        if is_new:
-            self.progress_s = now_s
-        return is_new
 
     @property
     def attempt_start_s(self) -> float:
@@ -367,40 +354,6 @@ class RoundView(Asking):
                 if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
                     return entry.message.encoded
         return b""
-
-    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
-        """Cells of a slice of which the part of that COMMIT is not here."""
-        held = self.parts.get(commit, set())
-        if held.issuperset(range(piece.first, piece.stop)):
-            return ()
-        return tuple(cell for cell in range(piece.first, piece.stop) if cell not in held)
-
-    def missing_results(self, digest: bytes) -> tuple[int, ...]:
-        """Cells whose result for that LIST is not here."""
-        held = self.results.get(digest, set())
-        if len(held) == self.num_cells:
-            return ()
-        return tuple(cell for cell in range(self.num_cells) if cell not in held)
-
-    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
-        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
-        found = []
-        for digest in body.commits:
-            commit = self.ballots.commit_of(digest)
-            if commit is None:
-                return None
-            found.append((commit[0], digest, commit[1]))
-        return found
-
-    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
-        """Who announced which result root for a slice of a LIST."""
-        subject = slice_subject(digest, piece.first, piece.stop)
-        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
-
-    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
-        """Who announced which partial Gram matrix for a slice of a LIST."""
-        subject = slice_subject(digest, piece.first, piece.stop)
-        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, subject))
 
     def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""

@@ -25,6 +25,8 @@ class Standing:
     branch: list[SealCertificate] = field(default_factory=list)
     ahead: tuple[SealCertificate, ...] = ()
     given_up: dict[bytes, RoundView] = field(default_factory=dict)
+    beside: RoundView | None = None
+    """The round behind `base`, where that is under way beside it (R5); never on a branch."""
 
     @property
     def base(self) -> RoundView:
@@ -52,20 +54,30 @@ class Standing:
         path = self.branch or self.ahead
         return path[0].value.list_digest if path else b""
 
+    @property
+    def under_way(self) -> list[RoundView]:
+        """All rounds under way, and those of the branch."""
+        return self.views if self.beside is None else [*self.views, self.beside]
+
+    @property
+    def worked_for(self) -> list[RoundView]:
+        """The rounds that a contribution may be for."""
+        return [self.top] if self.beside is None else [self.top, self.beside]
+
     def on(self, basis: bytes) -> RoundView | None:
-        """The view of the round behind that seal."""
-        for view in self.views:
+        """The view of the round that this names."""
+        for view in self.under_way:
             if view.basis == basis:
                 return view
         return None
 
     def about(self, subject: bytes) -> RoundView | None:
         """The view of the round that a COMMIT or LIST is of, the newest first."""
-        return next((view for view in reversed(self.views) if view.is_about(subject)), None)
+        return next((view for view in reversed(self.under_way) if view.is_about(subject)), None)
 
     def others(self, view: RoundView) -> Iterator[RoundView]:
         """All views but this one."""
-        return (other for other in self.views if other is not view)
+        return (other for other in self.under_way if other is not view)
 
     def advance(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Go on from a provisional seal on the head."""

@@ -57,12 +57,12 @@ class _Wanted:
     @property
     def round(self) -> int:
         """The round to train for."""
-        return self.action.certificate.value.round + 1
+        return self.action.round
 
     @property
     def basis(self) -> bytes:
-        """The seal that it follows."""
-        return self.action.certificate.value.digest
+        """What names that round."""
+        return self.action.basis
 
 
 class TrainerWork:
@@ -157,7 +157,7 @@ class TrainerWork:
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
         assert self._taken is not None
         basis = self._taken.basis
-        if parts.core.machine.standing.top.before == basis:
+        if any(basis == view.basis for view in parts.core.machine.standing.worked_for):
             self._fates.contributed(basis)
             given = contribution.payloads
             bend = partial(parts.hooks.contribution, given, parts.store, fragment)

@@ -48,7 +48,7 @@ class Bounds:
             if size > most:
                 yield f"{what}: {size}, and {most} are the most"
         for view in node.core.views():
-            yield from _stale(view)
+            yield from _stale(view, node.store.lag)
 
     def _sizes(self, node: SimNode) -> Iterator[tuple[str, int, int]]:
         core, store = node.core, node.store
@@ -76,7 +76,7 @@ class Bounds:
         for view in views:
             held = sum(1 for _ in view.ballots.messages())
             yield "messages of a round", held, _messages_max(seats, _attempts(view), copies)
-            yield "messages of the next round", len(view.early), messages
+            yield "messages of the next round", len(view.early), store.lag * messages
             # What arrives late, of the round before, is filed in this one.
             yield "contributions", len(view.parts), 2 * seats
             yield "results", len(view.results), attempts + 1
@@ -85,7 +85,7 @@ class Bounds:
                 len(view.requested),
                 (4 * (seats + 1) * (seats + _attempts(view)) * max(1, len(view.slices))),
             )
-        rounds = ROUNDS_KEPT + 2 + len(standing.views) + len(left)
+        rounds = ROUNDS_KEPT + 1 + store.lag + len(standing.under_way) + len(left)
         attempts += sum(_attempts(view) for view in left)
         yield "seals of a branch", len(standing.branch), limits.BRANCH_ROUNDS_MAX
         # The next roster may be smaller than the one whose contributions stay for a while.
@@ -125,10 +125,11 @@ def _messages_max(seats: int, attempts: int, copies: int) -> int:
     )
 
 
-def _stale(view: RoundView) -> Iterator[str]:
-    """What a round keeps is of this round, and what came early of the next."""
+def _stale(view: RoundView, lag: int) -> Iterator[str]:
+    """What a round keeps is of this round, and what came early of the next, or of as many as may be
+    in flight (R5)."""
     for entry in view.early.values():
-        if entry.message.slot.round != view.index + 1:
+        if not view.index < entry.message.slot.round <= view.index + lag:
             yield f"keeps a message of round {entry.message.slot.round} as early in {view.index}"
     for message in view.ballots.messages():
         if message.slot.round != view.index:

@@ -135,7 +135,7 @@ class Durability:
         head = self._history.heads.get(peer)
         branch = self._history.branches.get(peer, ())
         values = (*branch, head) if head is not None else branch
-        return {self._history.basis_behind(value) for value in values}
+        return {basis for value in values for basis in self._history.bases_behind(value)}
 
     def _reached(self, peer: PeerId) -> None:
         places = self._places(peer)

@@ -120,8 +120,8 @@ class History:
         self.said: Said | None = None
         """What the Signed that is looked at says; None where it only repeats an earlier one."""
         self._told: set[bytes] = set()
-        self._places: dict[PeerId, tuple[bytes, list[tuple[Slot, bytes]]]] = {}
-        """The latest round that each node has signed in, and what."""
+        self._places: dict[PeerId, dict[bytes, list[tuple[Slot, bytes]]]] = {}
+        """The latest rounds that each node has signed in, as many as are in flight, and what."""
         self._electorates: dict[bytes, Electorate] = {}
         self._commits_of: dict[int, list[bytes]] = {}
 
@@ -157,6 +157,10 @@ class History:
         """What the slots of the round behind a seal are named by."""
         return value.digest if self._lag == 1 else value.before
 
+    def bases_behind(self, value: SealValue) -> set[bytes]:
+        """The same of all rounds that may be under way behind it (R5)."""
+        return {self.basis_behind(value), value.digest}
+
     def behind(self, value: SealValue) -> Electorate | None:
         """Who votes in the round behind a seal."""
         return self.electorate(self.basis_behind(value))
@@ -178,8 +182,7 @@ class History:
 
     def signed_in(self, peer: PeerId, basis: bytes) -> list[tuple[Slot, bytes]]:
         """Slots that a node has told to be filled in the round that `basis` opened."""
-        place, slots = self._places.get(peer, (b"", []))
-        return slots if place == basis else []
+        return self._places.get(peer, {}).get(basis, [])
 
     def _signed(self, peer: PeerId, message: SignedMessage) -> None:
         place, kind = (peer, message.slot), message.slot.kind
@@ -189,9 +192,11 @@ class History:
             self.said = None
             return
         self._told.add(message.digest)
-        if self._places.get(peer, (b"", ()))[0] != message.slot.basis:
-            self._places[peer] = (message.slot.basis, [])
-        self._places[peer][1].append((message.slot, message.digest))
+        rounds = self._places.setdefault(peer, {})
+        if message.slot.basis not in rounds:
+            for basis in list(rounds)[: len(rounds) + 1 - self._lag]:
+                del rounds[basis]
+        rounds.setdefault(message.slot.basis, []).append((message.slot, message.digest))
         body = decode_body(message) if kind in BODIES_NEEDED else None
         self.said = Said(message, body, self.lives.get(peer, 0))
         if kind is Kind.SEAL:

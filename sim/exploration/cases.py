@@ -1,7 +1,7 @@
 """The catalogue: what is explored, how far, and in words what the numbers are of."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -161,6 +161,7 @@ def _cases_of_rounds() -> Iterator[Case]:
         "2 voters, 2 fragments in 2 rounds, a restart",
         Span(voters=2, rounds=2, restarts=1, every=100, fragment_cells=(1, 2)),
     )
+    yield from _cases_in_flight()
     yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
     yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
     yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))
@@ -182,3 +183,15 @@ def _cases_of_rounds() -> Iterator[Case]:
         Span(voters=3, rounds=2, disks=1, is_late=True, active="A"),
         UNHEARD,
     )
+
+
+def _cases_in_flight() -> Iterator[Case]:
+    """R5: the same machines with two rounds in flight, on two fragments."""
+    for name, span in (
+        ("1 voter, 3 rounds, 2 in flight", Span(voters=1, rounds=3)),
+        ("2 voters, 2 rounds in flight", Span(voters=2, rounds=2)),
+        ("2 voters, 2 rounds in flight, a restart", Span(voters=2, rounds=2, restarts=1)),
+        ("2 voters, 2 rounds in flight, a lost disk", Span(voters=2, rounds=2, disks=1)),
+        ("2 voters, 3 rounds, 2 in flight, a restart", Span(voters=2, rounds=3, restarts=1)),
+    ):
+        yield _rounds(name, replace(span, fragment_cells=(1, 2), lag=2))

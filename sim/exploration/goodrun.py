@@ -160,7 +160,7 @@ class GoodRun:
 
 def _views(peer: Peer) -> list[RoundView]:
     machine = peer.machine
-    return [machine.view, *([machine.previous] if machine.previous else [])]
+    return list(machine.views)
 
 
 def holds(peer: Peer, bulk: Bulk, subject: bytes, cell: int) -> bool:

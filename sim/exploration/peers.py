@@ -6,7 +6,7 @@ once by the shipped code and remembered by number. A state of the swarm is then 
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
@@ -189,7 +189,8 @@ class Peer:
     def contribute(self) -> None:
         """The trainer hands over its contribution; behind a lost disk it is another one."""
         mark = "again" if self.has_lost_disk else ""
-        view = self.machine.view
+        worked_for = self.machine.standing.worked_for
+        view = next((v for v in worked_for if v.contribution is None), worked_for[0])
         self.tell(contributed(view.me, view.index, view.num_cells, mark))
 
     def take_seat(self) -> None:
@@ -214,7 +215,9 @@ class Peer:
         """Whether the rules need not be asked, and the phase of the round they are asked about."""
         view = self.machine.view
         is_quiet = self.machine._agenda.is_quiet(view, self.now_s, with_pulls=False)
-        return is_quiet, *self.phase_of(view)
+        beside = self.machine.standing.beside
+        other = self.phase_of(beside) if beside is not None else ()
+        return is_quiet, *self.phase_of(view), *other
 
     def phase_of(self, view: RoundView) -> tuple[bool, ...]:
         """Whether the round is open, which deadlines are past."""
@@ -244,12 +247,12 @@ class Peer:
         return key_of(parts, IGNORED)
 
 
-def toy_config(*fragment_cells: int) -> RoundConfig:
-    """What all machines here know besides the chain."""
+def toy_config(*fragment_cells: int, lag: int = 1) -> RoundConfig:
+    """What all machines here know besides the chain; `lag` is L of R1."""
     return RoundConfig(
         trust="friends",
         fragment_cells=fragment_cells,
-        clock=ClockRules(samples_each=10, rounds=1000, tokens=0),
+        clock=ClockRules(samples_each=10, rounds=1000, tokens=0, lag=lag),
         deadline_floor_s=DEADLINE_S,
         deadline_cap_s=DEADLINE_S,
     )
@@ -301,7 +304,12 @@ class Peers:
     def fresh(self, peer: PeerId, head: SealCertificate) -> Peer:
         """A peer that begins at `head`."""
         machine = RoundMachine(self.config, KeyedHashSigner(peer), head, now_s=0.0)
-        return Peer(machine, (head,))
+        if self.config.clock.lag == 1:
+            return Peer(machine, (head,))
+        # Two seals name the rounds in flight (R5): the one before has the same roster.
+        before = replace(head, value=replace(head.value, round=head.value.round - 1))
+        machine.reset(head, now_s=0.0, before=before.value)
+        return Peer(machine, (before, head))
 
     def number(self, peer: Peer) -> int:
         """The number of the state that a peer is in; the peer must not be used any more."""

@@ -66,6 +66,8 @@ class Post:
     def __init__(self) -> None:
         self.letters: list[Letter] = []
         self.rosters: dict[bytes, Roster] = {}
+        self.starts: set[bytes] = set()
+        """The seals that a search begins with, where all that comes behind is to be final."""
         self._numbers: dict[bytes, int] = {}
         self._masks: dict[int, int] = {}
         self._counted = 0
@@ -208,6 +210,10 @@ class Post:
 
     def _wrong_seal(self, before: int, letter: Letter, body: Seal) -> str:
         facts, basis = self.facts(before), letter.basis
+        before_it = letter.message.slot.subject
+        is_behind = any(before_it in values for values in facts.final.values())
+        if self.starts and before_it not in self.starts and not is_behind:
+            return "R5: a SEAL of a round before the one before it is final"
         if (basis, letter.attempt, body.list_digest) not in facts.certified:
             return "a SEAL of a LIST that is not certified in that attempt"
         if body.value not in facts.final.get(basis, ()) and self._is_left(before, letter):

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from node.rules.roster import voters
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun, holds
-from sim.exploration.peers import Deed, Peer, Peers
+from sim.exploration.peers import Deed, Peer, Peers, toy_config
 from sim.exploration.post import Letter, Post
 from sim.exploration.table import Table
 from sim.explorer import Later
@@ -39,7 +40,7 @@ class Span:
     `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
     others do nothing. With `uses_gram` there are two cells, and nobody sums one before the Gram
     matrices of both are announced. `fragment_cells` are the cells of each fragment, where there is
-    more than one.
+    more than one; with `lag` 2 two rounds are in flight on them (R5).
     """
 
     voters: int
@@ -55,6 +56,7 @@ class Span:
     active: str = ""
     uses_gram: bool = False
     fragment_cells: tuple[int, ...] = ()
+    lag: int = 1
 
 
 class Rounds:
@@ -69,10 +71,14 @@ class Rounds:
         self.table = Table(
             voters=span.voters, helpers=0, members=span.members, fragment_cells=cells
         )
-        self.table.config = replace(self.table.config, uses_gram=span.uses_gram)
+        config = toy_config(*cells, lag=span.lag)
+        self.table.config = replace(config, uses_gram=span.uses_gram)
         head = self.table.head
         self.post = Post()
         self.post.rosters[head.value.digest] = head.value.roster
+        self.post.starts.add(head.value.digest)
+        if span.lag > 1:
+            self.post.rosters[head.value.before] = head.value.roster
         self.peers = Peers(self.post, self.table.config)
         self._ids = [*self.table.voters, *self.table.members]
         self._ids += [self.table.add_joiner(index) for index in range(span.joiners)]
@@ -154,7 +160,8 @@ class Rounds:
 
     def _deeds(self, state: State, seat: int, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         machine, view = peer.machine, peer.machine.view
-        if view.is_member and view.contribution is None:
+        rounds = machine.standing.worked_for
+        if any(one.is_member and one.contribution is None for one in rounds):
             yield "has trained", (("contribute",),)
         if not view.is_member and view.me not in view.ballots.of(Kind.SEAT):
             yield "asks for a seat", (("seat",),)
@@ -165,11 +172,18 @@ class Rounds:
             for other in self._others(state, seat):
                 if not other.machine.has_forgotten:
                     name = self.table.names[other.machine.view.me]
-                    index = other.machine.view.may_be_open
+                    index = other.machine.view.may_be_open + self.span.lag - 1
                     status: Deed = ("status", other.machine.view.me, index)
                     yield f"hears that {name} is in round {self._round(index)}", (status,)
         yield from self._bytes(state, peer)
         if machine.is_muted:
+            return
+        for one in rounds:
+            yield from self._waits(peer, one)
+
+    def _waits(self, peer: Peer, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+        """Deadlines of the round that is final next; of one beside it they pass with those."""
+        if view.is_beside:
             return
         if self.span.is_late and view.opened_s is not None:
             if view.own_slices() and not self._said(peer, Kind.HAVE, view.attempt):
@@ -188,14 +202,19 @@ class Rounds:
 
     def _is_news(self, peer: Peer, letter: Letter) -> bool:
         view, slot = peer.machine.view, letter.message.slot
-        if slot.round == view.index + 1:
+        on = peer.machine.standing.on(letter.basis)
+        is_early = on is None or (on.is_beside and slot.kind is Kind.SEAL)
+        if is_early and view.index < slot.round <= view.index + self.span.lag:
             return letter.message.digest not in view.early
-        if letter.basis != view.basis or slot.kind is Kind.AGG:
+        if on is None or slot.kind is Kind.AGG:
             return False  # Nothing is decided by who announced a result.
-        return view.ballots.find(letter.message.digest) is None
+        return on.ballots.find(letter.message.digest) is None
 
     def _bytes(self, state: State, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
-        view = peer.machine.view
+        for view in peer.machine.standing.under_way:
+            yield from self._bytes_of(state, view)
+
+    def _bytes_of(self, state: State, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         everybody = [self.peers.states[number] for number in state.peers]
         for piece in view.own_slices():
             for sender, commit, _ in view.commits():
@@ -211,6 +230,8 @@ class Rounds:
             if basis == view.basis
         }
         for digest in sorted(lists):
+            if view.is_beside and view.ballots.list_of(digest) is None:
+                continue  # Its cells are taken for those of a round that is known.
             for cell in view.missing_results(digest):
                 if any(holds(other, Bulk.RESULT, digest, cell) for other in everybody):
                     what = self.table.name_of_list(digest)

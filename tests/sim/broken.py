@@ -307,8 +307,8 @@ def _early_never_dropped() -> Iterator[None]:
     """What came early for one round is carried along into all later ones."""
     new_view = RoundMachine._new_view
 
-    def with_early(machine: RoundMachine, head: Any, final: Any, now_s: float) -> Any:
-        view = new_view(machine, head, final, now_s)
+    def with_early(machine: RoundMachine, *args: Any, **rest: Any) -> Any:
+        view = new_view(machine, *args, **rest)
         if hasattr(machine, "view"):
             view.early.update(machine.view.early)
         return view

@@ -8,7 +8,7 @@ from node.rules.chain import certify, check_seal, genesis, is_own_seal, seal_val
 from node.rules.roster import voters
 from protocol.errors import ProofError
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind, Seal, SealCertificate
+from protocol.messages import Kind, Seal, SealCertificate, Slot, sign_message
 from tests.node.builders import (
     CONFIG,
     ROOT,
@@ -16,6 +16,7 @@ from tests.node.builders import (
     digest_of,
     head_of,
     peers_named,
+    roster_of,
     state_after,
     toy_manifest,
     view_of,
@@ -191,3 +192,33 @@ def test_voter_whose_commit_proves_its_seal_is_proved_and_others_are_not():
     proved = {seat.peer: seat.proved for seat in value.roster.seats}
     assert proved == {A: 5, B: 4, C: 4, D: 5}
     assert set(voters(value.roster)) == {A, B, C, D}
+
+
+def test_seal_of_two_rounds_in_flight_is_checked_by_the_seal_before_the_one_before():
+    """R5: slots and voters are those that the seal two before it names."""
+    named = HEAD.value
+    before = replace(
+        named, round=5, before=named.digest, basis=named.before, roster=roster_of((A,))
+    )
+    value = replace(before, round=6, before=before.digest, basis=named.digest)
+    body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+
+    def seals(*peers):
+        for peer in peers:
+            slot = Slot(
+                run=value.run,
+                shard=0,
+                round=6,
+                basis=named.digest,
+                attempt=0,
+                kind=Kind.SEAL,
+                subject=before.digest,
+            )
+            yield sign_message(KeyedHashSigner(peer), slot, body)
+
+    good = certify(value, tuple(seals(A, B)))
+    check_seal(before, good, SIGNER, trust="friends", named=named)
+    with pytest.raises(ProofError, match="lacks a quorum"):  # Of the newer roster it would be one.
+        check_seal(before, certify(value, tuple(seals(A))), SIGNER, trust="friends", named=named)
+    with pytest.raises(ProofError, match="named the roster"):
+        check_seal(before, good, SIGNER, trust="friends")

@@ -387,6 +387,18 @@ def test_seal_between_two_rounds_in_flight_leases_what_neither_of_them_has():
     assert (clock.cursor, clock.unused) == (80, (Interval(first=30, stop=40),))
 
 
+def test_member_seated_between_two_rounds_in_flight_is_not_absent_from_the_first():
+    of_round, before = roster_of((A, B)), roster_of((A, B), (C,))
+    entries = [listed(A), listed(B)]
+    for _ in range(3):
+        before = next_roster(before, 5, entries, trust="friends", round_roster=of_round)
+        assert C in before.members
+    # In a round that it had a seat in it is, and twice costs the seat.
+    for _ in range(2):
+        before = next_roster(before, 5, entries, trust="friends", round_roster=before)
+    assert C not in before.members
+
+
 def test_clock_asks_for_the_seal_that_leased_the_round():
     with pytest.raises(AssertionError, match="another seal leased"):
         next_clock(HEAD, [listed(A)], replace(RULES, lag=2))

@@ -82,7 +82,9 @@ class Scene:
         genesis = self.desk.core.machine.certificate
         head = replace(genesis, value=replace(genesis.value, round=sealed))
         anchor_N = np.full(self.desk.store.layout.numel, sealed, dtype=np.float32)
-        self.work.train(ev.Train(head, lease, listed, resync), anchor_N)
+        value = head.value
+        train = ev.Train(head, lease, listed, resync, value.round + 1, value.digest)
+        self.work.train(train, anchor_N)
 
     async def contributes(self, fragment: int = 0) -> None:
         await self.work._contribute(replace(LATE, fragment=fragment))

@@ -1,0 +1,71 @@
+"""Which cells of a round are here and which are missing, and what was announced of them. Pure."""
+
+from dataclasses import dataclass, field
+
+from node.rules.asking import Asking
+from node.rules.ballots import Ballots
+from node.rules.reducers import Slice
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+from protocol.messages import Agg, Commit, Gram, Kind, List, slice_subject
+
+
+@dataclass(slots=True, kw_only=True)
+class Holding(Asking):
+    """`parts` and `results` name the cells in the own store, by COMMIT and by LIST digest; of
+    `num_cells` each. `progress_s` is when the last of them came that was new."""
+
+    num_cells: int
+    ballots: Ballots = field(init=False)
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    results: dict[bytes, set[int]] = field(default_factory=dict)
+    progress_s: float = 0.0
+
+    def is_about(self, subject: bytes) -> bool:
+        """Whether that is a COMMIT or a LIST of this round."""
+        ballots = self.ballots
+        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
+
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
+        """Cells are in the own store; whether any of them is new, which is progress."""
+        store = self.parts if bulk is Bulk.PART else self.results
+        held = store.setdefault(subject, set())
+        is_new = not held.issuperset(cells)
+        held.update(cells)
+        if is_new:
+            self.progress_s = now_s
+        return is_new
+
+    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
+        """Cells of a slice of which the part of that COMMIT is not here."""
+        held = self.parts.get(commit, set())
+        if held.issuperset(range(piece.first, piece.stop)):
+            return ()
+        return tuple(cell for cell in range(piece.first, piece.stop) if cell not in held)
+
+    def missing_results(self, digest: bytes) -> tuple[int, ...]:
+        """Cells whose result for that LIST is not here."""
+        held = self.results.get(digest, set())
+        if len(held) == self.num_cells:
+            return ()
+        return tuple(cell for cell in range(self.num_cells) if cell not in held)
+
+    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
+        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
+        found = []
+        for digest in body.commits:
+            commit = self.ballots.commit_of(digest)
+            if commit is None:
+                return None
+            found.append((commit[0], digest, commit[1]))
+        return found
+
+    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
+        """Who announced which result root for a slice of a LIST."""
+        subject = slice_subject(digest, piece.first, piece.stop)
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
+
+    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
+        """Who announced which partial Gram matrix for a slice of a LIST."""
+        subject = slice_subject(digest, piece.first, piece.stop)
+        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, subject))
