@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.errors import DecodeError
-from protocol.identity import PeerId, Signer
+from protocol.identity import Signer
 from protocol.rosters import Peers as Peers
 from protocol.rosters import Roster as Roster
 from protocol.rosters import SeatRecord as SeatRecord
@@ -292,8 +292,6 @@ def is_signed(message: SignedMessage, signer: Signer) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SealValue:
     """What a seal says. Its digest covers neither the attempt nor any signature.

@@ -33,10 +33,10 @@ def wrong_sums(view: RoundView, slot: Slot) -> Iterator[tuple[PeerId, Evidence |
         if len(judges) < needed:
             continue
         for peer in sorted(said.keys() - view.convicted - {view.me}):
-            if said[peer].body == body or not may_be_accused(view.head, peer):
+            if said[peer].body == body or not may_be_accused(view.named, peer):
                 continue
             others = tuple(said[judge] for judge in judges)
             try:
-                yield peer, wrong_sum_evidence(view.head, said[peer], others)
+                yield peer, wrong_sum_evidence(view.named, said[peer], others)
             except ProofError:
                 yield peer, None

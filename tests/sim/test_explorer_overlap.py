@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+import node.rules.restart
 import node.rules.round_state
 from node.round import RoundMachine
 from node.rules.chain import certify
@@ -33,7 +34,7 @@ def own_seal_is_enough():
 
 def second_round_is_forgotten():
     """After a restart only the round that is final next has what was signed in it (R12)."""
-    shipped = node.rules.round_state.refill
+    shipped = node.rules.restart.refill
 
     def refill(view, restart, *, now_s):
         if not view.is_beside:
