@@ -291,7 +291,6 @@ def is_signed(message: SignedMessage, signer: Signer) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 @dataclass(frozen=True, kw_only=True)
 class SealValue:
     """What a seal says. Its digest covers neither the attempt nor any signature.

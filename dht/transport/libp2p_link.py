@@ -7,6 +7,7 @@ in the background.
 
 import ipaddress
 from collections.abc import Awaitable, Callable
+from socket import AF_INET, AF_INET6
 
 import trio
 from libp2p.abc import IMuxedConn, IRawConnection
@@ -219,6 +220,8 @@ def _remote_of(raw: IRawConnection) -> tuple[str, int] | None:
     socket = _socket_of(raw)
     if socket is None:
         return raw.get_remote_address()
+    if socket.family not in (AF_INET, AF_INET6):
+        return None
     try:
         host, port, *_ = socket.getpeername()
     except OSError:

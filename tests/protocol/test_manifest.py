@@ -12,6 +12,7 @@ from protocol.errors import DecodeError, ManifestError, ManifestMismatch, Signat
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
 from protocol.manifest import (
+    AdmissionSpec,
     ModelSpec,
     RunManifest,
     Setting,
@@ -25,15 +26,22 @@ from protocol.wire import encode
 from tests.protocol.strategies import values
 from tests.protocol.vectors import MANIFEST, OTHER, SIGNER
 
+# A ramp is for open runs, and probation has one behind it.
+ADMITTING = replace(
+    MANIFEST,
+    trust="open",
+    admission=AdmissionSpec(puzzle_bits=20, probation=3, ramp=10),
+)
 
-def changed(path: str, value: Any) -> RunManifest:
+
+def changed(path: str, value: Any, example: RunManifest = MANIFEST) -> RunManifest:
     """The example with one field, by dotted name, set to another value."""
 
     def change(part: Any, names: list[str]) -> Any:
         name, *rest = names
         return replace(part, **{name: change(getattr(part, name), rest) if rest else value})
 
-    manifest: RunManifest = change(MANIFEST, path.split("."))
+    manifest: RunManifest = change(example, path.split("."))
     return manifest
 
 
@@ -81,16 +89,16 @@ FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmet
 def test_digest_names_the_run_and_is_stable():
     assert MANIFEST.digest == replace(MANIFEST).digest
     assert MANIFEST.digest.hex() == (
-        "872023b9ceda52aa23911b2a152046fd17362789eee7a5135dca9455c21976e1"
+        "c582fd1b8f0e89c67e6631cc3186e9e0247ad7bacf11376d067a1bc887fbb7fd"
     )
 
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_every_field_is_in_the_digest_and_is_named_when_it_differs(path):
-    value = dict(leaves(MANIFEST))[path]
-    theirs = changed(path, another(path, value))
-    assert theirs.digest != MANIFEST.digest
-    mismatch = first_difference(MANIFEST, theirs)
+    example = ADMITTING if path.startswith("admission.") else MANIFEST
+    theirs = changed(path, another(path, dict(leaves(example))[path]), example)
+    assert theirs.digest != example.digest
+    mismatch = first_difference(example, theirs)
     assert isinstance(mismatch, ManifestMismatch)
     assert mismatch.field == ("shards[0].name" if path == "shards" else path)
 
