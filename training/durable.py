@@ -103,7 +103,7 @@ class SystemFile:
     """
 
     def __init__(self, path: Path, mode: str, start: int = 0) -> None:
-        self._file = FileIO(path, mode)
+        self._file, self._path = FileIO(path, mode), path
         self._past_cache = PastCache(path) if mode == "wb" else None
         self._has_cached = False
         if start:
@@ -114,7 +114,13 @@ class SystemFile:
         view = memoryview(data)
         if not view.nbytes:  # A view of no elements has no bytes to cast to.
             return
-        view = view.cast("B")
+        try:
+            self._write(view.cast("B"))
+        except OSError as error:
+            error.filename = error.filename or str(self._path)  # A descriptor's errors name none.
+            raise
+
+    def _write(self, view: memoryview) -> None:
         if self._past_cache is not None and view.nbytes >= DIRECT_BYTES_MIN:
             start = self._file.tell()
             done = self._past_cache.put(start, view)

@@ -171,19 +171,20 @@ class Accounting:
             yield f"round {value.round} lists {short_id(min(strangers))}, who has no seat"
         if any(said.message.slot.basis != value.basis for said in listed):
             yield f"round {value.round} lists a contribution to another round"
-        yield from self._clock(previous, value, listed)
+        yield from self._clock((basis, previous), value, listed)
         yield from self._samples((basis, previous), value, listed)
 
     def _clock(
-        self, previous: SealValue, value: SealValue, listed: Sequence[Said]
+        self, named: tuple[SealValue, SealValue], value: SealValue, listed: Sequence[Said]
     ) -> Iterator[str]:
+        basis, previous = named
         before, after = previous.clock, value.clock
         commits = [_commit(said) for said in listed]
         tokens = before.tokens + sum(commit.tokens for commit in commits)
         if after.tokens != tokens:
             yield f"round {value.round} seals {after.tokens} tokens, its COMMITs give {tokens}"
-        believed = [_commit(said) for said in listed if self._is_believed(previous, said)]
-        step = before.step + _median_steps(believed)
+        believed = [said for said in listed if self._is_believed(basis, said)]
+        step = before.step + _median_steps([_commit(said) for said in believed])
         if after.step != step:
             yield f"round {value.round} seals step {after.step}, its COMMITs give {step}"
         for commit in commits:
@@ -193,14 +194,20 @@ class Accounting:
                     f"round {value.round} lists {commit.tokens} tokens for {commit.samples} samples"
                 )
         stop = self._manifest.stop
-        is_past_end = 2 * sum(commit.is_past_end for commit in believed) > len(believed)
+        telling = [_commit(said) for said in believed if self._has_a_say(basis, said)]
+        is_past_end = 2 * sum(commit.is_past_end for commit in telling) > len(telling)
         ends = value.round >= self._manifest.rounds or 0 < stop.tokens <= tokens or is_past_end
         if after.ends_run != ends:
             yield f"round {value.round} is the last one by its seal or by the manifest, not by both"
 
-    def _is_believed(self, previous: SealValue, said: Said) -> bool:
+    def _is_believed(self, basis: SealValue, said: Said) -> bool:
         """With a ramp, newcomers have no say of others or of time."""
-        return num_parts(previous, said.message.sender, self._manifest.admission) > 0
+        return num_parts(basis, said.message.sender, self._manifest.admission) > 0
+
+    def _has_a_say(self, basis: SealValue, said: Said) -> bool:
+        """In open runs voters alone say when it is over."""
+        voting = {seat.peer for seat in basis.roster.seats if seat.voter_since >= 0}
+        return self._manifest.trust != "open" or said.message.sender in voting
 
     def _samples(
         self, named: tuple[SealValue, SealValue], value: SealValue, listed: Sequence[Said]

@@ -32,12 +32,12 @@ def _parts(seat: SeatRecord, law: AdmissionSpec) -> int:
     return sorted((0, seat.earned - law.probation, law.ramp))[1]
 
 
-def weighed_rows(head: SealValue, rows: Sequence[Row], law: AdmissionSpec) -> list[Row]:
-    """The rows that are summed, with what their tokens weigh in the round behind `head`.
+def weighed_rows(named: SealValue, rows: Sequence[Row], law: AdmissionSpec) -> list[Row]:
+    """The rows that are summed, with what their tokens weigh in the round that `named` has named.
 
     Empty where nobody listed weighs anything: then the result is zero.
     """
-    found = [(peer, tokens * num_parts(head, peer, law), wire_N) for peer, tokens, wire_N in rows]
+    found = [(peer, tokens * num_parts(named, peer, law), wire_N) for peer, tokens, wire_N in rows]
     return [row for row in found if row[1]]
 
 

@@ -155,16 +155,16 @@ class Reference:
             if wire_N is None:
                 return None
             listed.append((each.message.sender, each.body.tokens, wire_N))
-        head = self._history.values.get(value.before)
-        if before is None or head is None:
+        named = self._history.values.get(value.basis)
+        if before is None or named is None:
             return None
         self.num_recomputed += 1
         if not listed:
             return before
         manifest = self._world.manifest
-        rows = weighed_rows(head, listed, manifest.admission)
+        rows = weighed_rows(named, listed, manifest.admission)
         fragment = self._layout.fragment_of(value.round)
-        cuts = slices_after(head, self._layout.num_cells(fragment), manifest.trust)
+        cuts = slices_after(named, self._layout.num_cells(fragment), manifest.trust)
         # Of rows that weigh nothing no rule makes anything.
         rows = rows or [(listed[0][0], 1, np.zeros_like(listed[0][2]))]
         sum_N = aggregate(manifest.outer, rows, manifest.cell_elements, cuts)
