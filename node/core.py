@@ -127,8 +127,8 @@ class NodeCore(CoreState):
                         view.moved(subject, peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
-            case ev.StateReady(certificate=certificate):
-                yield from self._resynced(certificate, now_s)
+            case ev.StateReady():
+                yield from self._resynced(event, now_s)
             case _ if isinstance(event, ev.FetchEvent):
                 yield from self.catchup.take(event, now_s=now_s)
             case ev.TrainerReady():
@@ -337,12 +337,13 @@ class NodeCore(CoreState):
         if not frame.seals:
             yield from self._meet(now_s)
 
-    def _resynced(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.CoreAction]:
+    def _resynced(self, event: ev.StateReady, now_s: float) -> Iterator[ev.CoreAction]:
+        certificate = event.certificate
         if certificate != self.catchup.wanted:
             return
         self.chain += self.catchup.finish()
         self._is_astray = False
         before = self.chain[-2].value if len(self.chain) > 1 else None
-        self.machine.reset(certificate, now_s=now_s, before=before)
+        self.machine.reset(certificate, now_s=now_s, before=before, results=event.results)
         self._relay.forget(m for v in self.views() for m in v.ballots.messages())
         yield from self._train(certificate, was_listed=False, is_resync=True)

@@ -8,7 +8,7 @@ event queue, worker threads, bulk streams, the write-ahead log, the trainer, che
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from node.core import NodeCore
 from node.durable.batch import batch_of
 from node.durable.checkpoints import Checkpoints
 from node.durable.journal import Journal
+from node.durable.recovery import take_state
 from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
 from node.peers.banning import Accuse, Banning
@@ -136,11 +137,10 @@ class Driver:
                 assert self._links is not None
                 if isinstance(event, ev.Linked | ev.Unlinked):
                     self._narrator.link(event, self._links.linked())
-                if isinstance(event, ev.StateReady) and not await self._take_state(event):
+                if (placed := await self._placed(event)) is None:
                     continue
-                is_synced = isinstance(event, ev.StateReady)
-                actions = self.core.handle(event, trio.current_time())
-                await self._carry_out(actions, is_synced=is_synced)
+                actions = self.core.handle(placed, trio.current_time())
+                await self._carry_out(actions, is_synced=isinstance(event, ev.StateReady))
                 await self._settle_loss()
                 self._changed.set()
                 self._changed = trio.Event()
@@ -367,23 +367,25 @@ class Driver:
         self._arrived = (certificate, state)
         await self.tell(ev.StateReady(certificate))
 
-    async def _take_state(self, event: ev.StateReady) -> bool:
-        """Put a synchronised state in place; False if the core has given it up meanwhile.
+    async def _placed(self, event: ev.CoreEvent) -> ev.CoreEvent | None:
+        """The event, once a synchronised state is in place; None if it is not wanted any more.
 
         The head may have gone on by itself, or the source be gone. Asked here in the loop: between
         store and core must be no other event, or a round would go on with the state of another.
         """
+        if not isinstance(event, ev.StateReady):
+            return event
+        certificate, at = event.certificate, event.certificate.value.round
         arrived, self._arrived = self._arrived, None
-        is_it = arrived is not None and arrived[0] == event.certificate
-        if arrived is None or not is_it or not self.core.awaits_state(event.certificate):
-            logger.info("state came too late round=%d", event.certificate.value.round)
-            return False
+        if arrived is None or certificate != arrived[0] or not self.core.awaits_state(certificate):
+            logger.info("state came too late round=%d", at)
+            return None
         state = self._parts.hooks.synced_state(arrived[1])
-        await self.compute(partial(self.store.replace_state, state))
+        results = await self.compute(lambda: take_state(self.store, self._parts.journal, at, state))
         # On the disk before the chain says so, and before anything is built on it.
-        await self._parts.checkpoints.save(event.certificate, state.anchor_N, state.slots)
-        self._spawn(partial(self.bulk.fetching.forget, event.certificate))
-        return True
+        await self._parts.checkpoints.save(certificate, state.anchor_N, state.slots)
+        self._spawn(partial(self.bulk.fetching.forget, certificate))
+        return replace(event, results=results)
 
     def _go_on_from(self, certificate: SealCertificate) -> None:
         self._log.emit("synced", round=certificate.value.round)

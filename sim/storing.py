@@ -1,10 +1,12 @@
 """What a simulated node does to its store and disk: arithmetic in its time, states, checkpoints."""
 
+from dataclasses import replace
+
 from node import events as ev
 from node.cells import bulk
 from node.cells.seat_proof import seat_proven
 from node.cells.shard_store import State
-from node.durable.recovery import StoredState
+from node.durable.recovery import StoredState, take_state
 from node.reporting.tracing import Adopted, Advanced, Confirmed, FellBack
 from node.rules.round_view import RoundView
 from protocol.identity import short_id
@@ -175,22 +177,24 @@ class Storing(SimNode):
 
     def _state_ready(self, event: ev.StateReady) -> None:
         """It is put in place before the core hears of it."""
-        if self._take_state(event):
-            self.tell(event)
+        placed = self._take_state(event)
+        if placed is not None:
+            self.tell(placed)
             self._finish()
 
-    def _take_state(self, event: ev.StateReady) -> bool:
-        """Put a synchronised state in place; False if the core has given it up meanwhile."""
+    def _take_state(self, event: ev.StateReady) -> ev.StateReady | None:
+        """Put a synchronised state in place; None if the core has given it up meanwhile."""
         arrived, self._arrived = self._arrived, None
         is_it = arrived is not None and arrived[0] == event.certificate
         if arrived is None or not is_it or not self.core.awaits_state(event.certificate):
-            return False
-        self.store.replace_state(arrived[1])
+            return None
+        round_index = event.certificate.value.round
+        results = take_state(self.store, self.disk.journal, round_index, arrived[1])
         # On the disk before the chain says so, and before anything is built on it. An older state
         # that still waits to be written would take its place there.
         self._offered = None
         self.disk.save(self._stored(event.certificate))
-        self.anchors[event.certificate.value.round] = self.store.state.anchor_N.tobytes()
+        self.anchors[round_index] = self.store.state.anchor_N.tobytes()
         self._synced = event.certificate
         self.transfers.forget()
-        return True
+        return replace(event, results=results)

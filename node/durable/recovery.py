@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.cells.shard_store import ShardStore
+from node.cells.states import State
 from node.durable.journal import Journal
 from node.rules.restart import Restart
 from protocol.errors import DecodeError, StateError
@@ -56,12 +57,7 @@ def recover(
     messages = tuple(journal.messages())
     journal.begin_receipts(genesis.value, _listed(chain, messages))
     # Of the last round too: whoever is one round behind still asks for its result.
-    results = {
-        digest
-        for round_index in range(head, head + len(branch) + 2)
-        for digest, data in journal.results(round_index).items()
-        if _has_taken(store, digest, data, round_index)
-    }
+    results = recall_results(store, journal, range(head, head + len(branch) + 2))
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
     signed = _signed_through(chain[head].value, messages)
@@ -70,10 +66,32 @@ def recover(
         chain=tuple(chain[: head + 1]),
         branch=tuple(branch),
         messages=messages,
-        results=frozenset(results),
+        results=results,
         silent_through=silent_through,
         is_lost=journal.is_lost,
     )
+
+
+def recall_results(store: ShardStore, journal: Journal, rounds: Iterable[int]) -> frozenset[bytes]:
+    """Put what the journal has of the results of these rounds into the store; their LISTs."""
+    return frozenset(
+        digest
+        for round_index in rounds
+        for digest, data in journal.results(round_index).items()
+        if _has_taken(store, digest, data, round_index)
+    )
+
+
+def take_state(
+    store: ShardStore, journal: Journal, round_index: int, state: State
+) -> frozenset[bytes]:
+    """Put a synchronised state in place, and behind it the results which this node still has.
+
+    It may have sealed the round behind that state before its own one was lost, and be the only one
+    left with the result: R12 binds all others to that LIST. Returns the LISTs of these results.
+    """
+    store.replace_state(state)
+    return recall_results(store, journal, range(round_index, round_index + 2))
 
 
 def _signed_through(final: SealValue, messages: Sequence[SignedMessage]) -> int:

@@ -66,9 +66,9 @@ def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
     _relock(view)
 
 
-def recall_results(view: RoundView, restart: Restart) -> None:
-    """Note which results are in the store."""
-    for digest in restart.results:
+def recall_results(view: RoundView, results: frozenset[bytes]) -> None:
+    """Note which results are in the store, by LIST."""
+    for digest in results:
         if view.ballots.list_of(digest) is not None:
             view.results[digest] = set(range(view.num_cells))
 

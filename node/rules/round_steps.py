@@ -15,11 +15,17 @@ class RoundSteps(RoundState):
     """See RoundState; these are the steps that the rules take."""
 
     def reset(
-        self, head: SealCertificate, *, now_s: float, before: SealValue | None = None
+        self,
+        head: SealCertificate,
+        *,
+        now_s: float,
+        before: SealValue | None = None,
+        results: frozenset[bytes] = frozenset(),
     ) -> None:
         """Go on from a state that was synchronised; forgets the round under way.
 
         `before` is the seal before it, which nobody asks for with one round in flight (R5).
+        `results` names the LISTs whose results are in the store nevertheless.
         """
         self.standing.fall_back()
         self._own_seal = b""
@@ -32,6 +38,8 @@ class RoundSteps(RoundState):
         # Who left meanwhile is gone; who came back since has not said that it leaves again.
         self._left.clear()
         self._silence.recall(self.view, now_s=now_s)
+        for view in self.views:
+            recall_results(view, results)
         self._agenda.disturb()
 
     def resume(self, restart: Restart, *, now_s: float) -> None:
@@ -50,7 +58,7 @@ class RoundSteps(RoundState):
         self.previous = previous
         self._stand_again(restart, now_s)
         for view in self.views:
-            recall_results(view, restart)
+            recall_results(view, restart.results)
         self._left |= set(self.view.ballots.of(Kind.LEAVE))
         self._silence.restarted(restart, self.standing.base, now_s=now_s)
         self._settle_silence()

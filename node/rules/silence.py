@@ -1,6 +1,6 @@
 """When a node must fill no slot: it slept, or it cannot know what it signed (R3, R12). Pure."""
 
-from node.rules.restart import Restart, own_seal, recall_results, refill
+from node.rules.restart import Restart, own_seal, refill
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 
@@ -45,8 +45,6 @@ class Silence:
             return
         is_head = restart.chain[-1].value.digest == view.before
         refill(view, restart, now_s=now_s)
-        if is_head:
-            recall_results(view, restart)
         view.own_seal = own_seal(restart, view.named, view.me)
         own = [m.slot for m in restart.messages if m.sender == view.me]
         is_here = any((slot.round, slot.basis) == (view.index, view.basis) for slot in own)

@@ -69,9 +69,13 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class StateReady:
-    """The state of the certified seal is assembled and in place; answers FetchState, FetchSteps."""
+    """The state of the certified seal is assembled and in place; answers FetchState, FetchSteps.
+
+    `results` names the LISTs whose results were put into the store with it.
+    """
 
     certificate: SealCertificate
+    results: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,15 @@ def lose_checkpoints(world: World, peer, count: int) -> None:
 @pytest.mark.parametrize("lost", [1, 3])
 @pytest.mark.parametrize("peers", [2, 3, 5])
 def test_swarm_goes_on_from_the_state_of_a_single_node(peers, lost, at, seed):
+    goes_on_from_one(seed, peers=peers, lost=lost, at=at)
+
+
+def test_result_that_one_has_sealed_outlives_its_state():
+    """Who sealed has no state but the result; a contribution to it is nowhere any more (R12)."""
+    goes_on_from_one(288952501, peers=3, lost=3, at=OLD)
+
+
+def goes_on_from_one(seed: int, *, peers: int, lost: int, at: int) -> None:
     world, checks = dark_world(seed, peers=peers, at=at)
     luck = random.Random(f"{seed}/lost")
     everybody = sorted(world.nodes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from node.cells.shard_store import ShardStore
-from node.durable.recovery import StoredState, recover
+from node.durable.recovery import StoredState, recover, take_state
 from node.rules.chain import genesis
 from node.rules.restart import Restart, own_seal, was_listed
 from protocol.identity import PeerId
@@ -102,6 +102,26 @@ def test_whole_disk_leads_to_the_last_seal_though_its_checkpoint_is_older(world,
     assert own_seal(restart, restart.chain[-1].value, node.peer)
     assert was_listed(restart, node.peer)
     assert not was_listed(restart, peer_named("somebody else"))
+
+
+def test_results_of_the_journal_follow_a_state_that_came_from_others(world, disk):
+    donor, _ = recovered(world, disk)
+    _, there = recovered(world, disk)
+    # Of this disk all checkpoints are gone, and the first results, so that nothing leads anywhere.
+    disk.states = []
+    disk.stored_results = {n: r for n, r in disk.stored_results.items() if n > 1}
+    restart, store = recovered(world, disk)
+    assert (len(restart.chain), restart.results) == (1, frozenset())
+    newest = donor.chain[-1].value
+    taken = take_state(store, disk, newest.round, there.state)
+    assert taken == {newest.list_digest}
+    assert store.result_cells(newest.list_digest) == there.result_cells(newest.list_digest)
+    # One that is sealed by this node alone is behind it: others are bound to it, and have it not.
+    older = donor.chain[-2].value
+    assert take_state(store, disk, older.round, there.state) == {
+        older.list_digest,
+        newest.list_digest,
+    }
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -7,30 +7,12 @@ from typing import Any
 import pytest
 
 from node.rules import roster as rosters
-from node.rules.roster import (
-    Listed,
-    next_clock,
-    next_roster,
-)
-from protocol.identity import PeerId
-from protocol.messages import Interval, Roster, SealClock, SealValue
+from node.rules.roster import Listed, next_clock, next_roster
+from protocol.messages import Interval, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
-from tests.node.builders import commit_body, head_of, peers_named, roster_of
-from tests.node.rules.test_roster import random_entry
+from tests.node.builders import peers_named, roster_of
+from tests.node.rules.test_roster import HEAD, A, B, C, after, listed, random_entry
 from training.leases import lease_size
-
-A, B, C, D, E = peers_named(5)
-SYBILS = tuple(peer for peer in peers_named(40) if peer not in (A, B, C, D, E))
-HEAD = head_of((A, B, C)).value
-
-
-def listed(peer: PeerId, *, proved: bool = False, **changes) -> Listed:
-    return Listed(peer, commit_body(HEAD, **changes), proved)
-
-
-def after(roster: Roster, *entries: Listed, index: int = 5, trust: str = "friends") -> Roster:
-    return next_roster(roster, index, entries, trust=trust)
-
 
 # Leases and clock -------------------------------------------------------------------------------
 
