@@ -100,6 +100,10 @@ class Transport(Protocol):
         """Peers with an open connection, ascending. A frozen peer stays: only heartbeats tell."""
         ...
 
+    def has_dialled(self, peer: PeerId) -> bool | None:
+        """Whether this node dialled a connected peer; None if each has dialled the other."""
+        ...
+
     def traffic(self) -> tuple[int, int]:
         """Payload bytes (sent, received) over all streams since the start."""
         ...

@@ -143,6 +143,7 @@ class MemoryTransport:
         self._handlers: dict[str, StreamHandler] = {}
         # The other end, and our ends of the streams of that connection.
         self._connections: dict[PeerId, tuple[MemoryTransport, list[MemoryStream]]] = {}
+        self._dialled: set[PeerId] = set()
 
     @property
     def peer_id(self) -> PeerId:
@@ -163,6 +164,8 @@ class MemoryTransport:
             elif listener.peer_id != peer or listener is self:
                 failures.append(f"{address!r}: somebody else answers")
             else:
+                self._dialled.add(peer)
+                listener._dialled.discard(self._peer_id)
                 self._set_up(listener)
                 listener._set_up(self)
                 return
@@ -225,6 +228,9 @@ class MemoryTransport:
             send.send_nowait((peer, True))
         self.subscribers.append(send)
         return receive
+
+    def has_dialled(self, peer: PeerId) -> bool | None:
+        return peer in self._dialled if peer in self._connections else None
 
     def traffic(self) -> tuple[int, int]:
         return self.sent_bytes, self.received_bytes

@@ -73,6 +73,11 @@ class Links(INotifee):
         ours = (one.remote for one in self.of(peer) if one.is_initiator and not one.is_punched)
         return next((_address(*remote) for remote in ours if remote is not None), "")
 
+    def has_dialled(self, peer: PeerId) -> bool | None:
+        """Whether we made the connections to `peer`; None if some of them, or there is none."""
+        makers = {link.is_initiator for link in self.of(peer)}
+        return makers.pop() if len(makers) == 1 else None
+
     def seen(self, peer: PeerId) -> str:
         """The address that a connected peer comes from, whoever dialled; or nothing."""
         remotes = (one.remote for one in self.of(peer))

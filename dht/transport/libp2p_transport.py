@@ -142,6 +142,10 @@ class Libp2pTransport:
         """
         return self._links.events()
 
+    def has_dialled(self, peer: PeerId) -> bool | None:
+        """Whether this node dialled a connected peer; None if each has dialled the other."""
+        return self._links.has_dialled(peer)
+
     def traffic(self) -> tuple[int, int]:
         """Payload bytes (sent, received) over all streams since the start."""
         return self._traffic.sent, self._traffic.received

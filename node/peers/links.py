@@ -58,8 +58,8 @@ SEARCHES_AT_FIRST = 20
 OPEN_AGAIN_S = 1.0
 REFUSED_AGAIN_S = 30.0
 YIELD_S = 1.5
-"""The peer with the higher id leaves the lower one so long to open the control stream; it may not
-have found us yet."""
+"""Whoever was dialled leaves the dialler so long to open the control stream, and where each dialled
+the other, the lower id; it may not have found us yet."""
 
 WRITE_S = 30.0
 """A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
@@ -267,7 +267,9 @@ class Links:
             for peer in connected:
                 if peer in self._queues or peer not in self._known or self._is_paused(peer):
                     continue
-                yield_s = 0.0 if self.transport.peer_id < peer else YIELD_S
+                dialled = self.transport.has_dialled(peer)
+                opens = self.transport.peer_id < peer if dialled is None else dialled
+                yield_s = 0.0 if opens else YIELD_S
                 if now_s >= due_s.setdefault(peer, now_s + yield_s):
                     again_s = REFUSED_AGAIN_S if peer in self._refusals else OPEN_AGAIN_S
                     due_s[peer] = now_s + again_s + yield_s

@@ -42,6 +42,10 @@ STUCK_S = 15.0
 """One round behind, and nothing has arrived for so long: then what the others kept of the round is
 not enough, for instance because they were all restarted. The state mends it."""
 
+BACK_WITHIN_S = 3.0
+"""A connection that broke is there again within so long: its peer is asked for the rest at the rate
+that it gave, and what is on the disk is not read again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -96,6 +100,8 @@ class CatchUp:
     _behind: tuple[int, float] = (-1, 0.0)
     """The head with which somebody was first seen ahead of us, and when."""
     _fetch: CellFetch | None = None
+    _able_s: float = 0.0
+    """When somebody was last in reach who has the state."""
     _fetched: bytes = b""
     """The seal whose state was fetched last: from there on it is steps."""
     _vain: set[bytes] = field(default_factory=set)
@@ -258,12 +264,13 @@ class CatchUp:
     def fetch_state(self, certificate: SealCertificate, *, now_s: float) -> list[CoreAction]:
         """Fetch the state of a seal that was verified; its sources are those whom `pull` names."""
         self.wanted, self._source = certificate, None
+        self._able_s = now_s
         batch = Batch(Bulk.STATE, certificate.value.digest, self.sizes.state)
         self._fetch = CellFetch([batch], now_s=now_s)
         return [FetchState(certificate)]
 
     def _fetch_steps(self, steps: Sequence[SealCertificate], now_s: float) -> list[CoreAction]:
-        self.wanted, self._source = steps[-1], None
+        self.wanted, self._source, self._able_s = steps[-1], None, now_s
         batches = [
             Batch(Bulk.STEP, step.value.digest, self.sizes.result_of(step.value.round))
             for step in steps
@@ -308,7 +315,9 @@ class CatchUp:
         if fetch is None or wanted is None:
             return
         able = {peer for peer, at_round in rounds.items() if at_round > wanted.value.round}
-        if not able and not fetch.is_whole:
+        if able:
+            self._able_s = now_s
+        elif now_s > self._able_s + BACK_WITHIN_S and not fetch.is_whole:
             self.abandon()  # What is here stays, for when somebody is back.
             return
         for peer, subject, bulk, cells in fetch.due(able, lag_s=lag_s, now_s=now_s):

@@ -240,6 +240,21 @@ async def test_connect_twice_at_once_makes_one_connection(world):
                 events.receive_nowait()
 
 
+async def test_one_end_has_dialled_and_the_other_has_not(world):
+    with trio.fail_after(DEADLINE_S):
+        async with world.open({ECHO: echo}) as server, world.open() as client:
+            assert client.has_dialled(server.peer_id) is None
+            await client.connect(server.peer_id, server.addresses())
+            # The handler of a stream runs on a connection that its end counts.
+            stream = await client.open_stream(server.peer_id, ECHO)
+            await stream.send_frame(b"")
+            assert await stream.receive_frame(1) == b""
+            assert client.has_dialled(server.peer_id) is True
+            assert server.has_dialled(client.peer_id) is False
+            await server.disconnect(client.peer_id)
+            assert server.has_dialled(client.peer_id) is None
+
+
 async def test_both_ends_tell_of_a_connection_and_of_its_end(world):
     with trio.fail_after(DEADLINE_S):
         async with world.open({ECHO: echo}) as server, world.open() as client:

@@ -14,7 +14,7 @@ from dht.kademlia.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.announcement import Announcement
-from node.peers.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, Links
+from node.peers.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
 from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
@@ -99,6 +99,23 @@ async def test_nodes_told_only_one_peer_link_to_all_through_the_directory(
 ) -> None:
     linked = await linked_after(5.0, autojump_clock, finds_nobody=False)
     assert [len(peers) for peers in linked] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+async def test_whoever_dialled_opens_the_control_stream_at_once(
+    autojump_clock: trio.abc.Clock, is_lower: bool
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        pair = [await party(stack, network, name, finds_nobody=True) for name in "ab"]
+        dialler, dialled = sorted(pair, key=lambda one: one.peer, reverse=not is_lower)
+        async with trio.open_nursery() as nursery:
+            await start(nursery, dialled, None)
+            await start(nursery, dialler, dialled)
+            await trio.sleep(YIELD_S / 3)
+            assert dialler.links.linked() == (dialled.peer,)
+            assert dialled.links.linked() == (dialler.peer,)
+            nursery.cancel_scope.cancel()
 
 
 async def test_peer_whose_connection_breaks_is_dialled_at_once_and_not_over_and_over(

@@ -7,7 +7,7 @@ import pytest
 from node.cells.shard_store import CellSizes
 from node.events import Fault, Send
 from node.rules.chain import certify
-from node.state_transfer.catchup import STALL_S, STUCK_S, CatchUp
+from node.state_transfer.catchup import BACK_WITHIN_S, STALL_S, STUCK_S, CatchUp
 from node.state_transfer.cell_fetch import HOPELESS_S
 from node.state_transfer.fetch_events import FetchBegun, Fetched, FetchState, FetchSteps, StepFailed
 from protocol import limits
@@ -256,10 +256,27 @@ def test_fetch_whose_sources_are_all_gone_is_held_up_and_goes_on_with_what_is_he
     wants(machine, {A: 11})
     list(machine.take(Fetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
     assert wants(machine, {B: 4}, now_s=0.6) == []
+    assert wants(machine, {B: 4}, now_s=0.1 + BACK_WITHIN_S) == []
     assert machine.wanted is None
     assert machine.begun == (CHAIN[5].value.digest, 8192)
     # No link of the chain is asked for again.
-    assert machine.consider(HEAD.value, {B: 11}, moved_s=0.0, now_s=0.7) == [FetchState(CHAIN[5])]
+    assert machine.consider(HEAD.value, {B: 11}, moved_s=0.0, now_s=4.0) == [FetchState(CHAIN[5])]
+
+
+def test_source_that_is_back_soon_is_asked_for_the_rest_at_once():
+    machine = fetching()
+    wants(machine, {A: 11})
+    list(machine.take(Fetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
+    for now_s in (0.6, BACK_WITHIN_S - 0.1):
+        assert wants(machine, {}, now_s=now_s) == []
+    asked = wants(machine, {A: 11}, now_s=BACK_WITHIN_S)
+    # As much as it gives in a moment, and nothing that is here.
+    assert [cell for _, want in asked for cell in want.cells] == [2]
+    # Then it is gone for as long again, counted from now.
+    assert wants(machine, {}, now_s=2 * BACK_WITHIN_S - 0.1) == []
+    assert machine.wanted is not None
+    assert wants(machine, {}, now_s=2 * BACK_WITHIN_S + 0.1) == []
+    assert machine.wanted is None
 
 
 def test_result_that_leads_elsewhere_is_the_fault_of_whoever_sent_all_of_it():
