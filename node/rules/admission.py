@@ -3,6 +3,7 @@
 from node.rules.ballots import Entry
 from node.rules.roster import ClockRules, liars
 from node.rules.round_view import RoundView
+from protocol.identity import PeerId
 from protocol.join_puzzle import is_solved
 from protocol.messages import Body, Commit, Gram, Kind, Seal, Seat
 from training.gram import from_wire
@@ -107,14 +108,32 @@ def attempt_shown(view: RoundView, entry: Entry) -> int:
     num_liars = liars(len(view.electorate), view.trust)
     if not num_liars:
         return slot.attempt if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) else view.attempt
-    latest: dict[bytes, int] = {}
+    ahead = sorted(_latest(view).values(), reverse=True)
+    return max(view.attempt, ahead[num_liars] if len(ahead) > num_liars else 0)
+
+
+def is_attended(view: RoundView) -> bool:
+    """Whether a quorum is seen in the attempt that this node works in, or beyond it.
+
+    In open runs a later attempt is timed from then on: whoever was alone in it would leave it when
+    the others, whom one voter's word does not move, come to it, and so for ever. Friends need not
+    ask: each of them enters what any other one shows.
+    """
+    if not liars(len(view.electorate), view.trust):
+        return True
+    there = {peer for peer, attempt in _latest(view).items() if attempt >= view.attempt}
+    return view.has_quorum(there | {view.me})
+
+
+def _latest(view: RoundView) -> dict[PeerId, int]:
+    """The latest attempt in which each voter is seen."""
+    latest: dict[PeerId, int] = {}
     for kind in _ENTERING:
         for attempt in view.ballots.attempts(kind):
             for peer in view.ballots.of(kind, attempt, _subject(view, kind)):
                 if peer in view.roster.voter_set:
                     latest[peer] = max(attempt, latest.get(peer, 0))
-    ahead = sorted(latest.values(), reverse=True)
-    return max(view.attempt, ahead[num_liars] if len(ahead) > num_liars else 0)
+    return latest
 
 
 def _subject(view: RoundView, kind: Kind) -> bytes:

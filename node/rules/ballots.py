@@ -1,14 +1,15 @@
 """The signed messages of one round, by slot; what they certify and what they seal.
 
 One message per slot and sender counts. A second, different one convicts its sender: it is kept, so
-that everybody comes to have both, and a COMMIT so that a LIST which names it can be read. A third
-is not.
+that everybody comes to have both. A COMMIT can then be read in a LIST which names it, and in open
+runs a LIST, a VOTE or a SEAL counts as well. A third is kept only where honest voters rest on it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from node.rules.belief import liars
 from node.rules.roster import has_quorum
 from protocol import limits
 from protocol.identity import PeerId
@@ -95,11 +96,10 @@ class Ballots:
         place = (slot.kind, slot.attempt, slot.subject)
         there = self._slots.get(place)
         if there is not None and message.sender in there:
-            if (place, message.sender) not in self._twice:
+            if (place, message.sender) not in self._twice or self._is_relied_on(entry):
                 self._twice.add((place, message.sender))
                 self._keep(entry)
-                if isinstance(entry.body, Commit):
-                    self._commit_of[message.digest] = (message.sender, entry.body)
+                self._count_too(message, entry.body)
             return "conflict"
         if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
             return "full"
@@ -109,6 +109,48 @@ class Ballots:
         self._keep(entry)
         self._index(message, entry.body)
         return "new"
+
+    def _is_relied_on(self, entry: Entry) -> bool:
+        """Whether an honest voter rests on what its sender said besides two other things."""
+        message, body = entry.message, entry.body
+        attempt, sender = message.slot.attempt, message.sender
+        match body:
+            case Commit():
+                return any(
+                    digest in self._lists and message.digest in self._lists[digest].commits
+                    for (_, digest), by in self._votes.items()
+                    if self._has_honest(by, sender)
+                )
+            case List():
+                digest = self.list_digest(body)
+                return self._has_honest(self._votes.get((attempt, digest), ()), sender)
+            case Vote() if message.slot.kind is Kind.VOTE:
+                return self._has_honest(self._votes.get((attempt, body.list_digest), ()), sender)
+            case Seal() if message.slot.kind is Kind.SEAL:
+                agreeing = self._seals.get((message.slot.subject, attempt, body), ())
+                return self._has_honest(agreeing, sender)
+            case _:
+                return False
+
+    def _has_honest(self, peers: Collection[PeerId], sender: PeerId) -> bool:
+        """Whether there are more voters among them, the sender left out, than may lie."""
+        return 0 < self._num_liars < len(self.roster.voter_set.intersection(peers) - {sender})
+
+    def _count_too(self, message: SignedMessage, body: Body) -> None:
+        """What its sender contradicts counts as well.
+
+        What a quorum certified with a liar's VOTE, and made final with its SEAL, is so for all: who
+        heard it say something else first could never be shown that, and a lock on it binds others.
+        Quorums are large enough for liars who say everything.
+        """
+        if isinstance(body, Commit):
+            self._commit_of[message.digest] = (message.sender, body)
+        elif self._num_liars:
+            self._index(message, body)
+
+    @property
+    def _num_liars(self) -> int:
+        return liars(len(self.roster.voters), self.trust)
 
     def _keep(self, entry: Entry) -> None:
         digest = entry.message.digest

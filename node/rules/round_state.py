@@ -1,10 +1,11 @@
 """What a RoundMachine holds, files and signs; the rules over it are in `node.round`."""
 
+import math
 from collections.abc import Iterator
 
 from node import events as ev
 from node.rules.accusing import JUDGED, wrong_sums
-from node.rules.admission import attempt_shown, breach, concerns, is_for_us
+from node.rules.admission import attempt_shown, breach, concerns, is_attended, is_for_us
 from node.rules.agenda import Agenda
 from node.rules.ballots import Entry
 from node.rules.chain import seal_value
@@ -143,6 +144,8 @@ class RoundState:
             return [ev.Fault(message.sender, wrong)]
         filed = view.ballots.add(entry)
         if filed == "conflict":
+            if view.ballots.find(message.digest):
+                self._agenda.disturb()  # It was kept: somebody may rest on it.
             return self._contradicted(view, message)
         if filed != "new":
             return []
@@ -150,6 +153,9 @@ class RoundState:
             self._left.add(message.sender)
         if (shown := attempt_shown(view, entry)) > view.attempt:
             self._enter(view, shown, now_s)
+            self._agenda.disturb()
+        elif view.entered_s == math.inf and is_attended(view):
+            view.entered_s = now_s
             self._agenda.disturb()
         elif (view is not self.view and not view.is_beside) or is_for_us(view, entry):
             self._agenda.disturb()
@@ -213,7 +219,8 @@ class RoundState:
 
     def _enter(self, view: RoundView, attempt: int, now_s: float) -> None:
         """Work in a later attempt from now on; a rule reports the lock to its closer."""
-        view.attempt, view.entered_s = attempt, now_s
+        view.attempt = attempt
+        view.entered_s = now_s if is_attended(view) else math.inf
         if view.opened_s is None:
             view.opened_s = now_s
 

@@ -49,6 +49,7 @@ class RoundView(Holding):
     `awaited` are the COMMITs known when the first HAVE was
     signed without some of their parts; `is_timed` says that a deadline was learned from this round.
 
+    `entered_s` is when the attempt began, infinite while too few are seen in it (open runs);
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what

@@ -3,7 +3,7 @@
 Each returns the actions that are due now and remembers in the view what it has asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
@@ -50,6 +50,9 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
+    # Of a certified LIST also what its sender contradicts: another voter may be locked on it.
+    known = [(commit[0], d) for d in wanted if (commit := view.ballots.commit_of(d))]
+    contributed = sorted(known) if certified else [(s, d) for s, d, _ in view.commits()]
     gathering = view.gathering()
     for piece in gathering.kept:
         if certified and all(
@@ -60,9 +63,9 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
         is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
         if is_soon and not view.rare("part-at-once"):
             continue
-        for sender, digest, _ in view.commits():
+        for sender, digest in contributed:
             missing = view.missing_parts(digest, piece)
-            if not missing or (certified and digest not in wanted):
+            if not missing:
                 continue
             if not gathering.holds(piece, sender):
                 continue
@@ -72,6 +75,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             # Before the sources, which take longer to find.
             may_ask = view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)
             sources = _part_sources(view, sender, missing[0]) if may_ask else []
+            sources += _summing(view, digest, piece, sources) if may_ask else []
             if not sources:
                 continue
             source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
@@ -91,6 +95,20 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
             if holds and reducer in view.expected and reducer not in sources:
                 sources.append(reducer)
     return [peer for peer in sources if peer != view.me]
+
+
+def _summing(
+    view: RoundView, commit: bytes, piece: Slice, known: Collection[PeerId]
+) -> Iterator[PeerId]:
+    """Open runs: whoever said of a LIST what its slice sums to, and so has all its parts.
+
+    A HAVE does not name that of a COMMIT which its sender contradicts, and liars name what they
+    will; but others may be locked on what it is part of.
+    """
+    left_out = {view.me, *view.suspects, *known}
+    for digest, body in view.ballots.certified_lists() if view.copies > 1 else ():
+        if commit in body.commits:
+            yield from sorted(view.agg_of(digest, piece).keys() - left_out)
 
 
 def has_lost_parts(view: RoundView) -> bool:

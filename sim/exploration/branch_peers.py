@@ -22,7 +22,8 @@ from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate, SealValue
 from sim.exploration import peers
 from sim.exploration.copies import fork, key_of
-from sim.exploration.peers import Deed, Effect, Peer, Peers, contributed
+from sim.exploration.peers import Deed, Effect, Peer, Peers
+from sim.exploration.toys import contributed
 
 IGNORED = {
     **peers.IGNORED,

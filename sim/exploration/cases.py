@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sim.exploration import branch_cases
+from sim.exploration import branch_cases, lies
 from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.liars import Lying
 from sim.exploration.overlap import Overlap
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import RunningBranches
@@ -51,6 +52,31 @@ UNHEARD = (
     "A has trained",
 )
 """A makes round 1 final with a SEAL of its own that B and C have not heard, and COMMITs round 2."""
+
+
+LIARS = {
+    "2 attempts, any LISTs, VOTEs and SEALs": lies.Scope(attempts=2, every=1000),
+    "2 attempts, told other things before": lies.Scope(attempts=2, others=2, every=1000),
+    "3 attempts, L closes the second": lies.Scope(attempts=3, liar=1, every=1000),
+    "2 attempts, a restart": lies.Scope(attempts=2, restarts=1, every=1000),
+    "1 attempt, wrong sums, a seat more": lies.Scope(attempts=1, sums=True, members=1, every=20),
+    "2 attempts, wrong sums": lies.Scope(attempts=2, liar=1, sums=True, every=1000),
+    "1 attempt, old messages": lies.Scope(attempts=1, replays=True, every=20),
+    "1 attempt, a COMMIT that accuses": lies.Scope(
+        attempts=1, lists=("ABC", "ABC1"), commits=1, accuses=True, every=200
+    ),
+    "1 attempt, 2 COMMITs, a ban": lies.Scope(
+        attempts=1, lists=("ABC1", "ABC2"), commits=2, bans=True, every=50
+    ),
+    "2 attempts, 3 COMMITs": lies.Scope(
+        attempts=2, liar=1, lists=("ABC", "ABC1", "ABC2"), commits=3, every=500
+    ),
+}
+"""Open rules: three honest voters and the liar L, who closes the first attempt or the second."""
+
+LIARS_WALK = lies.Scope(
+    attempts=6, liar=2, lists=("ABC", "AB", "ABC1"), commits=3, others=2, sums=True, restarts=2
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +162,10 @@ def cases() -> Iterator[Case]:
         partial(RunningBranches, branch_cases.UNLIKE),
         is_walk=True,
     )
+    for name, scope_of_lies in LIARS.items():
+        yield Case("liars", name, partial(Lying, scope_of_lies))
+    name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
+    yield Case("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
     for name, overlap in branch_cases.OVERLAPS.items():
         yield Case("overlap", name, partial(Overlap, overlap))
 

@@ -4,20 +4,19 @@ A machine is a pure function of what it is told, so what follows from (machine, 
 once by the shipped code and remembered by number. A state of the swarm is then a few numbers.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from blake3 import blake3
-
 from node import events as ev
 from node.round import RoundMachine
+from node.rules.agreed import result_place
 from node.rules.agreement import time_out_s
 from node.rules.ballots import Ballots, Entry
-from node.rules.deadlines import LearnedDeadline
+from node.rules.gathering import Gathering
 from node.rules.proposal import LIST_AFTER
 from node.rules.restart import Restart
-from node.rules.roster import ClockRules
 from node.rules.round_view import RoundConfig, RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
@@ -32,10 +31,8 @@ from protocol.messages import (
 )
 from sim.exploration.copies import fork, key_of
 from sim.exploration.post import Post
+from sim.exploration.toys import contributed, deadline, state_after, sum_root
 from training.gram import wire_bytes
-
-DEADLINE_S = 10.0
-"""Floor and cap of the learned deadline are equal, so that nothing learned matters."""
 
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""
@@ -56,7 +53,6 @@ DERIVED = (
     "draw",
     "_closers",
     "_drawn",
-    "_gathering",
 )
 INDEX = (
     "roster",
@@ -83,6 +79,7 @@ IGNORED = {
     RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s"),
     RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
+    Gathering: ("summing", "keeping", "own", "kept", "_slices", "_me", "_belief", "_seen"),
 }
 """What follows from the rest of an object, or only times what is moved by hand here."""
 
@@ -95,7 +92,7 @@ class Peer:
     """A machine, its monotonic clock, and what it has on its disk.
 
     `sent` and `adopted` collect what the last deed led to; `broken` says what a machine must never
-    do.
+    do. Whoever is among the `liars` may be blamed.
     """
 
     machine: RoundMachine
@@ -108,6 +105,9 @@ class Peer:
     adopted: list[SealCertificate] = field(default_factory=list)
     actions: list[ev.RoundAction] = field(default_factory=list)
     broken: str = ""
+    liars: frozenset[PeerId] = frozenset()
+    spoiled: set[bytes] = field(default_factory=set)
+    """LISTs of whose result it has cells that the parts do not give."""
 
     def tell(self, event: ev.RoundEvent) -> None:
         """Hand an event to the machine, and carry out what it asks for, in order."""
@@ -134,17 +134,21 @@ class Peer:
             case ev.Apply(list_digest=digest, is_empty=is_empty):
                 if not is_empty:
                     self.results.add(digest)
-                yield ev.Applied(digest, state_after(digest))
-            case ev.Reduce(list_digest=digest, first=first, stop=stop):
-                root = blake3(b"sum" + digest + bytes([first, stop])).digest()
-                yield ev.Reduced(digest, first, stop, root)
+                mark = b"spoiled" if digest in self.spoiled else b""
+                yield ev.Applied(digest, state_after(digest + mark))
+            case ev.Reduce(list_digest=digest, first=first, stop=stop, grams=grams):
+                is_right = not any(b"".join(grams))
+                if not is_right:
+                    self.spoiled.add(digest)
+                yield ev.Reduced(digest, first, stop, sum_root(digest, first, stop, is_right))
             case ev.Measure(list_digest=digest, entries=entries, first=first, stop=stop):
                 yield ev.Measured(digest, first, stop, bytes(wire_bytes(len(entries))))
             case ev.Adopt(certificate=certificate):
                 self.chain = (*self.chain, certificate)
                 self.adopted.append(certificate)
-            case ev.Fault(reason=reason):
-                self.broken = f"an honest peer is blamed: {reason}"
+            case ev.Fault(peer=peer, reason=reason):
+                if peer not in self.liars:
+                    self.broken = f"an honest peer is blamed: {reason}"
             case ev.Resync(reason=reason):
                 self.broken = f"diverged: {reason}"
             case ev.CheckSeat(peer=peer, basis=basis):
@@ -165,6 +169,15 @@ class Peer:
         view = self.machine.standing.about(digest) or self.machine.view
         cells = tuple(range(view.num_cells))
         self.tell(ev.CellsArrived(Bulk.RESULT, digest, cells))
+
+    def cell_of(self, digest: bytes, cell: int, root: bytes) -> None:
+        """A cell of a result arrives: as at a node's edge, only of the sum that is believed."""
+        view = self.machine.standing.about(digest)
+        place = result_place(view, digest, cell) if view is not None else None
+        if place is not None and place.root == root and view is not None:
+            if root != sum_root(digest, place.first, place.stop):
+                self.spoiled.add(digest)
+            self.tell(ev.CellsArrived(Bulk.RESULT, digest, (cell,)))
 
     def restart(self, *, is_lost: bool = False) -> None:
         """R12: killed, and started again from what is on the disk; or with an empty disk."""
@@ -202,16 +215,20 @@ class Peer:
         """Time passes until so many deadlines of the attempt are over."""
         view = self.machine.view
         if view.opened_s is not None:
-            length_s = deadline().seconds(view.time_outs)
-            self.now_s = max(self.now_s, view.attempt_start_s + deadlines * length_s)
+            length_s, start_s = deadline().seconds(view.time_outs), view.attempt_start_s
+            start_s = self.now_s if start_s == math.inf else start_s
+            self.now_s = max(self.now_s, start_s + deadlines * length_s)
         self.tell(ev.Tick())
 
     def time_out(self) -> None:
-        """Time passes until the attempt is given up."""
-        self.now_s = max(self.now_s, time_out_s(self.machine.view, deadline()))
+        """Time passes until the attempt is given up, whoever else is seen in it."""
+        view = self.machine.view
+        if view.attempt_start_s == math.inf:
+            view.entered_s = self.now_s
+        self.now_s = max(self.now_s, time_out_s(view, deadline()))
         self.tell(ev.Tick())
 
-    def phase(self) -> tuple[bool, ...]:
+    def phase(self) -> tuple[bool | bytes, ...]:
         """Whether the rules need not be asked, and the phase of the round they are asked about."""
         view = self.machine.view
         is_quiet = self.machine._agenda.is_quiet(view, self.now_s, with_pulls=False)
@@ -219,14 +236,25 @@ class Peer:
         other = self.phase_of(beside) if beside is not None else ()
         return is_quiet, *self.phase_of(view), *other
 
-    def phase_of(self, view: RoundView) -> tuple[bool, ...]:
+    def phase_of(self, view: RoundView) -> tuple[bool | bytes, ...]:
         """Whether the round is open, which deadlines are past."""
         if view.opened_s is None:
             return ()
         waited_s = self.now_s - view.attempt_start_s
         length_s = deadline().seconds(view.time_outs)
         is_over = self.now_s >= time_out_s(view, deadline())
-        return True, waited_s >= length_s, waited_s >= LIST_AFTER * length_s, is_over
+        is_timed = view.attempt_start_s < math.inf
+        # Where several sum, whoever waits too long for their words calls the next one.
+        since = view.certified_s.items() if view.copies > 1 else ()
+        late = sorted(digest for digest, at_s in since if self.now_s - at_s >= length_s)
+        return (
+            *late,
+            True,
+            is_timed,
+            waited_s >= length_s,
+            waited_s >= LIST_AFTER * length_s,
+            is_over,
+        )
 
     def propose(self, body: List) -> None:
         """As the closer of its attempt, propose this LIST, whatever its duty is."""
@@ -243,43 +271,8 @@ class Peer:
         """Equal for peers that will do the same, whatever they are told."""
         disk = (sorted(self.journal), sorted(self.results), self.has_lost_disk, self.broken)
         chain = [certificate.value.digest for certificate in self.chain]
-        parts = (self.machine, self.phase(), disk, chain)
+        parts = (self.machine, self.phase(), disk, chain, sorted(self.spoiled))
         return key_of(parts, IGNORED)
-
-
-def toy_config(*fragment_cells: int, lag: int = 1) -> RoundConfig:
-    """What all machines here know besides the chain; `lag` is L of R1."""
-    return RoundConfig(
-        trust="friends",
-        fragment_cells=fragment_cells,
-        clock=ClockRules(samples_each=10, rounds=1000, tokens=0, lag=lag),
-        deadline_floor_s=DEADLINE_S,
-        deadline_cap_s=DEADLINE_S,
-    )
-
-
-def deadline() -> LearnedDeadline:
-    """The deadline that all machines here have."""
-    return LearnedDeadline(floor_s=DEADLINE_S, cap_s=DEADLINE_S)
-
-
-def contributed(peer: PeerId, round_index: int, num_cells: int, mark: str = "") -> ev.Contributed:
-    """What the trainer of `peer` hands over for a round."""
-    return ev.Contributed(
-        round=round_index,
-        root=blake3(peer + round_index.to_bytes(8, "big") + mark.encode()).digest(),
-        cell_norms=(1.0,) * num_cells,
-        tokens=10,
-        samples=10,
-        steps=10,
-        residual_before=bytes(32),
-        residual_after=bytes(32),
-    )
-
-
-def state_after(digest: bytes) -> bytes:
-    """The toy outer step: the root of the state that a LIST leads to."""
-    return blake3(b"applied" + digest).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +287,10 @@ class Effect:
 class Peers:
     """Every state that a peer was ever in, by number, and what followed from which deed."""
 
-    def __init__(self, post: Post, config: RoundConfig) -> None:
-        self.post, self.config = post, config
+    def __init__(
+        self, post: Post, config: RoundConfig, liars: frozenset[PeerId] = frozenset()
+    ) -> None:
+        self.post, self.config, self._liars = post, config, liars
         self.states: list[Peer] = []
         self.lists: list[List] = []
         self._numbers: dict[bytes, int] = {}
@@ -305,7 +300,7 @@ class Peers:
         """A peer that begins at `head`."""
         machine = RoundMachine(self.config, KeyedHashSigner(peer), head, now_s=0.0)
         if self.config.clock.lag == 1:
-            return Peer(machine, (head,))
+            return Peer(machine, (head,), liars=self._liars)
         # Two seals name the rounds in flight (R5): the one before has the same roster.
         before = replace(head, value=replace(head.value, round=head.value.round - 1))
         machine.reset(head, now_s=0.0, before=before.value)
@@ -345,6 +340,8 @@ class Peers:
                 peer.hear(self.post.letters[number].message)
             case ("result", bytes(digest)):
                 peer.result(digest)
+            case ("cell", bytes(digest), int(cell), bytes(root)):
+                peer.cell_of(digest, cell, root)
             case ("cell", bytes(digest), int(cell)):
                 peer.tell(ev.CellsArrived(Bulk.RESULT, digest, (cell,)))
             case ("deadline", int(halves)):

@@ -63,7 +63,8 @@ class Facts:
 class Post:
     """The messages of one exploration, each with a number; the same message has one number."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: str = "friends") -> None:
+        self.trust = trust
         self.letters: list[Letter] = []
         self.rosters: dict[bytes, Roster] = {}
         self.starts: set[bytes] = set()
@@ -151,7 +152,7 @@ class Post:
         place = (basis, frozenset(peers))
         known = self._quorums.get(place)
         if known is None:
-            known = has_quorum(self.rosters[basis], peers, trust="friends")
+            known = has_quorum(self.rosters[basis], peers, trust=self.trust)
             self._quorums[place] = known
         return known
 

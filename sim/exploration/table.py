@@ -27,8 +27,8 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
-from sim.exploration.peers import contributed, toy_config
 from sim.exploration.post import Letter
+from sim.exploration.toys import contributed, toy_config
 from sim.nodes import peer_named
 
 RUN = blake3(b"barnraise/exploration").digest()
@@ -51,8 +51,9 @@ class Table:
         members: int = 0,
         num_cells: int = 1,
         fragment_cells: tuple[int, ...] = (),
+        trust: str = "friends",
     ) -> None:
-        self.config = toy_config(*(fragment_cells or (num_cells,)))
+        self.config = toy_config(*(fragment_cells or (num_cells,)), trust=trust)
         self.members = tuple(sorted(peer_named(f"member {index}") for index in range(members)))
         self.voters, self.helpers, self.head = self._seat(voters, helpers)
         named = [*self.voters, *self.members]
@@ -70,9 +71,8 @@ class Table:
             others = {peer_named(f"helper {salt}/{index}") for index in range(helpers)}
             head = head_of(mine, [*others, *self.members])
             basis = head.value.digest
-            ranks = slices(head.value.roster, basis, self._num_cells(head), trust="friends")[
-                0
-            ].reducers
+            num_cells, trust = self._num_cells(head), self.config.trust
+            ranks = slices(head.value.roster, basis, num_cells, trust=trust)[0].reducers
             start = int.from_bytes(blake3(basis + bytes(4)).digest()[:8], "big") % voters
             # The first closer sums too, where nobody else does: traces are told so.
             is_first = bool(helpers) or ranks[0] == mine[0]
@@ -92,7 +92,9 @@ class Table:
 
     # What peers without a machine say -----------------------------------------------------------
 
-    def sign(self, peer: PeerId, kind: Kind, body: Body, attempt: int = 0) -> SignedMessage:
+    def sign(
+        self, peer: PeerId, kind: Kind, body: Body, attempt: int = 0, subject: bytes = b""
+    ) -> SignedMessage:
         """A message of this round."""
         value = self.head.value
         slot = Slot(
@@ -102,6 +104,7 @@ class Table:
             basis=value.digest,
             attempt=attempt,
             kind=kind,
+            subject=subject,
         )
         return sign_message(KeyedHashSigner(peer), slot, body)
 

@@ -13,7 +13,7 @@ from node.peers.liveness import Liveness
 from protocol.frames import StatusAnswer, StatusAsk
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import TimingSpec
-from sim.exploration import peers
+from sim.exploration import peers, toys
 from sim.exploration.copies import fork, key_of
 from sim.exploration.table import LETTERS, head_of
 from sim.nodes import peer_named
@@ -64,7 +64,7 @@ class Waking:
             deadline_floor_s=10.0, deadline_cap_s=10.0, heartbeat_s=HEARTBEAT_S, suspect_s=SUSPECT_S
         )
         manifest = toy_run(self._peers[0], rounds=1000, cells=1, timing=timing)
-        head, config = head_of(self._peers), peers.toy_config(1)
+        head, config = head_of(self._peers), toys.toy_config(1)
         numbers = []
         for peer in self._peers:
             core = NodeCore(manifest, config, KeyedHashSigner(peer), head, now_s=0.0)

@@ -1,5 +1,6 @@
 """Open runs: two copies, b + 1 voters; nothing on the word of liars (R1, R2, R8)."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from node.rules.agreed import (
     result_place,
     take_own_sum,
 )
+from node.rules.agreement import is_given_up
 from node.rules.ballots import Entry
 from node.rules.proposal import complete_senders, held_runs, pack_senders
 from node.rules.roster import blocking, has_quorum, liars
@@ -124,6 +126,21 @@ def test_of_several_attempts_the_latest_with_enough_voters_in_it_or_beyond_is_en
     one, two, three = (SPEAKERS[peer] for peer in SEVEN[1:4])
     assert entered(one.report(9), two.report(4), three.report(6)) == 4
     assert entered(one.report(9), one.report(4), one.report(6)) == 0
+
+
+def test_later_attempt_is_timed_once_a_quorum_is_seen_in_it():
+    """Whoever comes to it first would else leave it when the others come, and so for ever."""
+    machine = RoundMachine(OPEN, KeyedHashSigner(SEVEN[0]), SEVENTH, now_s=0.0)
+    for event in (SPEAKERS[peer].commit() for peer in SEVEN):
+        machine.handle(event, 0.1)
+    reports = [SPEAKERS[peer].report(3) for peer in SEVEN[1:5]]
+    for report in reports[:3]:
+        machine.handle(report, 5.0)
+    assert (machine.view.attempt, machine.view.attempt_start_s) == (3, math.inf)
+    assert not is_given_up(machine.view, machine._deadline, now_s=1000.0)
+    machine.handle(reports[3], 6.0)
+    assert machine.view.attempt_start_s == 6.0
+    assert is_given_up(machine.view, machine._deadline, now_s=1000.0)
 
 
 def test_votes_show_an_attempt_too_and_members_without_a_vote_show_none():

@@ -45,6 +45,51 @@ def test_second_vote_of_one_sender_in_one_slot_does_not_count():
     assert ballots.certified() == ()
 
 
+FOUR = head_of((A, B, C, D))
+VOICES = [Voice(peer, FOUR.value) for peer in (A, B, C, D)]
+
+
+def open_ballots(*heard) -> Ballots:
+    """Of four voters, of whom one may lie."""
+    ballots = Ballots(FOUR.value.digest, 0, 5, FOUR.value.roster, "open")
+    for said in heard:
+        ballots.add(Entry(said.message, said.body))
+    return ballots
+
+
+def test_liar_that_votes_for_everything_is_part_of_every_quorum():
+    """Else whoever heard it say something else first could never be shown what a lock rests on."""
+    one, two, three, liar = VOICES
+    commits = [voice.commit() for voice in VOICES]
+    listed = [commits[:count] for count in (1, 2, 3)]
+    wanted = digest_of(FOUR.value, listed[2])
+    twice = [liar.vote(listed[0]), liar.vote(listed[2])]
+    votes = [one.vote(listed[2]), two.vote(listed[2])]
+    assert open_ballots(*twice, *votes).certified() == ((0, wanted),)
+    # A third is kept only where an honest voter said the same, so that nobody fills the memory.
+    thrice = [liar.vote(listed[0]), liar.vote(listed[1]), liar.vote(listed[2])]
+    late = open_ballots(*thrice, *votes)
+    assert (late.certified(), late.find(thrice[2].message.digest)) == ((), None)
+    late.add(Entry(thrice[2].message, thrice[2].body))
+    assert late.certified() == ((0, wanted),)
+    assert open_ballots(*thrice[:2], votes[0], thrice[2]).find(thrice[2].message.digest) is None
+    assert open_ballots(*votes, three.vote(listed[2])).certified() == ((0, wanted),)
+
+
+def test_third_commit_is_read_where_an_honest_voter_voted_for_a_list_that_names_it():
+    one, two, _, liar = VOICES
+    first, second, third = (liar.commit(mark) for mark in ("one", "two", "three"))
+    named = [one.commit(), third]
+    ballots = open_ballots(first, second, third, one.propose(named), one.vote(named))
+    digest = third.message.digest
+    ballots.add(Entry(third.message, third.body))
+    assert ballots.commit_of(digest) is None
+    for said in (two.vote(named), third):
+        ballots.add(Entry(said.message, said.body))
+    assert ballots.commit_of(digest) == (D, third.body)
+    assert ballots.commits[D][0] == first.message.digest
+
+
 def test_votes_certify_once_a_quorum_agrees_in_one_attempt():
     x, y = digest_of(HEAD.value, X), digest_of(HEAD.value, Y)
     ballots = ballots_of(a.vote(X), b.vote(Y, 1))
