@@ -26,7 +26,12 @@ _ATOMS = (bytes, str, int, float, bool, type(None), frozenset, Enum, range)
 _SHARED = (*_ATOMS, type, FunctionType, MethodType)
 
 
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
+_UNSET = object()
+
 _known_shared: dict[type, bool] = {}
+_known_kept: dict[tuple[type, int], tuple[str, ...]] = {}
+_seen_ignored: list[Ignored] = []
 _known_names: dict[type, tuple[str, ...]] = {}
 
 
@@ -61,16 +66,21 @@ def fork(thing: ObjectT) -> ObjectT:
 
 def _fork(thing: object, done: dict[int, object]) -> object:
     kind = type(thing)
-    if _is_shared(kind):
+    if _known_shared.get(kind) or _is_shared(kind):
         return thing
-    if id(thing) in done:
-        return done[id(thing)]
+    known = done.get(id(thing))
+    if known is not None:
+        return known
     if kind is dict:
-        pairs: dict[object, object] = {}
-        done[id(thing)] = pairs
-        for key, value in cast("dict[object, object]", thing).items():
-            pairs[key] = value if _is_shared(type(value)) else _fork(value, done)
-        return pairs
+        pairs = cast("dict[object, object]", thing)
+        if all(_known_shared.get(type(value)) for value in pairs.values()):
+            done[id(thing)] = pairs = pairs.copy()
+            return pairs
+        copies: dict[object, object] = {}
+        done[id(thing)] = copies
+        for key, value in pairs.items():
+            copies[key] = value if _known_shared.get(type(value)) else _fork(value, done)
+        return copies
     if kind is tuple:
         # Not remembered: an empty tuple is one object everywhere, and the parts are remembered.
         return tuple([_fork(part, done) for part in cast("tuple[object, ...]", thing)])
@@ -92,8 +102,10 @@ def _fork_object(thing: object, done: dict[int, object]) -> object:
     copied = object.__new__(kind)
     done[id(thing)] = copied
     for name in _slots(kind):
-        if hasattr(thing, name):
-            object.__setattr__(copied, name, _fork(getattr(thing, name), done))
+        value = getattr(thing, name, _UNSET)
+        if value is not _UNSET:
+            is_shared = _known_shared.get(type(value))
+            object.__setattr__(copied, name, value if is_shared else _fork(value, done))
     for name, value in getattr(thing, "__dict__", {}).items():
         copied.__dict__[name] = value if _is_shared(type(value)) else _fork(value, done)
     return copied
@@ -116,21 +128,45 @@ _NAMED: dict[type, Callable[[Any], object]] = {
 def _form(thing: object, ignored: Ignored) -> object:
     """What `thing` is made of, as nested tuples of atoms."""
     kind = type(thing)
-    if isinstance(thing, frozenset | set):
-        return "set", tuple(sorted(repr(_form(part, ignored)) for part in thing))
-    if issubclass(kind, _ATOMS):
+    if kind in _PLAIN:
         return thing
     if kind in _NAMED:
         return _NAMED[kind](thing)
+    if isinstance(thing, frozenset | set):
+        return "set", tuple(sorted([repr(_form(part, ignored)) for part in thing]))
+    if issubclass(kind, _ATOMS):
+        return thing
     if isinstance(thing, dict):
-        pairs = ((_form(k, ignored), _form(v, ignored)) for k, v in thing.items())
-        return "dict", tuple(sorted(pairs, key=repr))
+        # Keys differ, so their forms alone give an order.
+        forms = [(repr(k if type(k) in _PLAIN else _form(k, ignored)), v) for k, v in thing.items()]
+        forms.sort(key=_first)
+        return "dict", tuple([(k, _form(v, ignored)) for k, v in forms])
     if isinstance(thing, tuple | list | deque):
-        return tuple(_form(part, ignored) for part in thing)
+        return tuple([_form(part, ignored) for part in thing])
     if issubclass(kind, type | FunctionType | MethodType):
         return kind.__name__, getattr(thing, "__qualname__", "")
+    found: list[object] = [kind.__name__]
+    for name in _kept(kind, ignored):
+        value = getattr(thing, name, _UNSET)
+        if value is not _UNSET:
+            found += (name, value if type(value) in _PLAIN else _form(value, ignored))
     left_out = ignored.get(kind, ())
-    names = [name for name in _slots(kind) if hasattr(thing, name)]
-    names += sorted(getattr(thing, "__dict__", ()))
-    kept = [name for name in names if name not in left_out]
-    return kind.__name__, tuple((name, _form(getattr(thing, name), ignored)) for name in kept)
+    for name, value in sorted(getattr(thing, "__dict__", {}).items()):
+        if name not in left_out:
+            found += (name, _form(value, ignored))
+    return tuple(found)
+
+
+def _first(pair: tuple[str, object]) -> str:
+    return pair[0]
+
+
+def _kept(kind: type, ignored: Ignored) -> tuple[str, ...]:
+    """The slots that make a difference."""
+    known = _known_kept.get((kind, id(ignored)))
+    if known is None:
+        left_out = ignored.get(kind, ())
+        known = tuple(name for name in _slots(kind) if name not in left_out)
+        _known_kept[kind, id(ignored)] = known
+        _seen_ignored.append(ignored)  # Its number stays its own.
+    return known
