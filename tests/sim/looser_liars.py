@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import node.round
 import node.rules.agreement
 import node.rules.ballots
+import node.rules.proposal
 import node.rules.roster
 import node.rules.round_state
 import sim.exploration.post
@@ -94,3 +96,17 @@ def first_commits_alone_are_pulled() -> Loosened:
                 yield action
 
     return mock.patch.object(supply, "pull_parts", pull)
+
+
+def attempts_have_no_end() -> Loosened:
+    """Whoever is silent is waited for."""
+    return mock.patch.object(node.round, "is_given_up", return_value=False)
+
+
+def whoever_committed_is_listed() -> Loosened:
+    """A closer asks nobody whether the parts of a contribution are with anybody but its sender."""
+
+    def complete(view: RoundView) -> set[Any]:
+        return {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+
+    return mock.patch.object(node.rules.proposal, "complete_senders", complete)

@@ -134,6 +134,18 @@ def test_seal_of_an_attempt_that_was_left_makes_two_values_final():
     assert both_ways(looser.late_seal, scope, before, states=1000).violation == TWO_SEALS
 
 
+def test_closer_that_is_silent_stops_a_round_that_waits_for_it():
+    found = both_ways(looser.attempts_have_no_end, Scope(attempts=1, every=1), states=10)
+    assert found.violation.startswith("L1")
+
+
+def test_parts_that_are_withheld_stop_a_round_that_lists_whoever_committed():
+    scope = Scope(attempts=1, lists=("ABC", "ABC1"), commits=1, every=1)
+    before = ("A hears COMMIT 1 of L", "B hears COMMIT 1 of L")
+    found = both_ways(looser.whoever_committed_is_listed, scope, before, states=100)
+    assert found.violation.startswith("L1")
+
+
 # What the search itself has found -----------------------------------------------------------------
 
 
