@@ -54,6 +54,18 @@ UNHEARD = (
 """A makes round 1 final with a SEAL of its own that B and C have not heard, and COMMITs round 2."""
 
 
+COMMITTED = (
+    "A has trained",
+    "A has trained",
+    "B has trained",
+    "B has trained",
+    "A hears the COMMIT of B of round 1",
+    "B hears the COMMIT of A of round 1",
+    "A hears the COMMIT of B of round 2",
+    "B hears the COMMIT of A of round 2",
+)
+"""With two rounds in flight: A and B have committed to both, and heard it of each other."""
+
 LIARS = {
     "2 attempts, any LISTs, VOTEs and SEALs": lies.Scope(attempts=2, every=1000),
     "2 attempts, told other things before": lies.Scope(attempts=2, others=2, every=1000),
@@ -217,6 +229,13 @@ def _cases_of_rounds() -> Iterator[Case]:
 
 def _cases_in_flight() -> Iterator[Case]:
     """R5: the same machines with two rounds in flight, on two fragments."""
+    two = Span(voters=2, rounds=2, fragment_cells=(1, 1), lag=2)
+    yield _rounds("2 voters, 2 rounds in flight, a cell each", replace(two, every=20))
+    yield _rounds(
+        "2 voters, 2 rounds in flight, a restart behind all COMMITs",
+        replace(two, restarts=1, every=100),
+        COMMITTED,
+    )
     for name, span in (
         ("1 voter, 3 rounds, 2 in flight", Span(voters=1, rounds=3)),
         ("2 voters, 2 rounds in flight", Span(voters=2, rounds=2)),

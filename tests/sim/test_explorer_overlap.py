@@ -10,6 +10,7 @@ import node.rules.round_state
 from node.round import RoundMachine
 from node.rules.chain import certify
 from protocol.messages import Kind
+from sim.exploration.cases import COMMITTED
 from sim.exploration.rounds import Rounds, Span
 from sim.explorer import Bound, explore, walk
 
@@ -61,6 +62,15 @@ def test_each_rule_of_overlap_is_needed(loosened, span, violation):
     assert violation in found.violation, f"not found within {found.states} states"
     shipped = explore(Rounds(span), Bound(states=found.states))
     assert not shipped.violation, shipped.trace
+
+
+@pytest.mark.slow
+def test_two_rounds_in_flight_end_in_every_order_of_what_follows_their_commits():
+    """The whole space, and from a share of the states that a good run ends both rounds (L1)."""
+    model = Rounds(replace(FLYING, fragment_cells=(1, 1), every=50), COMMITTED)
+    result = explore(model, Bound(states=20_000))
+    assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
+    assert result.states > 5000
 
 
 def test_random_walks_with_two_rounds_in_flight_break_nothing(seed):
