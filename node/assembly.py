@@ -44,7 +44,6 @@ from node.trainers.attached_trainer import Attachment
 from node.trainers.model_file import kept_model_file
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.work import TrainerWork, WorkParts
-from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
 from training.arithmetic import joined
@@ -228,15 +227,7 @@ def _opens_trainer(node: Node) -> OpenTrainer:
     return open_trainer
 
 
-def _check_lag(lag: int) -> None:
-    if lag > 1:
-        raise ConfigError(
-            "the run has two rounds in flight: no trainer of this version can do that"
-        )
-
-
 def _open_journal(node: Node, folder: Path) -> FileJournal:
-    _check_lag(node.signed.manifest.outer.overlap)  # Before anything of the run is on the disk.
     is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
     journal = FileJournal(folder, is_wiped=not is_new)
     unmark_unsigned(folder)

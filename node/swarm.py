@@ -14,7 +14,7 @@ B samples, W window (context + 1 bytes)
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,14 +31,13 @@ from protocol.errors import ConfigError, TrainerError
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
 from training.data import lease_samples, open_corpus
-from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
 from training.frames import Attach, Ready
 from training.leases import lease_size, part_of_lease
 from training.manifest_file import read_manifest
 from training.presets import steps_of
 
 if TYPE_CHECKING:
-    from training.diloco import RunStart
     from training.inner_state import InnerStore
 
 logger = logging.getLogger(__name__)
@@ -79,6 +78,8 @@ class Swarm:
         self._since = 0
         self._listed: tuple[int, ...] = ()
         self._is_open = False
+        self._awaits_turn = False
+        """Whether a contribution was handed over, and it is not known for which round to go on."""
         self._is_finished = False
         self._tickets: list[SwarmTicket] = []
 
@@ -164,13 +165,13 @@ class Swarm:
         The first time it blocks until this node has the run's state and a seat in it; the model
         should be ready by then, since from here on the peers wait for contributions.
         """
-        from training.diloco import RunStart
-
         if not self._is_open:
             self._open()
         for ticket in list(self._tickets):
             # A loop that was interrupted while it waited; its round comes to an end first.
             ticket.result()
+        if self._awaits_turn:
+            self.proceed()
         return RunStart(
             anchors=self._exchange.anchors,
             clock=self._clock,
@@ -199,9 +200,19 @@ class Swarm:
     def begin(self, fragment: int, contribution: Contribution) -> "SwarmTicket":
         """See Exchange; DiLoCo calls it."""
         with self._child.explained():
-            ticket = SwarmTicket(self, self._exchange.begin(fragment, contribution))
+            inner = self._exchange.begin(fragment, contribution)
+        ticket = SwarmTicket(self, inner, self._clock.round)
         self._tickets.append(ticket)
+        self._awaits_turn = self._manifest.outer.overlap > 1
         return ticket
+
+    def proceed(self) -> Turn:
+        """See Exchange; DiLoCo calls it."""
+        with self._child.explained():
+            turn = self._exchange.proceed()
+        self._awaits_turn = False
+        self._go_on(turn.clock, turn.lease)
+        return turn
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of `loader` again and again until the run is finished.
@@ -250,11 +261,15 @@ class Swarm:
         with self._child.explained():
             outcome = ticket.inner.result()
         self._tickets.remove(ticket)
-        contributed = self._clock.round
-        self._since = outcome.clock.round if outcome.is_resync else contributed
-        self._listed = (contributed,) if outcome.listed else ()
-        self._go_on(outcome.clock, outcome.lease)
+        self._since = outcome.clock.round if outcome.is_resync else ticket.round
+        self._listed = (ticket.round,) if outcome.listed else ()
+        if self._manifest.outer.overlap == 1:
+            self._go_on(outcome.clock, outcome.lease)
         return outcome
+
+    def explained(self) -> AbstractContextManager[None]:
+        """What a call raises within is what the network process gave as its reason."""
+        return self._child.explained()
 
     def _goes_on(self) -> bool:
         if not self._is_finished:
@@ -293,6 +308,12 @@ class SwarmTicket:
 
     swarm: Swarm
     inner: ChannelTicket
+    round: int
+
+    def is_here(self) -> bool:
+        """See Ticket. Raises as Swarm says."""
+        with self.swarm.explained():
+            return self.inner.is_here()
 
     def result(self) -> Outcome:
         """See Ticket. Raises as Swarm says."""

@@ -30,8 +30,8 @@ from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.compression import make_codec
 from training.control_pipe import ControlPipe
-from training.exchange import Contribution, Outcome
-from training.frames import Contributed, Deliver, Frame, Start
+from training.exchange import Contribution, Outcome, Turn
+from training.frames import Contributed, Deliver, Frame, Proceed, Start, ToUser
 from training.spare_vectors import SpareVectors
 
 _MAGIC = b"BARNCHAN"
@@ -198,6 +198,8 @@ class ChannelExchange:
         self._sent: dict[int, int] = {}
         """Sequence to fragment of contributions without an outcome."""
         self._outcomes: dict[int, Outcome] = {}
+        self._turn: Turn | None = None
+        self._awaits_turn = False
         self._next_sequence = 0
         self._validate_round: int | None = None
 
@@ -226,8 +228,10 @@ class ChannelExchange:
         assert contribution.fragment == fragment
         assert len(self._sent) < self._channel.spec.slots, "a slot is still in use"
         assert fragment not in self._sent.values(), "one round in flight per fragment (R5)"
+        assert not self._awaits_turn, "the turn of the round before was not taken"
         sequence = self._next_sequence
         self._next_sequence += 1
+        self._awaits_turn = self._channel.spec.slots > 1
         self._channel.write_payloads(sequence, contribution.payloads)
         self._sent[sequence] = fragment
         self.send(
@@ -248,26 +252,60 @@ class ChannelExchange:
     def outcome(self, sequence: int) -> Outcome:
         """Block until the outcome of contribution `sequence` is here; once per contribution."""
         while sequence not in self._outcomes:
-            frame = self._pipe.receive()
-            # In the order of begin: a later one would free a slot that is still in use.
-            if not isinstance(frame, Deliver) or frame.sequence != min(self._sent, default=None):
-                raise TrainerError(f"an unexpected {type(frame).__name__} frame")
-            if frame.validate:
-                self._validate_round = frame.clock.round
-            fragment = self._sent.pop(frame.sequence)
-            if not set(frame.others) <= set(range(len(self._anchors))) - {fragment}:
-                raise TrainerError(f"anchors of fragments {frame.others}")
-            for changed in (fragment, *frame.others):
-                self._anchors[changed] = self._channel.read_anchor(changed)
-            self._outcomes[frame.sequence] = Outcome(
-                listed=frame.listed,
-                is_resync=frame.is_resync,
-                anchor_N=self._anchors[fragment],
-                clock=frame.clock,
-                lease=frame.lease,
-                others={other: self._anchors[other] for other in frame.others},
-            )
+            self._take(self._pipe.receive())
         return self._outcomes.pop(sequence)
+
+    def is_here(self, sequence: int) -> bool:
+        """Whether `outcome` would not block. Raises TrainerError as that does."""
+        while sequence not in self._outcomes:
+            frame = self._pipe.poll()
+            if frame is None:
+                return False
+            self._take(frame)
+        return True
+
+    def proceed(self) -> Turn:
+        """See Exchange. Raises TrainerError when the network process is gone."""
+        assert self._awaits_turn or self._turn is not None, "nothing was handed over"
+        while self._turn is None:
+            self._take(self._pipe.receive())
+        turn, self._turn = self._turn, None
+        return turn
+
+    def _take(self, frame: ToUser) -> None:
+        """Take a frame in. Raises TrainerError for one that nothing calls for."""
+        # In the order of begin: a later one would free a slot that is still in use.
+        if isinstance(frame, Deliver) and frame.sequence == min(self._sent, default=None):
+            self._take_outcome(frame)
+        elif isinstance(frame, Proceed) and self._awaits_turn:
+            self._awaits_turn = False
+            changed = self._read_anchors(frame.others)
+            self._turn = Turn(clock=frame.clock, lease=frame.lease, others=changed)
+        else:
+            raise TrainerError(f"an unexpected {type(frame).__name__} frame")
+
+    def _take_outcome(self, frame: Deliver) -> None:
+        if frame.validate:
+            self._validate_round = frame.clock.round
+        fragment = self._sent.pop(frame.sequence)
+        if fragment in frame.others:
+            raise TrainerError(f"anchors of fragments {frame.others}")
+        changed = self._read_anchors((fragment, *frame.others))
+        self._outcomes[frame.sequence] = Outcome(
+            listed=frame.listed,
+            is_resync=frame.is_resync,
+            anchor_N=changed.pop(fragment),
+            clock=frame.clock,
+            lease=frame.lease,
+            others=changed,
+        )
+
+    def _read_anchors(self, fragments: tuple[int, ...]) -> dict[int, NDArray[np.float32]]:
+        if not set(fragments) <= set(range(len(self._anchors))):
+            raise TrainerError(f"anchors of fragments {fragments}")
+        for fragment in fragments:
+            self._anchors[fragment] = self._channel.read_anchor(fragment)
+        return {fragment: self._anchors[fragment] for fragment in fragments}
 
     def take_validation(self) -> int | None:
         """The round whose anchor is to be validated, if one was asked for since the last call."""
@@ -285,6 +323,10 @@ class ChannelTicket:
 
     exchange: ChannelExchange
     sequence: int
+
+    def is_here(self) -> bool:
+        """See Ticket. Raises TrainerError when the network process is gone."""
+        return self.exchange.is_here(self.sequence)
 
     def result(self) -> Outcome:
         """Block until the round is sealed. Raises TrainerError when the network process is gone."""

@@ -65,10 +65,21 @@ class ControlPipe:
                 frame = self._inbox.get(timeout=_INTERRUPT_S)
             except queue.Empty:
                 continue
-            if isinstance(frame, BarnraiseError):
-                self._inbox.put(frame)  # Every later call must fail too, not wait for ever.
-                raise frame
-            return frame
+            return self._opened(frame)
+
+    def poll(self) -> ToUser | None:
+        """The next frame if it is here; raises as `receive` does."""
+        try:
+            frame = self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+        return self._opened(frame)
+
+    def _opened(self, frame: ToUser | BarnraiseError) -> ToUser:
+        if isinstance(frame, BarnraiseError):
+            self._inbox.put(frame)  # Every later call must fail too, not wait for ever.
+            raise frame
+        return frame
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Raises TrainerError when the network process is gone."""

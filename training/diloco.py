@@ -3,11 +3,13 @@
 N elements of a fragment
 
 The pseudo-gradient is anchor minus local weights. It goes out through error feedback and codec as
-a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer.
+a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer. With
+two rounds in flight (R5) training goes on while a fragment is on its way (Streaming DiLoCo,
+Douillard et al. 2025), and its outcome is taken over within the next round.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,29 +22,22 @@ from protocol.errors import CheckpointError, StateError
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
 from training.compression import ErrorFeedback, make_codec
-from training.exchange import Contribution, Exchange, Lease, Outcome, RunClock, Ticket
+from training.exchange import (
+    Contribution,
+    Exchange,
+    Lease,
+    Outcome,
+    RunClock,
+    RunStart,
+    Ticket,
+)
 from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
 from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
 from training.models import check_parameters, read_fragment, write_fragment
 from training.presets import make_method, steps_of
+from training.recall import Recalled, recall
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart:
-    """Where a trainer enters the run: the sealed anchors, the clock and its first lease.
-
-    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
-    rounds from `since` on whose seals have the own contribution in them; what was contributed
-    before belongs to weights long gone (R6). The caller does not write to the anchors.
-    """
-
-    anchors: tuple[NDArray[np.float32], ...]
-    clock: RunClock
-    lease: Lease
-    since: int = 0
-    listed: tuple[int, ...] = ()
 
 
 class Session(Exchange, Protocol):
@@ -57,6 +52,16 @@ class Session(Exchange, Protocol):
     def start(self) -> RunStart:
         """Where this trainer enters; read once, when the loop object is made."""
         ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A contribution without an outcome."""
+
+    round: int
+    ticket: Ticket
+    is_void: bool = False
+    """Whether a resync came behind it: then no residual waits for its outcome (R6)."""
 
 
 class DiLoCo:
@@ -89,7 +94,9 @@ class DiLoCo:
         self._manifest = manifest
         self._shard = manifest.shards[shard]
         fragments = range(len(self._shard.fragments))
-        self._method = make_method(spec.preset, manifest.inner.inner_steps, len(fragments))
+        self._overlap = spec.overlap
+        inner_steps = manifest.inner.inner_steps
+        self._method = make_method(spec.preset, inner_steps, len(fragments), spec.overlap)
         self._feedback = [
             ErrorFeedback(make_codec(spec), spec.feedback, cell_elements=manifest.cell_elements)
             for _ in fragments
@@ -97,17 +104,20 @@ class DiLoCo:
         self._anchors = list(start.anchors)
         for fragment in fragments:
             write_fragment(model, self._shard, fragment, start.anchors[fragment])
-        self._tickets: dict[int, Ticket] = {}
+        self._pending: dict[int, _Pending] = {}
+        """By fragment, oldest first."""
         self._clock = start.clock
         self._lease = start.lease
         if inner_store is None and isinstance(exchange, KeepsInnerState):
             inner_store = exchange.inner_store
         self._inner_store = inner_store
-        self._under_way: Contribution | None = None
-        """What the process before us may have handed over in the round in hand."""
+        self._left: dict[int, InnerState] = {}
+        """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
         if inner_store is not None:
-            self._take_up(inner_store.newest(start.clock.round), start)
+            recalled = recall(inner_store, start, overlap=self._overlap)
+            if recalled is not None:
+                self._take_up(recalled)
 
     @property
     def clock(self) -> RunClock:
@@ -150,11 +160,12 @@ class DiLoCo:
 
         `loss` (nats per byte) is only shown to people. `samples` is how many sequences the
         gradient is of, by default the manifest's batch; a round's are never more than its lease
-        has, or no peer takes the contribution. Blocks in a round until it is sealed and
-        then returns its outcome, else None. Where `resume` is due it does that and nothing else:
-        the gradients at hand are of samples that were contributed before.
+        has, or no peer takes the contribution. Blocks in a round until it is sealed, and with two
+        in flight until the one before is. Returns an outcome that it took over, else None. Where
+        `resume` is due it does that and nothing else: the gradients at hand are of samples that
+        were contributed before.
         """
-        if self._under_way is not None:
+        if self._clock.round in self._left:
             return self.resume()
         apply_gradient(self._model, self._inner_optimizer, self._manifest, self._global_step)
         self._local_step += 1
@@ -163,25 +174,36 @@ class DiLoCo:
         # A round cut short is the end of a whole one.
         skipped = self._manifest.inner.inner_steps - self.steps
         due = self._method.schedule.due(skipped + self._local_step, self._clock.round)
+        outcome = None
         for fragment in due.begin:
             self._begin(fragment)
-        outcome = None
+            if self._overlap > 1:
+                outcome = self._proceed()
         for fragment in due.finish:
             outcome = self._finish(fragment)
+        for fragment in due.take:
+            if fragment in self._pending and self._pending[fragment].ticket.is_here():
+                outcome = self._finish(fragment)
         return outcome
 
     def resume(self) -> Outcome | None:
         """Hand over again what was under way when the process before us died, byte for byte.
 
         Blocks until the round is sealed and returns its outcome; None, at once, if nothing was
-        under way. Call it before the first batch: training for this round is done.
+        under way. Call it before the first batch: training for this round is done. With two rounds
+        in flight it blocks as `step` does, and there may be two that were under way.
         """
-        if self._under_way is None:
-            return None
-        contribution, self._under_way = self._under_way, None
-        fragment = contribution.fragment
-        self._tickets[fragment] = self._exchange.begin(fragment, contribution)
-        return self._finish(fragment)
+        outcome = None
+        while (state := self._left.pop(self._clock.round, None)) is not None:
+            contribution = state.contribution
+            fragment = contribution.fragment
+            if state.anchor != anchor_digest(self._anchors[fragment]):
+                break  # It was to another version of the fragment.
+            before_N = state.residuals[fragment]
+            self._feedback[fragment].reopen(before_N, state.residual_after_N)
+            self._hand_over(contribution)
+            outcome = self._proceed() if self._overlap > 1 else self._finish(fragment)
+        return outcome
 
     def residuals(self) -> tuple[NDArray[np.float32] | None, ...]:
         """Per fragment the error feedback's residual, for a checkpoint; None stands for zero."""
@@ -192,31 +214,18 @@ class DiLoCo:
         for feedback, residual_N in zip(self._feedback, residuals, strict=True):
             feedback.restore(residual_N)
 
-    def _take_up(self, state: InnerState | None, start: RunStart) -> None:
-        if state is None:
-            return
-        self._take_moments(state)
-        fragment = state.contribution.fragment
-        anchor = anchor_digest(start.anchors[fragment])
-        if state.round == start.clock.round and state.anchor == anchor and start.lease:
-            self.restore_residuals(state.residuals)
-            before_N = state.residuals[fragment]
-            self._feedback[fragment].reopen(before_N, state.residual_after_N)
-            self._under_way = state.contribution
-        elif start.since <= state.round < start.clock.round:
-            self.restore_residuals(state.residuals)
-            if state.round in start.listed:
-                self._feedback[fragment].restore(state.residual_after_N)
-        # From before a resync, or from another branch, the residual belongs to weights long gone.
-        if start.since <= state.round <= start.clock.round:
-            for other, (digest, local_N) in state.drifting.items():
-                if digest == anchor_digest(start.anchors[other]):
-                    write_fragment(self._model, self._shard, other, local_N)
+    def _take_up(self, recalled: Recalled) -> None:
+        self._take_moments(recalled.newest)
+        if recalled.residuals is not None:
+            self.restore_residuals(recalled.residuals)
+        self._left = recalled.under_way
+        for fragment, local_N in recalled.drifting.items():
+            write_fragment(self._model, self._shard, fragment, local_N)
         logger.info(
             "inner state taken up round=%d of=%d under_way=%s",
-            start.clock.round,
-            state.round,
-            self._under_way is not None,
+            self._clock.round,
+            recalled.newest.round,
+            sorted(self._left),
         )
 
     def _take_moments(self, state: InnerState) -> None:
@@ -252,7 +261,12 @@ class DiLoCo:
             loss=self._loss_total / self._local_step,
         )
         self._keep(contribution)
-        self._tickets[fragment] = self._exchange.begin(fragment, contribution)
+        self._hand_over(contribution)
+
+    def _hand_over(self, contribution: Contribution) -> None:
+        fragment = contribution.fragment
+        ticket = self._exchange.begin(fragment, contribution)
+        self._pending[fragment] = _Pending(self._clock.round, ticket)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -269,38 +283,68 @@ class DiLoCo:
                 optimizer=type(self._inner_optimizer).__name__,
                 moments=optimizer_tensors(self._model, self._inner_optimizer),
                 drifting=self._drifting(fragment),
+                pending=tuple(one.round for one in self._pending.values() if not one.is_void),
             )
         )
 
     def _drifting(self, fragment: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
-        """Anchor and working weights of all fragments but this one."""
+        """Anchor and working weights of all fragments but this one, which gets the next anchor at
+        once unless it goes on while it is in flight."""
         return {
             other: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, other))
             for other, anchor_N in enumerate(self._anchors)
-            if other != fragment
+            if other != fragment or self._overlap > 1
         }
 
+    def _proceed(self) -> Outcome | None:
+        """On to the next round (R5), which the seal before the last one names: its outcome is taken
+        over now at the latest, for the round may be about that fragment again."""
+        turn = self._exchange.proceed()
+        outcome = None
+        for fragment, pending in list(self._pending.items()):
+            if not turn.lease or pending.round <= turn.clock.round - self._overlap:
+                outcome = self._finish(fragment)
+        self._drop(turn.others)
+        self._clock, self._lease = turn.clock, turn.lease
+        self._begin_round()
+        return outcome
+
     def _finish(self, fragment: int) -> Outcome:
-        outcome = self._tickets.pop(fragment).result()
+        pending = self._pending.pop(fragment)
+        outcome = pending.ticket.result()
+        self._settle(fragment, outcome, is_void=pending.is_void)
+        merged_N = outcome.anchor_N
+        if outcome.listed and not outcome.is_resync:
+            local_N = read_fragment(self._model, self._shard, fragment)
+            merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
+        write_fragment(self._model, self._shard, fragment, merged_N)
+        self._anchors[fragment] = outcome.anchor_N
+        self._drop(outcome.others)
+        if self._overlap == 1:
+            self._clock, self._lease = outcome.clock, outcome.lease
+            self._begin_round()
+        return outcome
+
+    def _drop(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
+        """Sealed without us: what drifted since is dropped (R6)."""
+        for fragment, anchor_N in anchors.items():
+            write_fragment(self._model, self._shard, fragment, anchor_N)
+            self._anchors[fragment] = anchor_N
+
+    def _settle(self, fragment: int, outcome: Outcome, *, is_void: bool) -> None:
         feedback = self._feedback[fragment]
         if outcome.is_resync:
             # Seals were missed: residuals belong to weights long gone (R6).
             self.restore_residuals([None] * len(self._feedback))
+            self._left.clear()
+            for later in self._pending.values():
+                later.is_void = True
+        elif is_void:
+            pass
         elif outcome.listed:
             feedback.commit()
         else:
             feedback.abort()
-        local_N = read_fragment(self._model, self._shard, fragment)
-        merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
-        write_fragment(self._model, self._shard, fragment, merged_N)
-        self._anchors[fragment] = outcome.anchor_N
-        for other, anchor_N in outcome.others.items():
-            # Sealed without us: what drifted since is dropped (R6).
-            write_fragment(self._model, self._shard, other, anchor_N)
-            self._anchors[other] = anchor_N
-        self._clock, self._lease = outcome.clock, outcome.lease
-        self._begin_round()
-        return outcome
 
 
 def tokens_per_sample(manifest: RunManifest) -> int:

@@ -1,7 +1,8 @@
 """SEAM Exchange and Ticket: all that training asks of the swarm.
 
 The trainer hands over an encoded contribution and later learns the outcome of the round. DiLoCo
-asks at once; a streaming method goes on stepping in between.
+asks at once; with two rounds in flight (R5) it is told for which round to go on, and steps on while
+the outcome is on its way.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,22 @@ class RunClock:
     """Inner steps of the run before this round: the token-weighted median H of each, summed up."""
     tokens: int
     """Tokens of all sealed contributions so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """Where a trainer enters the run: the sealed anchors, the clock and its first lease.
+
+    At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
+    rounds from `since` on whose seals have the own contribution in them; what was contributed
+    before belongs to weights long gone (R6). The caller does not write to the anchors.
+    """
+
+    anchors: tuple[NDArray[np.float32], ...]
+    clock: RunClock
+    lease: Lease
+    since: int = 0
+    listed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +72,7 @@ class Outcome:
     the residual goes back to what it was before (R6). `is_resync` says that seals were missed and
     the state was fetched: then the residual is zero, whether it was listed or not. `lease` and
     `clock` belong to the next round, which need not be the one behind; `lease` is empty when the
-    run is finished.
+    run is finished. With two rounds in flight a Turn says all that, and these are the seal's.
     """
 
     listed: bool
@@ -66,8 +83,28 @@ class Outcome:
     others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """For which round to go on, where two are in flight (R5): its clock and lease.
+
+    `lease` is empty when the run is finished. `others` are new anchors of fragments that no outcome
+    of this trainer has told of.
+    """
+
+    clock: RunClock
+    lease: Lease
+    others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
 class Ticket(Protocol):
     """A contribution under way."""
+
+    def is_here(self) -> bool:
+        """Whether `result` would not block; asked where two rounds are in flight.
+
+        Raises as `result` does.
+        """
+        ...
 
     def result(self) -> Outcome:
         """Block until the round is sealed; called by the trainer, once per ticket.
@@ -86,5 +123,13 @@ class Exchange(Protocol):
         """Hand over the contribution of this round; called by the trainer, once per round.
 
         The contribution is frozen from here on: the same bytes stay valid until the outcome.
+        """
+        ...
+
+    def proceed(self) -> Turn:
+        """Block until it is known for which round to go on, behind what was handed over last.
+
+        Called once per contribution where two rounds are in flight, and never with one. By then the
+        outcomes of all rounds are here but for that of the last. Raises as `Ticket.result` does.
         """
         ...

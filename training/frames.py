@@ -79,6 +79,19 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proceed:
+    """To the trainer, where two rounds are in flight (R5): go on for the round of that clock.
+
+    Comes once behind each contribution, which need not have its outcome yet. New anchors of the
+    fragments in `others` lie in the mapping.
+    """
+
+    clock: RunClock
+    lease: Lease
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """From the trainer: the model is built; `threads` is what torch says it uses.
 
@@ -135,13 +148,13 @@ class Leaving:
 
 FromTrainer = Ready | Contributed | Progress | Validation
 FromUser = FromTrainer | Leaving
-ToTrainer = Start | Deliver
+ToTrainer = Start | Deliver | Proceed
 ToUser = Attach | Failed | ToTrainer
 Frame = FromUser | ToUser
 
 FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation)
 FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
-TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver)
+TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed)
 TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
 
 F = typing.TypeVar("F", bound=Frame)

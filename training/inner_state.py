@@ -57,7 +57,9 @@ class InnerState:
     contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
     anchor that the contribution is relative to. `optimizer` names the class that `moments` are of.
     `drifting` are the working weights of the other fragments, which go on against older anchors:
-    by fragment the digest of the anchor, and the weights.
+    by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
+    the contribution is among them. `pending` are earlier rounds that were contributed to and had no
+    outcome yet.
     """
 
     round: int
@@ -68,6 +70,7 @@ class InnerState:
     optimizer: str
     moments: Mapping[str, Tensor]
     drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
+    pending: tuple[int, ...] = ()
 
 
 class InnerStore(Protocol):
@@ -86,7 +89,7 @@ class InnerStore(Protocol):
         ...
 
     def newest(self, round_index: int) -> InnerState | None:
-        """The state of the latest round up to `round_index`; called once, at the start."""
+        """The state of the latest round up to `round_index`; called at the start."""
         ...
 
 
@@ -167,6 +170,7 @@ class InnerFolder:
             "loss": contribution.loss.hex(),
             "residual_before": contribution.residual_before.hex(),
             "residual_after": contribution.residual_after.hex(),
+            "pending": " ".join(map(str, state.pending)),
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
     def _load(self, path: Path, round_index: int) -> InnerState:
@@ -263,6 +267,8 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
             for other in range(fragments)
             if (local_N := _vector(tensors, name := f"{_DRIFTING}{other}")) is not None
         },
+        # A file from before there was more than one round in flight names none.
+        pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
     )
 
 

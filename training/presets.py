@@ -45,6 +45,15 @@ class Preset:
     momentum: float = 0.0
     inner_steps: int = 50
     fragments: int = 1
+    overlap: int = 1
+    """Rounds in flight, L of R1."""
+
+    tau: int = 0
+    """Where two are in flight: inner steps from handing over to taking over at the earliest."""
+
+    blend: float = 0.0
+    """There: the share that stays of the weights which went on meanwhile."""
+
     is_paced: bool = False
     """Whether each peer takes as many steps of a round as it sees fit, `inner_steps` at most."""
 
@@ -65,9 +74,12 @@ PRESETS: Registry[Preset] = Registry("preset")
 """Factories `(rounds)`: short runs want other numbers than long ones."""
 
 
-def make_method(name: str, inner_steps: int, num_fragments: int) -> Method:
+def make_method(name: str, inner_steps: int, num_fragments: int, overlap: int = 1) -> Method:
     """The schedule and merge of a preset. Raises ConfigError for an unknown one."""
     preset = PRESETS[name](SHORT_RUN_ROUNDS)
+    if overlap > 1:
+        in_flight = SCHEDULES["in_flight"](inner_steps, num_fragments, preset.tau)
+        return Method(in_flight, MERGES["blend"](preset.blend), preset.is_paced)
     schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
     return Method(schedule, MERGES[preset.merge](), preset.is_paced)
 
@@ -154,19 +166,24 @@ def _fedavgm(rounds: int) -> Preset:
 PRESETS.register("fedavgm", _fedavgm)
 
 
-def _streaming(rounds: int) -> Preset:
-    """Douillard et al. 2025, with nothing in flight while it trains: a quarter of the bytes of
-    DiLoCo's rounds at a time, four times as often."""
+def _streaming(rounds: int, *, overlap: int, how: str) -> Preset:
+    """Douillard et al. 2025: a quarter of the bytes of DiLoCo's rounds at a time, four times as
+    often; tau and blend are the paper's."""
     return Preset(
-        summary="Streaming DiLoCo without overlap, a quarter of the model in each round",
+        summary=f"Streaming DiLoCo {how}, a quarter of the model in each round",
         codec="e3m0",
         momentum=momentum_for(rounds),
         inner_steps=25,
         fragments=4,
+        overlap=overlap,
+        tau=5 if overlap > 1 else 0,
+        blend=0.5 if overlap > 1 else 0.0,
     )
 
 
-PRESETS.register("streaming_sync", _streaming)
+_IN_FLIGHT = "that steps on while a fragment is in flight"
+PRESETS.register("streaming_sync", partial(_streaming, overlap=1, how="without overlap"))
+PRESETS.register("streaming_diloco", partial(_streaming, overlap=2, how=_IN_FLIGHT))
 
 UPLINK_MBIT = 20.0
 """Of a home whose founder says nothing."""
@@ -216,14 +233,13 @@ def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
 PRESETS.register("edit", _edit)
 PRESETS.register("a_edit", partial(_edit, is_paced=True))
 
-_OVERLAP = "two rounds in flight (R5), and the round machine carries one"
+_DELAY = "two rounds in flight on one fragment, and R5 has them on different ones"
 _OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
 NOT_YET: Mapping[str, str] = {
-    "streaming_diloco": f"{_OVERLAP}; streaming_sync is it without overlap",
-    "one_step_delay": f"{_OVERLAP}: the samples of a round are leased by the seal before it",
-    "eager": f"{_OVERLAP}; its {_OWN_WEIGHTS}",
-    "co2": _OVERLAP,
-    "dilocox": f"{_OVERLAP}; its codec alone is diloco_lowrank",
+    "one_step_delay": f"{_DELAY}; streaming_diloco is the nearest",
+    "eager": f"{_DELAY}; its {_OWN_WEIGHTS}",
+    "co2": _DELAY,
+    "dilocox": f"{_DELAY}; its codec alone is diloco_lowrank",
     "scaffold": "a control variate beside the pseudo-gradient",
     "modest": "sampled peers beyond the seats",
     "demo": "an exchange after every step, of momentum",

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,8 +19,7 @@ from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.arithmetic import joined
 from training.compression import make_codec, result_codec
-from training.diloco import RunStart
-from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
 from training.genesis import genesis_weights
 from training.gram import wire_form
 from training.outer import OuterInfo, make_outer
@@ -75,13 +74,19 @@ class Swarm:
         """One of each replica."""
         return [MemorySession(self, replica) for replica in range(self.replicas)]
 
-    def lease(self, replica: int) -> Lease:
-        """The samples of a replica in the round in hand: nobody's twice, none behind the end."""
-        if self.clock.round >= self.manifest.rounds:
+    def lease(self, replica: int, round_index: int) -> Lease:
+        """The samples of a replica in a round: nobody's twice, none behind the end."""
+        if round_index >= self.manifest.rounds:
             return ()
         per_round = self.manifest.inner.inner_steps * self.manifest.inner.batch
-        first = (self.clock.round * self.replicas + replica) * per_round
+        first = (round_index * self.replicas + replica) * per_round
         return ((first, first + per_round),)
+
+    def turn(self, replica: int, round_index: int) -> Turn:
+        """That round in the hands of a replica, which need not be the one behind the last seal."""
+        ahead = (round_index - self.clock.round) * self.manifest.inner.inner_steps
+        clock = replace(self.clock, round=round_index, step=self.clock.step + ahead)
+        return Turn(clock=clock, lease=self.lease(replica, round_index))
 
     def outcome(self, replica: int) -> Outcome:
         """Of the round that was sealed last, for one replica."""
@@ -89,7 +94,7 @@ class Swarm:
             listed=(self.clock.round - 1, replica) not in self.absent,
             anchor_N=self.anchors[self._fragment(self.clock.round - 1)],
             clock=self.clock,
-            lease=self.lease(replica),
+            lease=self.lease(replica, self.clock.round),
         )
 
     def _fragment(self, round_index: int) -> int:
@@ -139,6 +144,8 @@ class MemorySession:
 
     swarm: Swarm
     replica: int
+    _round: int = 0
+    """The round in hand: with two in flight (R5) it may be ahead of the swarm's."""
 
     @property
     def manifest(self) -> RunManifest:
@@ -149,14 +156,19 @@ class MemorySession:
     def start(self) -> RunStart:
         """See Session."""
         swarm = self.swarm
-        anchors, lease = tuple(swarm.anchors), swarm.lease(self.replica)
+        anchors, lease = tuple(swarm.anchors), swarm.lease(self.replica, swarm.clock.round)
         return RunStart(anchors=anchors, clock=swarm.clock, lease=lease)
 
     def begin(self, fragment: int, contribution: Contribution) -> "MemoryTicket":
         """See Exchange."""
         assert fragment == contribution.fragment
-        self.swarm.contributions[self.swarm.clock.round, self.replica] = contribution
+        self.swarm.contributions[self._round, self.replica] = contribution
+        self._round += 1
         return MemoryTicket(self.swarm, self.replica)
+
+    def proceed(self) -> Turn:
+        """See Exchange."""
+        return self.swarm.turn(self.replica, self._round)
 
 
 @dataclass
@@ -165,6 +177,10 @@ class MemoryTicket:
 
     swarm: Swarm
     replica: int
+
+    def is_here(self) -> bool:
+        """See Ticket. All step at one pace here: nobody need be asked whether it is through."""
+        return True
 
     def result(self) -> Outcome:
         """See Ticket. Raises BrokenBarrierError where another replica has failed."""

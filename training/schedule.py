@@ -8,10 +8,15 @@ from training.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What follows a local step: fragments to hand over, then fragments to await, in order."""
+    """What follows a local step: fragments to hand over, then fragments to await, in order.
+
+    The outcome of `take` is taken over if it is here; if not, it is asked for again at a later
+    step, and awaited at the end of the round.
+    """
 
     begin: tuple[int, ...] = ()
     finish: tuple[int, ...] = ()
+    take: tuple[int, ...] = ()
 
 
 class Schedule(Protocol):
@@ -42,3 +47,27 @@ class EveryH:
 
 
 SCHEDULES.register("every_h", EveryH)
+
+
+class InFlight:
+    """Streaming DiLoCo: after H steps hand over the fragment round mod F and go on; its outcome is
+    taken over `tau` steps later, or as soon as it is here (R5).
+
+    H is that of a round: of the paper's H / P, in which tau steps must fit.
+    """
+
+    def __init__(self, inner_steps: int, num_fragments: int, tau: int = 0) -> None:
+        self._inner_steps = inner_steps
+        self._num_fragments = num_fragments
+        self._tau = tau
+
+    def due(self, local_step: int, round_index: int) -> Due:
+        """See Schedule."""
+        if local_step == self._inner_steps:
+            begin = (round_index % self._num_fragments,)
+            return Due(begin=begin, take=begin if self._tau == 0 else ())
+        take = ((round_index - 1) % self._num_fragments,) if local_step >= self._tau else ()
+        return Due(take=take)
+
+
+SCHEDULES.register("in_flight", InFlight)

@@ -19,9 +19,9 @@ from protocol.manifest import RunManifest
 from training.channel import ChannelExchange
 from training.data import Dataset, lease_samples, open_corpus
 from training.device import AUTO, Device, open_device
-from training.diloco import DiLoCo, RunStart, tokens_per_sample
+from training.diloco import DiLoCo, tokens_per_sample
 from training.evaluation import validation_loss
-from training.exchange import Contribution, Outcome, Ticket
+from training.exchange import Contribution, Outcome, RunStart, Ticket, Turn
 from training.frames import Progress, Ready, Validation
 from training.inner import make_optimizer
 from training.inner_state import InnerFolder
@@ -65,6 +65,10 @@ class ChannelSession:
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """See Exchange."""
         return self._exchange.begin(fragment, contribution)
+
+    def proceed(self) -> Turn:
+        """See Exchange."""
+        return self._exchange.proceed()
 
 
 def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOptions) -> None:

@@ -7,6 +7,7 @@ is the same.
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
 from training.channel import ChannelFile
-from training.exchange import Contribution, Outcome
+from training.exchange import Contribution, Outcome, Turn
 from training.frames import (
     Contributed,
     Deliver,
     FromTrainer,
+    Proceed,
     Progress,
     Ready,
     Start,
@@ -116,16 +118,15 @@ class Trainer:
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.
 
-        The anchors are copied. An outcome with an empty lease ends the trainer once it has taken it
-        over. Raises TrainerError if the trainer is dead.
+        The anchors are copied. With one round in flight an outcome with an empty lease ends the
+        trainer once it has taken it over. Raises TrainerError if the trainer is dead.
         """
         if self._failure is not None:
             raise self._failure
         assert self._open, "no contribution waits for an outcome"
         sequence, fragment = self._open.popleft()
-        for changed, anchor_N in ((fragment, outcome.anchor_N), *outcome.others.items()):
-            await trio.to_thread.run_sync(self._channel.write_anchor, changed, anchor_N)
-        self._finished = not outcome.lease
+        await self._write_anchors({fragment: outcome.anchor_N, **outcome.others})
+        self._finished = not outcome.lease and self._channel.spec.slots == 1
         await self._send(
             Deliver(
                 sequence=sequence,
@@ -137,6 +138,22 @@ class Trainer:
                 validate=validate,
             )
         )
+
+    async def proceed(self, turn: Turn) -> None:
+        """With two rounds in flight (R5): go on for another round; once behind each contribution.
+
+        The anchors are copied. A turn with an empty lease ends the trainer; all outcomes are
+        delivered before. Raises TrainerError if the trainer is dead.
+        """
+        if self._failure is not None:
+            raise self._failure
+        await self._write_anchors(turn.others)
+        self._finished = not turn.lease
+        await self._send(Proceed(clock=turn.clock, lease=turn.lease, others=tuple(turn.others)))
+
+    async def _write_anchors(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
+        for changed, anchor_N in anchors.items():
+            await trio.to_thread.run_sync(self._channel.write_anchor, changed, anchor_N)
 
     async def next_event(self) -> TrainerEvent:
         """The next event. Raises TrainerError, with its last lines, when the trainer is dead, or

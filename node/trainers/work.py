@@ -1,8 +1,9 @@
 """The trainer's side of a node: hands it anchors and leases, takes its contributions in."""
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from node.trainers.pace import Choice, Pace
 from node.trainers.trainer import ContributionReady, Trainer
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from protocol.errors import TrainerError
-from training.exchange import Contribution, Lease, Outcome
+from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
 from training.frames import Progress, Ready, Start, Validation
 from training.leases import part_of_lease
 from training.presets import is_paced
@@ -60,6 +61,11 @@ class _Wanted:
         return self.action.round
 
     @property
+    def sealed(self) -> int:
+        """The last round whose seal is in the anchor."""
+        return self.action.certificate.value.round
+
+    @property
     def basis(self) -> bytes:
         """What names that round."""
         return self.action.basis
@@ -84,7 +90,14 @@ class TrainerWork:
         fragments = range(self._layout.num_fragments)
         self._spans = tuple(self._layout.fragment_span(fragment) for fragment in fragments)
         self._round = -1
+        """The round that the trainer works for, or worked for last."""
         self._is_open = False
+        """Whether it has handed that in, and waits to hear for which round to go on."""
+        self._lag = config.manifest.outer.overlap
+        self._in_flight: deque[int] = deque()
+        """Rounds that it handed in and knows no outcome of, oldest first."""
+        self._told = -1
+        """The last seal whose anchors it has."""
         inner, preset = config.manifest.inner, config.manifest.outer.preset
         self._pace = Pace(steps_max=inner.inner_steps, is_chosen=is_paced(preset))
         self.train_loss: float | None = None
@@ -180,6 +193,7 @@ class TrainerWork:
             )
         else:
             logger.info("contribution came too late round=%d", self._round)
+        self._in_flight.append(self._round)
         self._is_open = True
         self._changed.set()
 
@@ -195,45 +209,97 @@ class TrainerWork:
             await self._changed.wait()
             self._changed = trio.Event()
             wanted = self._wanted
-            if wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
+            if wanted is None or wanted is self._taken:
                 continue
-            is_over = self._parts.core.is_finished
-            if self._round < 0:
-                if wanted.action.lease or is_over:
-                    await self._start(trainer, wanted)
-            elif self._is_open and (wanted.action.lease or is_over):
+            if self._lag > 1 and self._round >= 0:
+                await self._settle(trainer, wanted)
+            if self._fates.is_pending(wanted.basis):
+                continue
+            if wanted.action.lease or self._parts.core.is_finished:
+                await self._go_on(trainer, wanted)
+
+    async def _go_on(self, trainer: Trainer, wanted: _Wanted) -> None:
+        """To the round that is wanted, as soon as the trainer is free for it."""
+        if self._round < 0:
+            await self._start(trainer, wanted)
+        elif self._lag == 1:
+            if self._is_open:
                 await self._deliver(trainer, wanted)
+        # R5: rounds never go back there, whatever a resync wants again.
+        elif self._is_open and wanted.round > self._round:
+            await self._proceed(trainer, wanted)
 
     async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
+        self._told = wanted.sealed
         start = Start(
-            clock=run_clock(wanted.action.certificate),
+            clock=self._clock(wanted),
             lease=self._lease(wanted),
             since=fates.since,
             listed=fates.listed,
             validate=self._validates(wanted),
         )
-        fates.taken_over(self._round)
+        fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
 
     async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
         fates, contributed = self._fates, self._round
+        self._in_flight.clear()
         self._taken, self._round, self._is_open = wanted, wanted.round, False
-        fragment, is_resync = self._layout.fragment_of(contributed), fates.is_behind(contributed)
-        # The rounds since may be about others; behind a resync all may have changed.
-        since = range(contributed, wanted.round)
-        changed = {self._layout.fragment_of(index) for index in since[: len(self._spans)]}
-        others = (set(range(len(self._spans))) if is_resync else changed) - {fragment}
-        outcome = Outcome(
-            listed=fates.was_listed(contributed),
-            is_resync=is_resync,
-            anchor_N=wanted.anchor_N[self._spans[fragment]],
-            others={other: wanted.anchor_N[self._spans[other]] for other in sorted(others)},
-            clock=run_clock(wanted.action.certificate),
-            lease=self._lease(wanted),
-        )
+        is_resync = fates.is_behind(contributed)
+        outcome = self._outcome(contributed, wanted, is_resync=is_resync, lease=self._lease(wanted))
         fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
+
+    async def _settle(self, trainer: Trainer, wanted: _Wanted) -> None:
+        """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
+        while self._in_flight and self._in_flight[0] <= wanted.sealed:
+            contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
+            # Not `is_behind`: what was handed in for the round under way may be sealed yet.
+            is_resync = contributed < self._fates.since
+            outcome = self._outcome(contributed, wanted, is_resync=is_resync, lease=())
+            await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
+
+    async def _proceed(self, trainer: Trainer, wanted: _Wanted) -> None:
+        """R5: the trainer goes on, though the outcome of the last round may be open."""
+        self._taken, self._round, self._is_open = wanted, wanted.round, False
+        others = self._changed_since_told(wanted)
+        turn = Turn(clock=self._clock(wanted), lease=self._lease(wanted), others=others)
+        self._fates.taken_over(self._round, wanted.sealed)
+        await trainer.proceed(turn)
+
+    def _outcome(
+        self, contributed: int, wanted: _Wanted, *, is_resync: bool, lease: Lease
+    ) -> Outcome:
+        fragment = self._layout.fragment_of(contributed)
+        # Rounds since may be about others; behind a resync all may have changed.
+        others = self._changed_since_told(wanted, is_all=is_resync)
+        others.pop(fragment, None)
+        return Outcome(
+            listed=self._fates.was_listed(contributed),
+            is_resync=is_resync,
+            anchor_N=wanted.anchor_N[self._spans[fragment]],
+            others=others,
+            clock=run_clock(wanted.action.certificate),
+            lease=lease,
+        )
+
+    def _changed_since_told(
+        self, wanted: _Wanted, *, is_all: bool = False
+    ) -> dict[int, NDArray[np.float32]]:
+        """By fragment the anchors that the trainer has not got; from here on it has them."""
+        since = range(self._told + 1, wanted.sealed + 1)
+        changed = {self._layout.fragment_of(index) for index in since[: len(self._spans)]}
+        self._told = wanted.sealed
+        fragments = range(len(self._spans)) if is_all else sorted(changed)
+        return {fragment: wanted.anchor_N[self._spans[fragment]] for fragment in fragments}
+
+    def _clock(self, wanted: _Wanted) -> RunClock:
+        """The sealed clock before the round that is wanted; rounds in flight count as whole."""
+        clock = run_clock(wanted.action.certificate)
+        in_flight = wanted.round - clock.round
+        steps = self._config.manifest.inner.inner_steps * in_flight
+        return replace(clock, round=wanted.round, step=clock.step + steps)
 
     def _lease(self, wanted: _Wanted) -> Lease:
         """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""
@@ -268,7 +334,7 @@ class TrainerWork:
 
     def _validates(self, wanted: _Wanted) -> bool:
         """Whether to measure this anchor: members take turns, and all look at the last one."""
-        every, sealed = self._parts.validate_every, wanted.round - 1
+        every, sealed = self._parts.validate_every, wanted.sealed
         if every == 0 or self._parts.core.is_finished:
             return every > 0
         members = wanted.action.certificate.value.roster.members

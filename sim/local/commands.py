@@ -42,6 +42,10 @@ FragmentsOption = Annotated[
     int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
 ]
 PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
+LagOption = Annotated[
+    int | None,
+    typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's"),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option(help="Of a round of real training.", show_default="the preset's", min=1),
@@ -72,6 +76,7 @@ def local(
     elements: ElementsOption = 100_000,
     fragments: FragmentsOption = 1,
     preset: PresetOption = None,
+    lag: LagOption = None,
     steps: StepsOption = None,
     out: OutOption = None,
     json: JsonOption = False,
@@ -104,6 +109,7 @@ def local(
         elements=elements,
         fragments=fragments,
         preset=preset,
+        lag=lag,
         steps=steps,
         folder=folder.absolute(),
         keep_state=keep,

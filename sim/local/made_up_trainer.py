@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from protocol.errors import BarnraiseError
 from protocol.manifest import RunManifest
-from training.channel import ChannelExchange, ChannelFile, channel_spec
+from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
 from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
 from training.compression import ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
-from training.exchange import Contribution, Outcome, RunClock
+from training.exchange import Contribution, Lease, Outcome, RunClock
 from training.frames import Ready, Start, Validation
 from training.manifest_file import read_manifest
 
@@ -55,12 +55,22 @@ class Kept:
     """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
 
     `before` are the residuals of all fragments, `after_N` that of its own behind the round.
+    `pending` are the rounds before it that had no outcome yet, with theirs.
     """
 
     round: int
     anchor: bytes
     before: tuple[Vector | None, ...]
     after_N: Vector | None
+    pending: tuple[tuple[int, Vector | None], ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A contribution without an outcome; `is_void` where a resync came behind it."""
+
+    ticket: ChannelTicket
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +130,8 @@ class MadeUpTrainer:
             )
             for _ in range(self._layout.num_fragments)
         ]
+        self._open: dict[int, _Open] = {}
+        """By round, oldest first."""
 
     def train(self) -> None:
         """Until an outcome brings no lease. Raises TrainerError, OSError as the real one does."""
@@ -136,12 +148,21 @@ class MadeUpTrainer:
             time.sleep(_LOOK_S)
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
-            outcome = self._round(clock)
-            self._settle(outcome, self._feedback[self._layout.fragment_of(clock.round)])
-            clock, lease = outcome.clock, outcome.lease
+            self._hand_over(clock)
+            clock, lease = self._go_on(clock.round)
             self._validate_if_asked()
 
-    def _round(self, clock: RunClock) -> Outcome:
+    def _go_on(self, contributed: int) -> tuple[RunClock, Lease]:
+        """What became of the contributions so far, and for which round to go on."""
+        if self._manifest.outer.overlap == 1:
+            outcome = self._settle(contributed)
+            return outcome.clock, outcome.lease
+        turn = self._exchange.proceed()
+        for index in [index for index, one in self._open.items() if one.ticket.is_here()]:
+            self._settle(index)
+        return turn.clock, turn.lease
+
+    def _hand_over(self, clock: RunClock) -> None:
         fragment = self._layout.fragment_of(clock.round)
         anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
         before = tuple(one.residual_N for one in self._feedback)
@@ -153,6 +174,11 @@ class MadeUpTrainer:
                 anchor=anchor_digest(anchor_N),
                 before=before,
                 after_N=feedback.residual_after_N,
+                pending=tuple(
+                    (index, self._feedback[self._fragment(index)].residual_after_N)
+                    for index, one in self._open.items()
+                    if not one.is_void
+                ),
             )
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self._kept, [_packed(kept)])
@@ -171,17 +197,25 @@ class MadeUpTrainer:
             loss=_distance(anchor_N),
         )
         self._before_handing(clock.round)
-        ticket = self._exchange.begin(fragment, contribution)
-        del contribution, encoded  # A vector that lies in the channel, for as long as a round.
-        return ticket.result()
+        self._open[clock.round] = _Open(self._exchange.begin(fragment, contribution))
 
-    def _settle(self, outcome: Outcome, feedback: ErrorFeedback) -> None:
+    def _settle(self, contributed: int) -> Outcome:
+        one = self._open.pop(contributed)
+        outcome, feedback = one.ticket.result(), self._feedback[self._fragment(contributed)]
         if outcome.is_resync:
             self._restore([None] * len(self._feedback))
+            for later in self._open.values():
+                later.is_void = True
+        elif one.is_void:
+            pass
         elif outcome.listed:
             feedback.commit()
         else:
             feedback.abort()
+        return outcome
+
+    def _fragment(self, round_index: int) -> int:
+        return self._layout.fragment_of(round_index)
 
     def _restore(self, residuals: Sequence[Vector | None]) -> None:
         for feedback, residual_N in zip(self._feedback, residuals, strict=True):
@@ -192,14 +226,19 @@ class MadeUpTrainer:
         kept = None if self._kept is None else kept_at(self._kept)
         if kept is None or not start.lease:
             return
-        fragment = self._layout.fragment_of(kept.round)
-        is_same = kept.anchor == anchor_digest(self._exchange.anchors[fragment])
-        if kept.round == start.clock.round and is_same:
+        anchor_N = self._exchange.anchors[self._fragment(kept.round)]
+        is_over = start.since <= kept.round < start.clock.round
+        lag = self._manifest.outer.overlap
+        is_ahead = start.clock.round <= kept.round < start.clock.round + lag
+        if is_over or (is_ahead and kept.anchor == anchor_digest(anchor_N)):
             self._restore(kept.before)
-        elif start.since <= kept.round < start.clock.round:
-            self._restore(kept.before)
-            if kept.round in start.listed:
-                self._feedback[fragment].restore(kept.after_N)
+            for index, after_N in (*kept.pending, (kept.round, kept.after_N)):
+                if index >= start.clock.round:
+                    continue  # It is made up again, the same.
+                if index < start.since:
+                    self._feedback[self._fragment(index)].restore(None)
+                elif index in start.listed:
+                    self._feedback[self._fragment(index)].restore(after_N)
         logger.info("taken up round=%d of=%d", start.clock.round, kept.round)
 
     def _validate_if_asked(self) -> None:
@@ -221,24 +260,34 @@ def anchor_digest(anchor_N: Vector) -> bytes:
 
 
 def _packed(kept: Kept) -> bytes:
+    rounds, afters = [index for index, _ in kept.pending], [after_N for _, after_N in kept.pending]
     vectors = [
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
-        for x_N in (*kept.before, kept.after_N)
+        for x_N in (*afters, *kept.before, kept.after_N)
     ]
-    body: bytes = msgpack.packb([kept.round, kept.anchor, *vectors])
+    body: bytes = msgpack.packb([kept.round, kept.anchor, rounds, *vectors])
     return body
 
 
 def kept_at(path: Path) -> Kept | None:
     """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
     try:
-        round_index, anchor, *vectors = msgpack.unpackb(path.read_bytes(), max_bin_len=2**31 - 1)
+        round_index, anchor, rounds, *vectors = msgpack.unpackb(
+            path.read_bytes(), max_bin_len=2**31 - 1
+        )
     except FileNotFoundError:
         return None
     *before, after_N = (
         None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
     )
-    return Kept(round=round_index, anchor=anchor, before=tuple(before), after_N=after_N)
+    afters, before = before[: len(rounds)], before[len(rounds) :]
+    return Kept(
+        round=round_index,
+        anchor=anchor,
+        before=tuple(before),
+        after_N=after_N,
+        pending=tuple(zip(rounds, afters, strict=True)),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,6 +70,9 @@ class LocalOptions:
     preset: str | None = None
     """The method; None is the demo's. It also says into how many fragments, where it cuts."""
 
+    lag: int | None = None
+    """Rounds in flight, L of R1; None are the preset's."""
+
     steps: int | None = None
     """Inner steps of a round of real training; None are the preset's, or the demo's."""
 
@@ -103,6 +106,8 @@ class LocalOptions:
             raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
         if self.trust not in TRUSTS:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
+        if self.lag not in (None, 1, 2):
+            raise ConfigError(f"--lag {self.lag} is not in 1..2")
         self._check_kinds()
 
     def _check_kinds(self) -> None:

@@ -64,13 +64,16 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         outer = outer_spec(options.preset, preset)
         fragments = max(fragments, preset.fragments)
     rule = "default" if options.trust == "open" else outer.aggregator
+    lag = options.lag or outer.overlap
+    # Two rounds in flight are about different fragments (R5).
+    fragments = max(fragments, lag)
     manifest = replace(
         base,
         title="barnraise local",
         rounds=rounds,
         created_unix_s=int(time.time()),
         trust=options.trust,
-        outer=replace(outer, aggregator=rule),
+        outer=replace(outer, aggregator=rule, overlap=lag),
     )
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
@@ -98,7 +101,7 @@ def outer_spec(name: str, preset: Preset) -> OuterSpec:
         optimizer=preset.optimizer,
         learning_rate=preset.learning_rate,
         momentum=preset.momentum,
-        overlap=1,
+        overlap=preset.overlap,
     )
 
 

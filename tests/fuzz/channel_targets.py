@@ -29,6 +29,7 @@ from training.frames import (
     Frame,
     FrameReader,
     Leaving,
+    Proceed,
     Progress,
     Ready,
     Start,
@@ -49,6 +50,7 @@ TO_TRAINER_FRAMES = (
     Attach(run=bytes(32), manifest="/a/manifest", channel="/a/channel", inner="/a/inner", shard=0),
     Start(clock=CLOCK, lease=((0, 4), (8, 9)), since=3, listed=(4, 6), validate=False),
     Deliver(sequence=3, listed=True, clock=CLOCK, lease=(), validate=True),
+    Proceed(clock=CLOCK, lease=((8, 12),), others=(0,)),
     Failed(kind="ConfigError", message="no such thing", field=""),
 )
 

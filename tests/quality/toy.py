@@ -66,12 +66,12 @@ class Paced(Swarm):
 
     steps: tuple[int, ...] = ()
 
-    def lease(self, replica: int) -> Lease:
+    def lease(self, replica: int, round_index: int) -> Lease:
         """See Swarm: nobody's samples twice."""
-        if self.clock.round >= self.manifest.rounds or not self.steps:
-            return super().lease(replica)
+        if round_index >= self.manifest.rounds or not self.steps:
+            return super().lease(replica, round_index)
         batch = self.manifest.inner.batch
-        first = self.clock.round * sum(self.steps) + sum(self.steps[:replica])
+        first = round_index * sum(self.steps) + sum(self.steps[:replica])
         return ((first * batch, (first + self.steps[replica]) * batch),)
 
 

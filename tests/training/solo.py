@@ -11,8 +11,8 @@ from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
 from training.arithmetic import joined
 from training.compression import make_codec
-from training.diloco import DiLoCo, RunStart
-from training.exchange import Contribution, Lease, Outcome, RunClock
+from training.diloco import DiLoCo
+from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
 from training.genesis import genesis_weights
 from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
 from training.inner_state import InnerFolder, InnerState
@@ -29,8 +29,18 @@ class Killed(BaseException):
     """kill -9."""
 
 
+class OneInFlight:
+    """What a Session and its tickets are never asked with one round in flight."""
+
+    def proceed(self) -> Turn:
+        raise AssertionError("asked for a turn")
+
+    def is_here(self) -> bool:
+        raise AssertionError("asked for an outcome before its time")
+
+
 @dataclass
-class Solo:
+class Solo(OneInFlight):
     """The swarm's side of a run: what is sealed survives every death of the trainer.
 
     `unlisted` names rounds that are sealed without the trainer. `deaths` says in which round it

@@ -18,6 +18,7 @@ from training.frames import (
     TO_USER,
     Deliver,
     Failed,
+    Proceed,
     Progress,
     Start,
     pack_frame,
@@ -125,6 +126,11 @@ class Channel:
     def send(self, frame):
         os.write(self.write_fd, pack_frame(frame))
 
+    def goes_on(self, *, others=()):
+        """To the next round, whatever is in flight."""
+        self.send(Proceed(clock=CLOCK, lease=((0, 9),), others=others))
+        return self.exchange.proceed()
+
     def receive(self):
         (frame,) = read_all(os.read(self.read_fd, 65536))
         return frame
@@ -216,6 +222,7 @@ def test_anchors_of_fragments_that_are_not_there_are_an_error(channel, others):
 def test_two_rounds_in_flight_keep_their_bytes_and_find_their_outcomes(channel):
     channel.open()
     first = channel.exchange.begin(0, contribution(0, b"first"))
+    channel.goes_on()
     second = channel.exchange.begin(1, contribution(1, b"second"))
 
     assert channel.file.read_payloads(0, (5,)) == (b"first",)
@@ -229,6 +236,7 @@ def test_two_rounds_in_flight_keep_their_bytes_and_find_their_outcomes(channel):
 def test_an_outcome_before_the_one_before_it_is_an_error(channel):
     channel.open()
     channel.exchange.begin(0, contribution(0, b"first"))
+    channel.goes_on()
     second = channel.exchange.begin(1, contribution(1, b"second"))
     channel.send(deliver(1))
 
@@ -239,9 +247,13 @@ def test_an_outcome_before_the_one_before_it_is_an_error(channel):
 def test_a_third_round_in_flight_is_a_bug(channel):
     channel.open()
     channel.exchange.begin(0, contribution(0, b"first"))
+    with pytest.raises(AssertionError, match="turn"):
+        channel.exchange.begin(1, contribution(1, b"too soon"))
+    channel.goes_on()
     with pytest.raises(AssertionError, match="per fragment"):
         channel.exchange.begin(0, contribution(0, b"again"))
     channel.exchange.begin(1, contribution(1, b"second"))
+    channel.goes_on()
 
     with pytest.raises(AssertionError, match="slot"):
         channel.exchange.begin(0, contribution(0, b"third"))
@@ -254,6 +266,48 @@ def test_a_slot_is_used_again_after_its_outcome(channel):
         assert channel.receive().sequence == sequence
         channel.send(deliver(sequence))
         ticket.result()
+        channel.goes_on()
+
+
+def test_turn_comes_before_the_outcome_and_an_outcome_only_when_it_is_looked_for(channel):
+    channel.open()
+    ticket = channel.exchange.begin(0, contribution(0, b"first"))
+    channel.file.write_anchor(1, np.full(3, 9, np.float32))
+    turn = channel.goes_on(others=(1,))
+    assert (turn.clock, turn.lease) == (CLOCK, ((0, 9),))
+    assert {other: x_N.tolist() for other, x_N in turn.others.items()} == {1: [9.0] * 3}
+    assert not ticket.is_here()
+    channel.send(deliver(0))
+    while not ticket.is_here():
+        pass  # It comes by way of a thread.
+    assert ticket.result().listed
+
+
+@pytest.mark.parametrize("others", [(2,), (0, 7)])
+def test_turn_with_anchors_of_fragments_that_are_not_there_is_an_error(channel, others):
+    channel.open()
+    channel.exchange.begin(1, contribution(1, b"abc"))
+    with pytest.raises(TrainerError, match="fragments"):
+        channel.goes_on(others=others)
+
+
+def test_second_turn_behind_one_contribution_is_an_error(channel):
+    channel.open()
+    ticket = channel.exchange.begin(0, contribution(0, b"first"))
+    channel.goes_on()
+    channel.send(Proceed(clock=CLOCK, lease=()))
+    with pytest.raises(TrainerError, match="unexpected Proceed"):
+        ticket.result()
+
+
+def test_end_of_the_pipe_is_seen_by_who_only_looks(channel):
+    channel.open()
+    ticket = channel.exchange.begin(0, contribution(0, b"first"))
+    channel.hang_up()
+    with pytest.raises(TrainerError, match="gone"):
+        ticket.is_here()
+    with pytest.raises(TrainerError, match="gone"):
+        channel.exchange.proceed()
 
 
 @pytest.mark.parametrize("frame", [deliver(5), Start(clock=CLOCK, lease=())])

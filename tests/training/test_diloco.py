@@ -12,6 +12,7 @@ from protocol.errors import ConfigError, StateError
 from protocol.grid import EMPTY_ROOT
 from protocol.manifest import RunManifest
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
+from tests.training.solo import OneInFlight
 from training.compression import residual_root
 from training.diloco import DiLoCo
 from training.exchange import Contribution, Outcome, RunClock
@@ -201,7 +202,7 @@ def test_round_sealed_without_me_leaves_my_residual_and_takes_the_anchor(seed: i
     assert listed[2].residual_before == listed[1].residual_after
 
 
-class _Answer:
+class _Answer(OneInFlight):
     """A Session and Ticket whose outcome is given."""
 
     def __init__(self, session: MemorySession, outcome: Outcome) -> None:

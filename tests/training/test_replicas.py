@@ -110,10 +110,10 @@ class Short(Swarm):
 
     steps = (2, 5, 10)
 
-    def lease(self, replica: int) -> Lease:
+    def lease(self, replica: int, round_index: int) -> Lease:
         """See Swarm."""
-        ((first, _),) = super().lease(replica) or ((0, 0),)
-        is_over = self.clock.round >= self.manifest.rounds
+        ((first, _),) = super().lease(replica, round_index) or ((0, 0),)
+        is_over = round_index >= self.manifest.rounds
         return () if is_over else ((first, first + 4 * self.steps[replica] + 1),)
 
 

@@ -13,9 +13,9 @@ from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from tests.training.full_disk import files_of_at_most
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
-from tests.training.solo import MOMENTS_TO_DIE, Killed, Solo, Trained, bits_of
-from training.diloco import DiLoCo, RunStart
-from training.exchange import Contribution, Ticket
+from tests.training.solo import MOMENTS_TO_DIE, Killed, OneInFlight, Solo, Trained, bits_of
+from training.diloco import DiLoCo
+from training.exchange import Contribution, RunStart, Ticket
 from training.genesis import shard_spec
 from training.inner import (
     accumulate_gradient,
@@ -184,7 +184,7 @@ def test_when_the_run_is_over_nothing_is_sent_again(tmp_path, seed) -> None:
     assert diloco.resume() is None
 
 
-class Ended:
+class Ended(OneInFlight):
     """A Session of a run that has ended."""
 
     def __init__(self, solo: Solo, start: RunStart) -> None:

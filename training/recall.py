@@ -1,0 +1,82 @@
+"""What a trainer that begins anew takes up of what the one before it kept (R6). Pure but for reads.
+
+N elements of a fragment
+
+A round that is not over yet gets the same bytes again, where its fragment is still the version that
+they are relative to; with two in flight (R5) there may be two such rounds. Of a round that is over
+the seal tells which of the two residuals is the right one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.exchange import RunStart
+from training.inner_state import InnerState, InnerStore, anchor_digest
+
+Residuals = tuple[NDArray[np.float32] | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """What counts of it.
+
+    `newest` has the moments. `residuals` are those of all fragments, None where they belong to
+    weights long gone. `under_way` are rounds that were contributed to and are not over. `drifting`
+    are working weights that go on.
+    """
+
+    newest: InnerState
+    residuals: Residuals | None
+    under_way: dict[int, InnerState] = field(default_factory=dict)
+    drifting: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def recall(store: InnerStore, start: RunStart, *, overlap: int) -> Recalled | None:
+    """What of the store is good for this start; None if nothing is there."""
+    next_round = start.clock.round
+    newest = store.newest(next_round + overlap - 1)
+    if newest is None:
+        return None
+    if newest.round < start.since:
+        # From before a resync, or from another branch: it belongs to weights long gone.
+        return Recalled(newest=newest, residuals=None)
+    kept = {index: _kept(store, index) for index in newest.pending} | {newest.round: newest}
+    over = [index for index in kept if index < next_round]
+    settled = {state.contribution.fragment for i in over if (state := kept[i]) is not None}
+    drifting = {
+        fragment: local_N
+        for fragment, (digest, local_N) in newest.drifting.items()
+        if fragment not in settled and digest == anchor_digest(start.anchors[fragment])
+    }
+    if newest.round >= next_round and not _is_live(newest, start):
+        return Recalled(newest=newest, residuals=None, drifting=drifting)
+    residuals = list(newest.residuals)
+    for index in over:
+        state = kept[index]
+        fragment = index % len(residuals)
+        if state is None or index < start.since:
+            residuals[fragment] = None  # Nobody tells what became of it.
+        elif index in start.listed:
+            residuals[fragment] = state.residual_after_N
+    under_way = {
+        index: state
+        for index, state in kept.items()
+        if index >= next_round and state is not None and _is_live(state, start)
+    }
+    return Recalled(
+        newest=newest, residuals=tuple(residuals), under_way=under_way, drifting=drifting
+    )
+
+
+def _kept(store: InnerStore, index: int) -> InnerState | None:
+    state = store.newest(index)
+    return state if state is not None and state.round == index else None
+
+
+def _is_live(state: InnerState, start: RunStart) -> bool:
+    """Whether its contribution is to the same version of its fragment, and there is a round."""
+    anchor_N = start.anchors[state.contribution.fragment]
+    return bool(start.lease) and state.anchor == anchor_digest(anchor_N)
