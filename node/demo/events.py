@@ -28,13 +28,16 @@ class TrainerStarted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChosen:
     """The trainer has its next lease, of which it takes so many steps; how the round before went,
-    None where it is not measured."""
+    None where it is not measured. What came back since the last one was `flight_s` in flight; of
+    these the trainer stepped `hidden_s`."""
 
     steps: int
     steps_max: int
     last_steps: int | None
     training_s: float | None
     waiting_s: float | None
+    flight_s: float | None
+    hidden_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

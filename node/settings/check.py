@@ -76,6 +76,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "learning_rate": outer.learning_rate,
         "momentum": outer.momentum,
         "fragments": len(manifest.shards[0].fragments),
+        "overlap": outer.overlap,
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
@@ -108,6 +109,8 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     num_fragments = len(manifest.shards[0].fragments)
     if num_fragments > 1:
         rows.append(("fragments", f"{num_fragments}, of which each round syncs the next"))
+    if outer.overlap > 1:
+        rows.append(("in flight", f"{outer.overlap} rounds: training goes on beside the exchange"))
     if found.changed:
         rows.append(("not the preset's", ", ".join(found.changed)))
     rows += [

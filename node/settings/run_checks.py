@@ -116,6 +116,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
     assert outer.codec is not None, "written out"
     if outer.uplink_mbit is not None and outer.preset != AUTO:
         yield f"[outer] uplink_mbit is for the preset {AUTO!r} alone; leave it out"
+    yield from _in_flight(expanded)
     try:
         codec = codec_named(outer.codec, outer.codec_settings)
     except ConfigError as error:
@@ -126,4 +127,25 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         yield (
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
+
+
+def _in_flight(expanded: RunFile) -> Iterator[str]:
+    """R5: rounds in flight are about different fragments; an outcome comes home within a round."""
+    outer, steps = expanded.outer, expanded.inner.inner_steps
+    assert outer.overlap is not None, "written out"
+    assert outer.fragments is not None, "written out"
+    assert steps is not None, "written out"
+    if outer.overlap == 1:
+        return
+    if outer.fragments < outer.overlap:
+        yield (
+            f"[outer] fragments is {outer.fragments}, and {outer.overlap} rounds in flight are "
+            f"about different ones; set it to {outer.overlap}, or overlap to 1"
+        )
+    tau = PRESETS[outer.preset](expanded.run.rounds).tau
+    if tau >= steps:
+        yield (
+            f"[inner] inner_steps is {steps}, and {outer.preset!r} takes an outcome over {tau} "
+            f"steps into the next round; set it to {tau + 1} or more, or [outer] overlap to 1"
         )

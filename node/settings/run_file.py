@@ -175,7 +175,8 @@ def _expanded(parsed: RunFile) -> RunFile:
         "optimizer": optimizer,
         "learning_rate": preset.learning_rate,
         "momentum": momentum,
-        "fragments": preset.fragments,
+        "fragments": max(preset.fragments, given.overlap or 1),
+        "overlap": preset.overlap,
     }
     settings = dict(codec_defaults(codec))
     if codec == preset.codec:
@@ -233,7 +234,7 @@ def _outer_spec(section: OuterSection) -> OuterSpec:
     given = cast("Mapping[str, Scalar]", section.codec_settings)
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
     fields = section.model_dump(exclude={"fragments", "uplink_mbit"}) | {"codec_settings": settings}
-    return OuterSpec(**fields, overlap=1)
+    return OuterSpec(**fields)
 
 
 def _model(parsed: RunFile, path: Path) -> tuple[ModelSpec, ShardSpec]:

@@ -96,7 +96,8 @@ class InnerSection(Section):
 class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
     run trusts where the preset names none. In so many `fragments` the model is cut, of which each
-    round syncs the next. The preset auto has its codec by `uplink_mbit`, what lines send."""
+    round syncs the next; `overlap` rounds are in flight at a time. The preset auto has its codec by
+    `uplink_mbit`, what lines send."""
 
     preset: str = "diloco"
     codec: str | None = None
@@ -107,6 +108,7 @@ class OuterSection(Section):
     learning_rate: float | None = None
     momentum: float | None = None
     fragments: int | None = None
+    overlap: int | None = None
     uplink_mbit: float | None = None
 
 

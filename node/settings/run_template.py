@@ -80,6 +80,8 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # ends before so long a memory pays
 # fragments = 1        # cut the model in so many, of which each round syncs the next: as much less
                        # at a time, and each of them in every so many rounds only
+# overlap = 1          # or 2: train on while a round is in flight, for lines that are slow beside
+                       # the training; a fragment then comes home some steps late
 # uplink_mbit = 20.0   # with preset = "auto": what peers' lines send; it decides on the codec
 
 # [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share

@@ -6,6 +6,9 @@ it for all. Everybody aims at c = SHARE R: peers of any speed then arrive togeth
 exchange takes E behind the last of them, rounds tend to R = E / (1 - SHARE), the shortest in which
 SHARE of the time is training (`algorithms.md` 10). Nothing is agreed upon: the lease bounds what
 anybody may do (R9), and weights are tokens.
+
+With two rounds in flight (R5) nobody waits for an exchange that is over before the next round is
+handed in: then everybody aims at the length of the last rounds, and these tend to COVER times E.
 """
 
 import math
@@ -29,6 +32,10 @@ WAITS_LOOKED_AT = 8
 FAR, HURRY = 0.6, 1.6
 """Rounds below that share of the length that the exchange asks for grow by that factor."""
 
+COVER = 1.3
+"""With two rounds in flight: so much longer than the exchange beside it is a round, for neither
+takes equally long each time (`algorithms.md` B.1)."""
+
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""
 
@@ -38,7 +45,7 @@ class Choice:
     """Steps of the next round, why, and what that rests on; None is what is not known yet.
 
     `computing` is the share of the rounds looked at that was training, `exchange_s` the shortest
-    wait for a seal among the last.
+    wait for a seal among the last, or where two rounds are in flight the shortest flight.
     """
 
     steps: int
@@ -65,6 +72,8 @@ class Pace:
 
     steps_max: int
     is_chosen: bool
+    is_overlapped: bool = False
+    """Whether the trainer steps on while its contribution is in flight (R5)."""
     _steps: int = 0
     _began_s: float | None = None
     _handed_s: float | None = None
@@ -72,6 +81,7 @@ class Pace:
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[Measured] = field(default_factory=lambda: deque(maxlen=WAITS_LOOKED_AT))
     _handed_steps: int = 0
+    _flights_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS_LOOKED_AT))
 
     def handed(self, steps: int, now_s: float) -> None:
         """The trainer's contribution of so many steps is in."""
@@ -81,6 +91,11 @@ class Pace:
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
             self._step_s.append((now_s - self._began_s) / max(1, steps))
+
+    def landed(self, flight_s: float) -> None:
+        """The outcome of a contribution is here, so long after it was handed over."""
+        if not self._is_first:
+            self._flights_s.append(flight_s)
 
     def next(self, now_s: float, *, usual: int = 0) -> Choice:
         """The trainer is handed its next lease now: how many steps of it are to be taken.
@@ -107,6 +122,8 @@ class Pace:
         last = list(self._rounds)[-ROUNDS_LOOKED_AT:]
         round_s = statistics.median(one.training_s + one.waiting_s for one in last)
         exchange_s = min(one.waiting_s for one in self._rounds)
+        if self.is_overlapped:
+            exchange_s = min(self._flights_s, default=exchange_s)
         total_s = sum(one.training_s + one.waiting_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
         steps, why = most, "the manifest's"
@@ -123,18 +140,24 @@ class Pace:
         )
 
     def _paced(self, step_s: float, round_s: float, exchange_s: float) -> tuple[int, str]:
-        share = f"{SHARE:.0%} of a round of {round_s:.1f} s"
+        part, cover = SHARE, SHARE / (1.0 - SHARE)
+        if self.is_overlapped:
+            part, cover = 1.0, COVER
+        share = f"{part:.0%} of a round of {round_s:.1f} s"
         # Were every peer a little early in turn, rounds would grow without end: what the exchange
         # asks for is enough.
-        enough_s = SHARE / (1.0 - SHARE) * exchange_s
-        aim_s, why = SHARE * round_s, f"{share}, to arrive with the others"
+        enough_s = cover * exchange_s
+        aim_s, why = part * round_s, f"{share}, to arrive with the others"
         if aim_s < FAR * enough_s:
             # By itself it would take dozens of rounds; all see the same length, and stay together.
             aim_s = min(HURRY * aim_s, FAR * enough_s)
             why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
         if enough_s < aim_s:
             aim_s = enough_s
-            why = f"{SHARE:.0%} training beside an exchange of {exchange_s:.2f} s"
+            beside = f"an exchange of {exchange_s:.2f} s"
+            why = f"{SHARE:.0%} training beside {beside}"
+            if self.is_overlapped:
+                why = f"{COVER:g} times {beside}, which is in flight meanwhile"
         # Rounded to the nearest, a few steps short would stay a few steps short.
         steps = math.ceil(aim_s / step_s - 1e-9)
         if steps > GROWTH_MAX * self._steps:

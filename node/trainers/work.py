@@ -19,6 +19,7 @@ from node.hooks import NodeHooks
 from node.rules.admission import claim_breach
 from node.rules.fates import Fates
 from node.status.board import EventLog
+from node.trainers.flight import Flight
 from node.trainers.pace import Choice, Pace
 from node.trainers.trainer import ContributionReady, Trainer
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
@@ -99,7 +100,12 @@ class TrainerWork:
         self._told = -1
         """The last seal whose anchors it has."""
         inner, preset = config.manifest.inner, config.manifest.outer.preset
-        self._pace = Pace(steps_max=inner.inner_steps, is_chosen=is_paced(preset))
+        self._pace = Pace(
+            steps_max=inner.inner_steps,
+            is_chosen=is_paced(preset),
+            is_overlapped=self._lag > 1,
+        )
+        self._flight = Flight()
         self.train_loss: float | None = None
         self.done = trio.Event()
 
@@ -160,6 +166,7 @@ class TrainerWork:
         parts = self._parts
         self.train_loss = contribution.loss
         self._pace.handed(contribution.steps, trio.current_time())
+        self._flight.handed(trio.current_time())
         rules = parts.core.machine.config.clock
         wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
         if wrong:
@@ -247,7 +254,8 @@ class TrainerWork:
         self._in_flight.clear()
         self._taken, self._round, self._is_open = wanted, wanted.round, False
         is_resync = fates.is_behind(contributed)
-        outcome = self._outcome(contributed, wanted, is_resync=is_resync, lease=self._lease(wanted))
+        outcome = self._outcome(contributed, wanted, is_resync=is_resync)
+        outcome = replace(outcome, lease=self._lease(wanted))
         fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
 
@@ -257,7 +265,7 @@ class TrainerWork:
             contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
             # Not `is_behind`: what was handed in for the round under way may be sealed yet.
             is_resync = contributed < self._fates.since
-            outcome = self._outcome(contributed, wanted, is_resync=is_resync, lease=())
+            outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
 
     async def _proceed(self, trainer: Trainer, wanted: _Wanted) -> None:
@@ -268,10 +276,10 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await trainer.proceed(turn)
 
-    def _outcome(
-        self, contributed: int, wanted: _Wanted, *, is_resync: bool, lease: Lease
-    ) -> Outcome:
+    def _outcome(self, contributed: int, wanted: _Wanted, *, is_resync: bool) -> Outcome:
+        """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
+        self._pace.landed(self._flight.landed(trio.current_time()))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
@@ -281,7 +289,7 @@ class TrainerWork:
             anchor_N=wanted.anchor_N[self._spans[fragment]],
             others=others,
             clock=run_clock(wanted.action.certificate),
-            lease=lease,
+            lease=(),
         )
 
     def _changed_since_told(
@@ -309,6 +317,7 @@ class TrainerWork:
         clock = run_clock(wanted.action.certificate)
         usual = clock.step // max(1, clock.round - 1)
         choice = self._pace.next(trio.current_time(), usual=usual)
+        self._flight.goes_on(trio.current_time())
         self._tell_choice(choice)
         if choice.steps == choice.steps_max:
             return lease
@@ -316,6 +325,7 @@ class TrainerWork:
 
     def _tell_choice(self, choice: Choice) -> None:
         outer, last = self._config.manifest.outer, choice.last
+        flight_s, hidden_s = self._flight.take() or (None, None)
         self._parts.log.emit(
             "method",
             preset=outer.preset,
@@ -330,6 +340,8 @@ class TrainerWork:
             last_steps=None if last is None else last.steps,
             training_s=None if last is None else _rounded(last.training_s),
             waiting_s=None if last is None else _rounded(last.waiting_s),
+            flight_s=_rounded(flight_s),
+            hidden_s=_rounded(hidden_s),
         )
 
     def _validates(self, wanted: _Wanted) -> bool:

@@ -309,6 +309,9 @@ def overlap(
     steps: Annotated[
         int, typer.Option(help="Inner steps of a round; with auto the most.", min=1)
     ] = 1000,
+    lag: Annotated[
+        int | None, typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="To measure, of each node.", min=1, max=64)] = 10,
     seed: SeedOption = 0,
     out: OutOption = None,
@@ -329,6 +332,7 @@ def overlap(
         seed=seed,
         trainer="real",
         preset=preset,
+        lag=lag,
         steps=steps,
     )
     console, now_s = Console(stderr=json, highlight=False), clock()
@@ -340,6 +344,7 @@ def overlap(
         raise typer.Exit(signal.status) from None
     assert run.result is not None, "played to its end"
     about = {"preset": preset, "peers": peers, "shape": shape, "commit": commit_named()}
+    about["lag"] = run.lag
     told = overlap_json(run.result, about)
     for name, value in told.items():
         console.print(f"{name:>20}  {value}", markup=False)

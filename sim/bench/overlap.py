@@ -39,7 +39,8 @@ class OverlapResult:
     """Seconds of an inner step alone and while syncing, over all nodes and measured rounds.
 
     Of the exchange, from a contribution's hand-over to its outcome, `hidden_fraction` is the share
-    in which the trainer went on stepping. `computing` is the share of all time that was steps.
+    in which the trainer went on stepping. `computing` is the share of all time that was steps; an
+    exchange takes `exchange_s`, of which a trainer waits `waiting_s`.
     """
 
     step_s_alone: float
@@ -47,6 +48,7 @@ class OverlapResult:
     hidden_fraction: float
     computing: float
     exchange_s: float
+    waiting_s: float
     rounds: int
     steps_per_round: float
 
@@ -59,18 +61,21 @@ class OverlapResult:
 def overlap_result(alone_s: Sequence[float], rounds: Sequence[MethodChosen]) -> OverlapResult:
     """From the steps of each trainer alone, and the measured rounds of all nodes. Pure.
 
-    With one round in flight (L = 1) a trainer waits from its hand-over to the outcome, so nothing
-    of the exchange is hidden: longer rounds are all that makes it small.
+    Raises StateError where no contribution came back in all these rounds.
     """
     steps = sum(one.last_steps or 0 for one in rounds)
     training_s = sum(one.training_s or 0.0 for one in rounds)
     waiting_s = sum(one.waiting_s or 0.0 for one in rounds)
+    flight_s = sum(one.flight_s or 0.0 for one in rounds)
+    if not flight_s:
+        raise StateError("no contribution came back in the measured rounds")
     return OverlapResult(
         step_s_alone=statistics.mean(alone_s),
         step_s_syncing=(training_s + waiting_s) / steps,
-        hidden_fraction=0.0,
+        hidden_fraction=sum(one.hidden_s or 0.0 for one in rounds) / flight_s,
         computing=training_s / (training_s + waiting_s),
-        exchange_s=waiting_s / len(rounds),
+        exchange_s=flight_s / len(rounds),
+        waiting_s=waiting_s / len(rounds),
         rounds=len(rounds),
         steps_per_round=steps / len(rounds),
     )
@@ -81,10 +86,11 @@ def overlap_json(result: OverlapResult, about: Mapping[str, object]) -> dict[str
     return {
         "step_s_alone": round(result.step_s_alone, 5),
         "step_s_syncing": round(result.step_s_syncing, 5),
-        "hidden_fraction": result.hidden_fraction,
+        "hidden_fraction": round(result.hidden_fraction, 4),
         "ratio": round(result.ratio, 4),
         "computing": round(result.computing, 4),
         "exchange_s": round(result.exchange_s, 4),
+        "waiting_s": round(result.waiting_s, 4),
         "rounds_measured": result.rounds,
         "steps_per_round": round(result.steps_per_round, 1),
         **about,
@@ -104,6 +110,8 @@ class OverlapRun:
         self._alone_s: list[float] = []
         self._measured: list[MethodChosen] = []
         self.result: OverlapResult | None = None
+        self.lag = 1
+        """Rounds in flight, once it is played."""
 
     async def play(self) -> None:
         """No process is left, however it ends.
@@ -118,6 +126,7 @@ class OverlapRun:
             raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
         path = folder / "manifest.msgpack"
         manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
+        self.lag = manifest.outer.overlap
         # Before and behind: whatever else this machine does meanwhile changes.
         await self._step_alone(manifest, path)
         await self._step_together()

@@ -45,7 +45,7 @@ def test_file_of_init_has_every_key_at_its_default(tmp_path: Path) -> None:
     text = run_file_text("run.toml", "t")
     assert read(tmp_path, text) == read(tmp_path, LEAST)
     # What is commented out is a key as well: without its mark the file must still be good.
-    marks = ("date", "momentum", "codec", "optimizer", "inner_steps", "fragments")
+    marks = ("date", "momentum", "codec", "optimizer", "inner_steps", "fragments", "overlap")
     for mark in (*marks, "puzzle_bits", "probation", "ramp"):
         text = text.replace(f"\n# {mark} =", f"\n{mark} =")
     shown = read(tmp_path, text)
@@ -122,8 +122,19 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
             "[outer] preset 'x' is unknown; known are a_edit, auto, diloco, ",
         ),
         (
-            LEAST + "[outer]\npreset = 'streaming_diloco'",
-            "[outer] preset 'streaming_diloco' is not there yet: it needs two rounds in flight",
+            LEAST + "[outer]\npreset = 'one_step_delay'",
+            "[outer] preset 'one_step_delay' is not there yet: it needs two rounds in flight on",
+        ),
+        (LEAST + "[outer]\noverlap = 3", "[outer] overlap is 3; it must be 1 to 2"),
+        (
+            LEAST + "[outer]\noverlap = 2\nfragments = 1",
+            "[outer] fragments is 1, and 2 rounds in flight are about different ones; set it to 2, "
+            "or overlap to 1",
+        ),
+        (
+            LEAST + "[inner]\ninner_steps = 2\n[outer]\npreset = 'streaming_diloco'",
+            "[inner] inner_steps is 2, and 'streaming_diloco' takes an outcome over 2 steps into "
+            "the next round; set it to 3 or more, or [outer] overlap to 1",
         ),
         (
             LEAST + "[outer]\npreset = 'sparseloco'\n[outer.codec_settings]\ndensity = 0.0",

@@ -212,6 +212,7 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
             given = lease_size(outcomes[-1].lease if outcomes else scene.trainer.starts[0].lease)
             await trio.sleep(given / 2)
             scene.work._pace.handed(given // 2, trio.current_time())
+            scene.work._flight.handed(trio.current_time())
             await trio.sleep(2.0)
             scene.wants(sealed, lease=lease, listed=True)
             scene.work._is_open = True
