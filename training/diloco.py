@@ -36,6 +36,7 @@ from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor
 from training.models import check_parameters, read_fragment, write_fragment
 from training.presets import make_method, steps_of
 from training.recall import Recalled, recall
+from training.schedule import Due
 
 logger = logging.getLogger(__name__)
 
@@ -171,9 +172,7 @@ class DiLoCo:
         self._local_step += 1
         self._samples += self._manifest.inner.batch if samples is None else samples
         self._loss_total += loss
-        # A round cut short is the end of a whole one.
-        skipped = self._manifest.inner.inner_steps - self.steps
-        due = self._method.schedule.due(skipped + self._local_step, self._clock.round)
+        due = self._due(self._local_step)
         outcome = None
         for fragment in due.begin:
             self._begin(fragment)
@@ -181,10 +180,7 @@ class DiLoCo:
                 outcome = self._proceed()
         for fragment in due.finish:
             outcome = self._finish(fragment)
-        for fragment in due.take:
-            if fragment in self._pending and self._pending[fragment].ticket.is_here():
-                outcome = self._finish(fragment)
-        return outcome
+        return self._take_over(due) or outcome
 
     def resume(self) -> Outcome | None:
         """Hand over again what was under way when the process before us died, byte for byte.
@@ -201,8 +197,10 @@ class DiLoCo:
                 break  # It was to another version of the fragment.
             before_N = state.residuals[fragment]
             self._feedback[fragment].reopen(before_N, state.residual_after_N)
+            due = self._due(self._steps)
             self._hand_over(contribution)
             outcome = self._proceed() if self._overlap > 1 else self._finish(fragment)
+            outcome = self._take_over(due) or outcome
         return outcome
 
     def residuals(self) -> tuple[NDArray[np.float32] | None, ...]:
@@ -295,6 +293,18 @@ class DiLoCo:
             for other, anchor_N in enumerate(self._anchors)
             if other != fragment or self._overlap > 1
         }
+
+    def _due(self, local_step: int) -> Due:
+        # A round cut short is the end of a whole one.
+        skipped = self._manifest.inner.inner_steps - self.steps
+        return self._method.schedule.due(skipped + local_step, self._clock.round)
+
+    def _take_over(self, due: Due) -> Outcome | None:
+        outcome = None
+        for fragment in due.take:
+            if fragment in self._pending and self._pending[fragment].ticket.is_here():
+                outcome = self._finish(fragment)
+        return outcome
 
     def _proceed(self) -> Outcome | None:
         """On to the next round (R5), which the seal before the last one names: its outcome is taken

@@ -10,7 +10,7 @@ from rich.table import Table
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
-from node.trainers.pace import SHARE
+from node.trainers.pace import COVER, SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.presets import PRESETS, is_paced
@@ -42,10 +42,19 @@ def check_run_file(path: Path, peers: int) -> Checked:
 
 def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
     """Inner steps of a round where all have such an exchange: H, or what peers would choose."""
-    most = found.manifest.inner.inner_steps
-    if step_s is None or step_s == 0.0 or not is_paced(found.manifest.outer.preset):
+    most, outer = found.manifest.inner.inner_steps, found.manifest.outer
+    if step_s is None or step_s == 0.0 or not is_paced(outer.preset):
         return most
-    return max(1, min(most, math.ceil(SHARE / (1.0 - SHARE) * exchange_s / step_s)))
+    cover = SHARE / (1.0 - SHARE) if outer.overlap == 1 else COVER
+    return max(1, min(most, math.ceil(cover * exchange_s / step_s)))
+
+
+def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:
+    """A round where all have such an exchange: it follows the steps, or goes on beside them."""
+    training_s = steps_on(found, exchange_s, step_s) * step_s
+    if found.manifest.outer.overlap > 1:
+        return max(training_s, exchange_s)
+    return exchange_s + training_s
 
 
 def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
@@ -63,7 +72,9 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
                 "rtt_ms": line.rtt_ms,
                 "exchange_s": round(exchange_s, 3),
                 "steps": steps,
-                "round_s": None if step_s is None else round(exchange_s + steps * step_s, 3),
+                "round_s": None
+                if step_s is None
+                else round(round_s_on(found, exchange_s, step_s), 3),
             }
         )
     return {
@@ -143,10 +154,11 @@ def _lines(found: Checked, step_s: float | None) -> Table:
         exchange_s = costs.exchange_s(line)
         steps = steps_on(found, exchange_s, step_s)
         # Where a step takes that long or longer, waiting is a tenth of the round or less.
+        nine_tenths = 9 if found.manifest.outer.overlap == 1 else 0.9
         last = (
-            f"{exchange_s + steps * step_s:.1f} s, {steps} steps"
+            f"{round_s_on(found, exchange_s, step_s):.1f} s, {steps} steps"
             if step_s is not None
-            else f"{1000 * 9 * exchange_s / steps:.0f} ms a step"
+            else f"{1000 * nine_tenths * exchange_s / steps:.0f} ms a step"
         )
         mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
         table.add_row(line.name, *mbit, f"{exchange_s:.1f} s", last)

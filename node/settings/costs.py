@@ -107,9 +107,9 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     state = vectors * (1 + slots)
     has_residual = outer.feedback > 0
     # The own contribution, and the parts of what this node sums.
-    held = payload * (1 + reducers * (peers - 1) / peers)
+    held = outer.overlap * payload * (1 + reducers * (peers - 1) / peers)
     kept = result * limits.RESULT_ROUNDS_KEPT
-    inner = inner_state_bytes(layout, has_residual=has_residual) + payload
+    inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     channel = channel_spec(manifest, 0).file_bytes
     return Costs(
         parameters=numel,
@@ -132,9 +132,11 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     )
 
 
-def inner_state_bytes(layout: Layout, *, has_residual: bool) -> int:
+def inner_state_bytes(layout: Layout, *, has_residual: bool, overlap: int = 1) -> int:
     """What a trainer keeps of a round on the disk, beside its contribution: two moments, residuals
-    before and after, and the working weights of all fragments but the round's."""
+    before and after, and the working weights of all fragments but the round's, which with two in
+    flight goes on as well."""
     numels = layout.fragment_numels
     residuals = (layout.numel + max(numels)) * has_residual
-    return _FLOAT_BYTES * (2 * layout.numel + residuals + layout.numel - min(numels))
+    drifting = layout.numel - (min(numels) if overlap == 1 else 0)
+    return _FLOAT_BYTES * (2 * layout.numel + residuals + drifting)

@@ -1,0 +1,220 @@
+"""What a trainer hears with two rounds in flight (R5), in whatever order things happen."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from node import events as ev
+from protocol.manifest import RunManifest
+from sim.toy_run import toy_run
+from tests.node.edge import toy_manifest
+from tests.node.trainers.test_work import LEASE, Heard, Scene
+from training.exchange import Outcome, Turn
+
+CELLS = (2, 1, 3)
+
+
+def in_flight() -> RunManifest:
+    manifest = toy_manifest()
+    manifest = toy_run(manifest.founder, rounds=100, cells=CELLS, timing=manifest.timing)
+    return replace(manifest, outer=replace(manifest.outer, overlap=2))
+
+
+@dataclass
+class Strict(Heard):
+    """A trainer that breaks where the channel would."""
+
+    told: list[tuple[str, int]] = field(default_factory=list)
+    round: int = -1
+    handed: list[int] = field(default_factory=list)
+    is_free: bool = False
+    anchors: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    async def start(self, start, *, anchors) -> None:
+        self.round, self.is_free = start.clock.round, False
+        self.anchors = [float(anchor_N[0]) for anchor_N in anchors]
+        await super().start(start, anchors=anchors)
+
+    async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
+        index = self.handed.pop(0)
+        assert index not in outcome.others
+        self._take({index % len(CELLS): outcome.anchor_N, **outcome.others})
+        self.told.append(("outcome", index))
+        await super().deliver(outcome, validate=validate)
+
+    async def proceed(self, turn: Turn) -> None:
+        assert self.is_free, "told to go on in the midst of a round"
+        assert turn.clock.round > self.round, "a round that it worked for before"
+        self._take(dict(turn.others))
+        assert all(index > turn.clock.round - 2 for index in self.handed), "an outcome is owed"
+        self.round, self.is_free = turn.clock.round, False
+        self.told.append(("turn", self.round))
+
+    def _take(self, anchors) -> None:
+        for fragment, anchor_N in anchors.items():
+            self.anchors[fragment] = float(anchor_N[0])
+
+
+class FlyingScene(Scene):
+    """The anchor of a fragment is the number of the last sealed round about it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, in_flight())
+        self.trainer: Strict = Strict()
+        self.sealed = 0
+
+    def wants(self, sealed: int, *, lease=LEASE, listed=False, resync=False, ahead=1) -> None:
+        """The seal of that round is here; `ahead` is 2 where the next one has its contribution."""
+        self.sealed = sealed
+        genesis = self.desk.core.machine.certificate
+        head = replace(genesis, value=replace(genesis.value, round=sealed))
+        layout = self.desk.store.layout
+        anchor_N = np.zeros(layout.numel, dtype=np.float32)
+        for index in range(max(0, sealed - len(CELLS) + 1), sealed + 1):
+            anchor_N[layout.fragment_span(layout.fragment_of(index))] = index
+        index = sealed + ahead
+        train = ev.Train(head, lease, listed, resync, index, index.to_bytes(32))
+        self.work.train(train, anchor_N)
+
+    async def hands_over(self) -> None:
+        index = self.trainer.round
+        self.trainer.handed.append(index)
+        self.trainer.is_free = True
+        await self.contributes(fragment=index % len(CELLS))
+
+
+@asynccontextmanager
+async def flying(folder: Path) -> AsyncIterator[FlyingScene]:
+    scene = FlyingScene(folder)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.work._feed, scene.trainer)
+        scene.wants(4)
+        await wait_all_tasks_blocked()
+        assert [start.clock.round for start in scene.trainer.starts] == [5]
+        yield scene
+        nursery.cancel_scope.cancel()
+
+
+async def test_trainer_goes_on_before_the_seal_and_hears_of_it_in_the_midst_of_a_round(tmp_path):
+    async with flying(tmp_path) as scene:
+        await scene.hands_over()
+        assert scene.trainer.told == []
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told == [("turn", 6)]
+        scene.wants(5, listed=True)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told[1:] == [("outcome", 5)]
+        assert scene.trainer.outcomes[0].listed
+        await scene.hands_over()
+        scene.wants(5, ahead=2)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told[2:] == [("turn", 7)]
+
+
+async def test_turn_waits_for_the_seal_that_names_it(tmp_path):
+    async with flying(tmp_path) as scene:
+        await scene.hands_over()
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        await scene.hands_over()
+        assert scene.trainer.told == [("turn", 6)]
+        scene.wants(5, ahead=2)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told[1:] == [("outcome", 5), ("turn", 7)]
+
+
+async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path):
+    async with flying(tmp_path) as scene:
+        turns: list[Turn] = []
+        proceed = scene.trainer.proceed
+
+        async def heard(turn: Turn) -> None:
+            turns.append(turn)
+            await proceed(turn)
+
+        scene.trainer.proceed = heard
+        await scene.hands_over()
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        steps = scene.trainer.starts[0].clock.step
+        inner_steps = in_flight().inner.inner_steps
+        assert (turns[0].clock.round, turns[0].clock.step) == (6, steps + inner_steps)
+
+
+async def test_resync_in_the_midst_of_a_round_is_told_of_the_round_that_it_left_behind(tmp_path):
+    async with flying(tmp_path) as scene:
+        await scene.hands_over()
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        scene.wants(5, resync=True)
+        await wait_all_tasks_blocked()
+        (outcome,) = scene.trainer.outcomes
+        assert outcome.is_resync
+        assert sorted(outcome.others) == [0, 1]
+        await scene.hands_over()
+        # What the resync wanted is the round that was handed in: it stays in flight.
+        assert scene.trainer.told == [("turn", 6), ("outcome", 5)]
+        scene.wants(6, listed=True)
+        await wait_all_tasks_blocked()
+        assert (scene.trainer.outcomes[1].is_resync, scene.trainer.outcomes[1].listed) == (
+            False,
+            True,
+        )
+
+
+async def test_end_of_the_run_is_told_behind_all_outcomes(tmp_path, monkeypatch):
+    async with flying(tmp_path) as scene:
+        await scene.hands_over()
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        await scene.hands_over()
+        core = scene.desk.core
+        monkeypatch.setattr(type(core), "is_finished", property(lambda core: True))
+        scene.wants(6, lease=())
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told == [("turn", 6), ("outcome", 5), ("outcome", 6), ("turn", 7)]
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_in_whatever_order_things_happen_the_trainer_has_each_anchor_once_it_goes_on(
+    tmp_path, seed, number
+):
+    """Seals come in bursts, trainers sleep, seats are lost, states are fetched: never a turn
+    without the anchors that it stands on, never an outcome twice or out of turn."""
+    luck = random.Random(f"{seed}/{number}")
+    async with flying(tmp_path) as scene:
+        trainer, handed = scene.trainer, 0
+        for _ in range(60):
+            if luck.random() < 0.5 and not trainer.is_free:
+                await scene.hands_over()
+                handed += 1
+            else:
+                sealed = scene.sealed + luck.choice((0, 1, 1, 1, 2, 4))
+                is_next = trainer.handed and trainer.handed[-1] == sealed + 1
+                scene.wants(
+                    sealed,
+                    lease=LEASE if luck.random() < 0.8 else (),
+                    listed=luck.random() < 0.7,
+                    resync=luck.random() < 0.1,
+                    ahead=2 if is_next else 1,
+                )
+            await wait_all_tasks_blocked()
+            assert all(index > scene.sealed for index in trainer.handed)
+            if not trainer.is_free:
+                # The version that its contribution will be relative to.
+                assert trainer.anchors[trainer.round % len(CELLS)] >= trainer.round - len(CELLS)
+        outcomes = [index for kind, index in trainer.told if kind == "outcome"]
+        assert outcomes == sorted(set(outcomes))
+        assert len(outcomes) + len(trainer.handed) == handed
+        assert trainer.told

@@ -1,0 +1,191 @@
+"""Two rounds in flight (R5): streaming against a reference, its transaction, its restarts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.manifest import RunManifest
+from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
+from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
+from tests.training.solo import Killed
+from training.compression import residual_root
+from training.diloco import DiLoCo
+from training.genesis import shard_spec
+from training.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.merge import MERGES
+from training.models import build_model, read_fragment, write_fragment
+from training.presets import PRESETS
+from training.replicas import MemorySession, Swarm, Weights, run_replicas
+from training.schedule import SCHEDULES, Due
+
+STEPS, ROUNDS = 4, 6
+TAU = PRESETS["streaming_diloco"](100).tau
+BLEND = PRESETS["streaming_diloco"](100).blend
+
+
+def manifest_of(
+    preset: str = "streaming_diloco", *, overlap: int = 2, codec: str = "fp16", fragments: int = 2
+) -> RunManifest:
+    manifest = small_manifest(
+        inner=replace(INNER, inner_steps=STEPS, learning_rate=0.02),
+        outer=replace(OUTER, preset=preset, overlap=overlap, codec=codec),
+    )
+    shards = (shard_spec(manifest.model, fragments=fragments),)
+    # One cell: there is nothing here that a grid would change.
+    return replace(manifest, shards=shards, rounds=ROUNDS, cell_elements=1 << 16)
+
+
+def trained(manifest: RunManifest, seed: int, replicas: int) -> tuple[Swarm, list[list[Weights]]]:
+    """The swarm behind its last round, and the working weights of each replica."""
+    steps = manifest.rounds * STEPS
+    windows = random_windows(seed, steps=steps * replicas).reshape(steps, replicas, 4, 9)
+
+    def train(session: MemorySession) -> list[Weights]:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, inner, exchange=session)
+        for step in range(steps):
+            diloco.step(accumulate_gradient(model, inner, windows[step, session.replica]))
+        assert diloco.finished
+        fragments = range(len(manifest.shards[0].fragments))
+        return [read_fragment(model, manifest.shards[0], fragment) for fragment in fragments]
+
+    swarm = Swarm(manifest, replicas)
+    return swarm, run_replicas(swarm, train)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int4"])
+def test_outcomes_that_are_here_at_once_change_no_bit(seed: int, codec: str) -> None:
+    """E5: tau 0 and nothing of the drift kept is what it is with one round in flight."""
+    plain, expected = trained(manifest_of("diloco", overlap=1, codec=codec), seed, 3)
+    flown, found = trained(manifest_of("diloco", overlap=2, codec=codec), seed, 3)
+    assert np.array_equal(plain.anchor, flown.anchor)
+    assert plain.clock == flown.clock
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(np.array_equal(a_N, b_N) for a_N, b_N in zip(ours, theirs, strict=True))
+    late, _ = trained(manifest_of(overlap=2, codec=codec), seed, 3)
+    assert not np.array_equal(late.anchor, flown.anchor)
+
+
+def test_streaming_equals_its_reference(seed: int) -> None:
+    """Algorithm 2 of Douillard et al. 2025 for one replica, by its formulas."""
+    manifest = manifest_of(codec="none", fragments=3)
+    outer, shard = manifest.outer, manifest.shards[0]
+    windows = random_windows(seed, steps=ROUNDS * STEPS)
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    theta = [read_fragment(model, shard, p).astype(np.float64) for p in range(3)]
+    velocity: list[Weights | float] = [0.0] * 3
+    for step in range(ROUNDS * STEPS):
+        accumulate_gradient(model, inner, windows[step])
+        apply_gradient(model, inner, manifest, step)
+        index, done = divmod(step, STEPS)
+        if index and done + 1 == TAU:
+            p = (index - 1) % 3
+            local = read_fragment(model, shard, p)
+            merged = BLEND * local + (1 - BLEND) * theta[p]
+            write_fragment(model, shard, p, merged.astype(np.float32))
+        if done + 1 == STEPS:
+            p = index % 3
+            delta = theta[p] - read_fragment(model, shard, p)
+            velocity[p] = outer.momentum * velocity[p] + delta
+            step_N = delta + outer.momentum * velocity[p]
+            theta[p] = theta[p] - outer.learning_rate * step_N
+    swarm, _ = trained(manifest, seed, 1)
+    for p in range(3):
+        assert np.abs(theta[p] - swarm.anchors[p]).max() <= 2e-6
+
+
+def test_outcome_is_awaited_by_tau_at_the_earliest_and_the_next_hand_over_at_the_latest() -> None:
+    schedule = SCHEDULES["in_flight"](4, 3, 2)
+    dues = [schedule.due(step, 5) for step in (1, 2, 3, 4)]
+    assert dues == [Due(), Due(take=(1,)), Due(take=(1,)), Due(begin=(2,))]
+    assert SCHEDULES["in_flight"](1, 3, 0).due(1, 5) == Due(begin=(2,), take=(2,))
+
+
+def test_blend_of_nothing_is_the_anchor_and_of_all_the_local_weights() -> None:
+    local_N, anchor_N = np.float32([1.0, -2.0, 0.5]), np.float32([2.0, 2.0, np.pi])
+    assert np.array_equal(MERGES["blend"](0.0).apply(local_N, anchor_N), anchor_N)
+    assert np.array_equal(MERGES["blend"](0.5).apply(local_N, anchor_N)[:2], [1.5, 0.0])
+    assert np.array_equal(MERGES["blend"](1.0).apply(local_N, anchor_N)[:2], local_N[:2])
+
+
+@pytest.mark.parametrize(("late", "after"), [(0, TAU), (2, TAU + 2), (100, STEPS)])
+def test_outcome_is_taken_over_when_it_is_here(
+    tmp_path: Path, seed: int, late: int, after: int
+) -> None:
+    run = InFlightRun(manifest_of(), tmp_path, seed, late=late)
+    run.train()
+    assert [run.taken_after[index] for index in range(ROUNDS - 1)] == [after] * (ROUNDS - 1)
+    assert run.taken_after[ROUNDS - 1] == 0, "nothing to train meanwhile"
+
+
+@pytest.mark.parametrize("late", [0, 100])
+def test_residuals_are_chained_by_fragment_whatever_is_sealed_without_us(
+    tmp_path: Path, seed: int, late: int
+) -> None:
+    run = InFlightRun(manifest_of(), tmp_path, seed, late=late, unlisted=frozenset({2, 3}))
+    run.train()
+    for index in range(2, ROUNDS):
+        before, now = run.sent[index - 2][0], run.sent[index][0]
+        is_sealed = index - 2 in run.listed
+        kept = before.residual_after if is_sealed else before.residual_before
+        assert now.residual_before == kept
+        assert now.residual_after != kept
+
+
+@pytest.mark.parametrize("late", [0, 100])
+def test_resync_voids_what_is_in_flight_behind_it(tmp_path: Path, seed: int, late: int) -> None:
+    """Rounds 3 and 4 are in flight where it is late, and 4 is sealed with us all the same."""
+    run = InFlightRun(manifest_of(), tmp_path, seed, late=late, resyncs=frozenset({3}))
+    run.train()
+    empty = run.sent[0][0].residual_before
+    assert run.sent[5][0].residual_before == empty
+    assert (run.sent[4][0].residual_before == empty) == (late == 0)
+
+
+@pytest.mark.parametrize(
+    ("moment", "late", "listed"),
+    [(moment, late, True) for moment in MOMENTS_TO_DIE for late in (0, 100)]
+    + [("turned", 100, False)],
+)
+def test_a_restart_with_rounds_in_flight_changes_no_bit(
+    tmp_path: Path, seed: int, moment: str, late: int, listed: bool
+) -> None:
+    unlisted = frozenset() if listed else frozenset({2, 3})
+    # Without a blend: of that a restart keeps the anchor alone, where it knows the outcome.
+    manifest = manifest_of("diloco")
+    whole = InFlightRun(manifest, tmp_path / "never", seed, late, unlisted)
+    expected = whole.train()
+    run = InFlightRun(manifest, tmp_path / "killed", seed, late, unlisted, deaths={3: moment})
+    found = run.train()
+    assert run.starts == 2
+    for index in range(ROUNDS):
+        # What was handed over is handed over again, byte for byte.
+        assert set(run.sent[index]) == set(whole.sent[index])
+    assert found == expected
+
+
+@pytest.mark.parametrize("late", [0, 100])
+def test_restart_with_a_blend_under_way_keeps_payloads_and_residuals(
+    tmp_path: Path, seed: int, late: int
+) -> None:
+    run = InFlightRun(manifest_of(), tmp_path, seed, late, deaths={3: "turned", 4: "announced"})
+    run.train()
+    assert run.starts == 3
+    assert all(len(set(sent)) == 1 for sent in run.sent.values())
+    for index in range(2, ROUNDS):
+        assert run.sent[index][0].residual_before == run.sent[index - 2][0].residual_after
+
+
+def test_left_contribution_to_another_version_is_not_sent_again(tmp_path: Path, seed: int) -> None:
+    run = InFlightRun(manifest_of(), tmp_path, seed, late=100, deaths={3: "announced"})
+    with pytest.raises(Killed):
+        run.live()
+    run.anchors[1] = run.anchors[1] + np.float32(0.25)
+    run.live()
+    first, again = run.sent[3]
+    assert first.payloads != again.payloads
+    assert again.residual_before == residual_root(None)
