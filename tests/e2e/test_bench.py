@@ -120,5 +120,15 @@ def test_overlap_tells_what_a_step_takes_alone_and_while_syncing(tmp_path):
     assert training_s > 0.0
     # A line of 80 ms there and back: a round has some eight messages in a row.
     assert waiting_s >= 4 * 0.04
-    assert report["hidden_fraction"] == 0.0
+    assert (report["hidden_fraction"], report["lag"]) == (0.0, 1)
     assert processes_of(tmp_path / "out") == []
+
+
+def test_overlap_hides_most_of_an_exchange_behind_the_steps(tmp_path):
+    options = ("--peers", "2", "--rounds", "3", "--steps", "40", "--preset", "streaming_diloco")
+    status, report, said = bench(tmp_path / "out", "overlap", *options, "--json")
+    assert status == 0, said[-4000:]
+    assert report["lag"] == 2
+    assert report["exchange_s"] >= 4 * 0.04
+    assert report["hidden_fraction"] >= 0.5
+    assert report["waiting_s"] <= (1.0 - report["hidden_fraction"]) * report["exchange_s"] + 0.1

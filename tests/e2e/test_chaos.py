@@ -62,6 +62,19 @@ def test_chaos_breaks_no_promise_and_halves_no_pace(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "trainer", [("--elements", "20000"), ("--trainer", "real", "--steps", "20")]
+)
+def test_two_rounds_in_flight_survive_the_same(tmp_path, trainer):
+    """Killed, frozen, joining late while a round is trained for and another one is sealed (R5)."""
+    fewer = ("--peers", "4", "--lag", "2", "--preset", "streaming_diloco", *trainer)
+    status, chaos, said = local(tmp_path, CHAOS_S, *CHAOS, *fewer)
+    assert status == 0, said[-4000:]
+    assert (chaos["is_good"], chaos["invariants"], chaos["error"]) == (True, "hold", "")
+    assert (chaos["deaths"], chaos["checkpoints_equal"]) == ([], True)
+    assert chaos["faults"]
+
+
 def test_fragments_synced_in_turn_survive_the_same(tmp_path):
     """A kill, a freeze, who leaves, comes back or joins late, while residuals are of fragments."""
     fewer = ("--peers", "5", "--fragments", "3")

@@ -97,8 +97,8 @@ class InFlightRun:
         self.sealed = index = self.sealed + 1
         fragment = index % len(self.anchors)
         before_N = self.anchors[fragment]
-        total_N = np.random.default_rng(1000 + index).normal(0, 1e-3, len(before_N))
-        total_N = total_N.astype(np.float32)
+        others_N = np.random.default_rng(1000 + index).normal(0, 1e-3, len(before_N))
+        total_N = others_N.astype(np.float32)
         if index not in self.unlisted:
             self.listed.add(index)
             codec, layout = make_codec(self.manifest.outer), self.manifest.layout(0)

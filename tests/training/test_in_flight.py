@@ -77,7 +77,7 @@ def test_streaming_equals_its_reference(seed: int) -> None:
     model = build_model(manifest)
     inner = make_optimizer(model, manifest.inner)
     theta = [read_fragment(model, shard, p).astype(np.float64) for p in range(3)]
-    velocity: list[Weights | float] = [0.0] * 3
+    velocity = [np.zeros(len(theta_N)) for theta_N in theta]
     for step in range(ROUNDS * STEPS):
         accumulate_gradient(model, inner, windows[step])
         apply_gradient(model, inner, manifest, step)
@@ -106,7 +106,7 @@ def test_outcome_is_awaited_by_tau_at_the_earliest_and_the_next_hand_over_at_the
 
 
 def test_blend_of_nothing_is_the_anchor_and_of_all_the_local_weights() -> None:
-    local_N, anchor_N = np.float32([1.0, -2.0, 0.5]), np.float32([2.0, 2.0, np.pi])
+    local_N, anchor_N = np.array([[1.0, -2.0, 0.5], [2.0, 2.0, np.pi]], dtype=np.float32)
     assert np.array_equal(MERGES["blend"](0.0).apply(local_N, anchor_N), anchor_N)
     assert np.array_equal(MERGES["blend"](0.5).apply(local_N, anchor_N)[:2], [1.5, 0.0])
     assert np.array_equal(MERGES["blend"](1.0).apply(local_N, anchor_N)[:2], local_N[:2])

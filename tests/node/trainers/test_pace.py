@@ -70,6 +70,51 @@ def test_first_rounds_are_short_and_grow_at_most_twofold() -> None:
     assert steps[-1] > 50 * FIRST_STEPS
 
 
+def flying(
+    step_s: list[float], exchange_s: float, *, jitter: float, seed: int
+) -> list[list[tuple[Choice, float]]]:
+    """As `swarm`, with two rounds in flight: a round is sealed `exchange_s` behind the last of its
+    contributions and behind the seal before; who handed in goes on once the round before is."""
+    luck = random.Random(f"{seed}/flying")
+    peers = [Pace(steps_max=2000, is_chosen=True, is_overlapped=True) for _ in step_s]
+    began, sealed, found = [0.0] * len(peers), [0.0], []
+    handed: list[list[float]] = [[] for _ in peers]
+    for number in range(ROUNDS):
+        chosen = []
+        for index, one_s in enumerate(step_s):
+            choice = peers[index].next(began[index])
+            last_s = choice.steps * one_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+            peers[index].handed(choice.steps, began[index] + last_s)
+            handed[index].append(began[index] + last_s)
+            if number:
+                peers[index].landed(sealed[number] - handed[index][number - 1])
+            chosen.append((choice, last_s))
+        took_s = exchange_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+        sealed.append(max(sealed[-1], *(times[number] for times in handed)) + took_s)
+        ends = [max(times[number], sealed[number]) for times in handed]
+        found.append(
+            [
+                (choice, last_s / (end_s - began_s))
+                for (choice, last_s), end_s, began_s in zip(chosen, ends, began, strict=True)
+            ]
+        )
+        began = ends
+    return found
+
+
+@pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_with_two_rounds_in_flight_short_rounds_are_enough(
+    speeds: list[float], jitter: float, seed: int
+) -> None:
+    rounds = flying(speeds, 2.0, jitter=jitter, seed=seed)
+    assert min(trained(rounds)) >= 0.9
+    steps = [choice.steps * one_s for (choice, _), one_s in zip(rounds[-1], speeds, strict=True)]
+    # With one in flight they would be 38 s.
+    assert max(steps) <= 2.0 * 2.0
+    assert "in flight meanwhile" in rounds[-1][0][0].why or "arrive" in rounds[-1][0][0].why
+
+
 @pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
 def test_nine_tenths_are_reached_within_twelve_rounds(speeds: list[float], seed: int) -> None:
     rounds = swarm(speeds, 2.0, jitter=0.02, seed=seed)

@@ -134,7 +134,7 @@ async def test_turn_waits_for_the_seal_that_names_it(tmp_path):
         assert scene.trainer.told[1:] == [("outcome", 5), ("turn", 7)]
 
 
-async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path):
+async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path, monkeypatch):
     async with flying(tmp_path) as scene:
         turns: list[Turn] = []
         proceed = scene.trainer.proceed
@@ -143,7 +143,7 @@ async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path):
             turns.append(turn)
             await proceed(turn)
 
-        scene.trainer.proceed = heard
+        monkeypatch.setattr(scene.trainer, "proceed", heard)
         await scene.hands_over()
         scene.wants(4, ahead=2)
         await wait_all_tasks_blocked()
