@@ -21,7 +21,9 @@ from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
 from protocol.messages import SignedMessage, decode_message
 from protocol.wire import encode
+from sim.local.recipe import outer_spec
 from training.genesis import shard_spec
+from training.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-P", "-m", "node.network_main"]
@@ -188,10 +190,15 @@ def swarm_of(
     stop: StopSpec | None = None,
     status: bool = False,
     inner_steps: int = 8,
+    preset: str | None = None,
 ) -> Iterator[Swarm]:
     """Started nodes, whose processes are gone when the block is left."""
     founder = folder / "n0"
     manifest = tiny_manifest(founder, rounds=rounds, stop=stop, inner_steps=inner_steps)
+    if preset is not None:
+        chosen = PRESETS[preset](rounds)
+        shard = shard_spec(manifest.model, fragments=chosen.fragments)
+        manifest = replace(manifest, shards=(shard,), outer=outer_spec(preset, chosen))
     signer = load_or_create_identity(founder)
     path = folder / MANIFEST_FILE
     path.write_bytes(encode(sign_manifest(manifest, signer)))

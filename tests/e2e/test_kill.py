@@ -114,6 +114,25 @@ def test_killed_node_resumes_and_digests_agree_after_fifty_kills(tmp_path: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [one_of, all_of])
+def test_killed_with_two_rounds_in_flight_resume_and_digests_agree(
+    tmp_path: Path, seed, how
+) -> None:
+    """Who trains for a round while another one is in flight (R5, R6)."""
+    rng = random.Random(f"{seed}/kills")
+    # Longer rounds: nobody waits for a seal, so they are over sooner.
+    inner_steps = 8 * INNER_STEPS
+    with swarm_of(tmp_path, 2, inner_steps=inner_steps, preset="streaming_diloco") as swarm:
+        swarm.wait(
+            "a round of both",
+            lambda: any(e["event"] == "sealed" and e["was_listed"] for e in swarm.nodes[1].events),
+        )
+        run_of_kills(swarm, rng, 4, how(rng))
+        said = [path.read_text() for node in swarm.nodes for path in node.state.rglob("node.log")]
+    assert "".join(said).count("inner state taken up") >= 4
+
+
+@pytest.mark.slow
 def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
     tmp_path: Path, seed
 ) -> None:
