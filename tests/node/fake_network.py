@@ -23,6 +23,7 @@ from training.frames import (
     FrameReader,
     FromUser,
     Leaving,
+    Proceed,
     Start,
     ToUser,
     pack_frame,
@@ -106,6 +107,11 @@ class FakeNetwork:
                 validate=False,
             )
         )
+
+    def goes_on(self, number: int, *, is_over: bool = False) -> None:
+        """To that round, with two in flight."""
+        lease = () if is_over else self.lease(number)
+        self.say(Proceed(clock=self.clock(number), lease=lease))
 
     def hear(self, kind: type[FromUser]) -> FromUser:
         """The next frame of a kind; others before it are passed over."""

@@ -141,6 +141,75 @@ def test_a_loop_that_was_interrupted_in_a_round_can_be_made_anew(network, model)
     assert diloco.lease == network.lease(1)
 
 
+@pytest.fixture
+def in_flight(tmp_path):
+    """A network with two rounds in flight."""
+    inner = dataclasses.replace(INNER, inner_steps=H, batch=2)
+    network = FakeNetwork(tmp_path, write_run(tmp_path, inner=inner, overlap=2))
+    yield network
+    network.close()
+
+
+def test_loop_goes_on_while_a_round_is_in_flight_and_ends_with_the_run(in_flight):
+    model = build_model(in_flight.manifest)
+    in_flight.start(4)
+    in_flight.goes_on(5)
+    diloco = loop_object(in_flight, model)
+    text = open_corpus(in_flight.manifest.corpus).windows(np.arange(2), 8)
+    outcomes = []
+    for step, batch_BW in enumerate(in_flight.swarm.batches([text])):
+        outcomes.append(train_on(model, diloco, batch_BW) is not None)
+        if step == H:  # One step into the next round.
+            assert in_flight.swarm.round == 5
+            in_flight.deliver(0, 5)
+            while not in_flight.swarm._tickets[0].is_here():
+                pass  # It comes by way of a thread.
+        elif step == 2 * H - 2:
+            in_flight.deliver(1, 6)
+            in_flight.goes_on(7, is_over=True)
+    assert outcomes == [False, False, False, False, True, True]
+    contributed = [in_flight.hear(Contributed) for _ in range(2)]
+    assert [(one.sequence, one.fragment, one.steps) for one in contributed] == [
+        (0, 0, H),
+        (1, 1, H),
+    ]
+    assert in_flight.swarm.finished
+    assert diloco.finished
+    assert in_flight.hears_leaving()
+
+
+def test_samples_follow_the_turn_and_not_the_outcome(in_flight):
+    in_flight.open(4)
+    dataset = open_corpus(in_flight.manifest.corpus)
+    taken = []
+    for windows_BW in in_flight.swarm.samples():
+        taken.append(windows_BW)
+        if len(taken) == H:
+            in_flight.goes_on(7)
+            in_flight.swarm.begin(0, contribution(in_flight))
+            in_flight.swarm.proceed()
+        elif len(taken) == 2 * H:
+            in_flight.deliver(0, 8)
+            in_flight.goes_on(9, is_over=True)
+            in_flight.swarm.begin(1, contribution(in_flight, fragment=1))
+            in_flight.swarm.proceed()
+    leased = [sample for number in (4, 7) for sample in range(*in_flight.lease(number)[0])]
+    assert np.array_equal(np.concatenate(taken), dataset.windows(np.array(leased), 8))
+
+
+def test_loop_that_was_interrupted_with_two_in_flight_can_be_made_anew(in_flight):
+    in_flight.open(4)
+    in_flight.goes_on(5)
+    in_flight.swarm.begin(0, contribution(in_flight))
+    in_flight.swarm.proceed()
+    in_flight.swarm.begin(1, contribution(in_flight, fragment=1))
+    in_flight.deliver(0, 5)
+    in_flight.goes_on(6)
+    in_flight.deliver(1, 6)
+    diloco = loop_object(in_flight, build_model(in_flight.manifest))
+    assert (diloco.clock, diloco.lease) == (in_flight.clock(6), in_flight.lease(6))
+
+
 @pytest.mark.parametrize("loader", [[], iter([]), iter([1, 2])])
 def test_a_loader_that_runs_dry_is_told(network, loader):
     network.open()
