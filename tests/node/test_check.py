@@ -1,6 +1,7 @@
 """`barnraise check`: what it tells of a run.toml, and what it refuses."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,10 @@ from rich.console import Console
 from node.settings import costs as costs_module
 from node.settings.check import check_json, check_run_file, print_check
 from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
+from node.trainers.pace import COVER
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
+from tests.training.in_flight_run import InFlightRun
 from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
 from training import inner_state
@@ -151,6 +154,38 @@ def test_inner_state_told_is_what_a_trainer_writes(
     # Names, digests and a page of header come on top; of fragments the largest is told.
     spread = 4 * 4 * (max(layout.fragment_numels) - min(layout.fragment_numels))
     assert written - 16_384 <= told <= written + spread
+
+
+def test_what_a_trainer_keeps_with_two_rounds_in_flight_is_told_as_it_is_written(
+    tmp_path: Path, seed: int
+) -> None:
+    outer = replace(OUTER, preset="streaming_diloco", codec="fp16", overlap=2)
+    manifest = small_manifest(outer=outer)
+    shards = (shard_spec(manifest.model, fragments=2),)
+    inner = replace(manifest.inner, inner_steps=3)
+    manifest = replace(manifest, shards=shards, rounds=5, inner=inner)
+    InFlightRun(manifest, tmp_path, seed).train()
+    written = max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    layout = manifest.layout(0)
+    told = inner_state_bytes(layout, has_residual=True, overlap=2)
+    told += costs_of(manifest, 2).payload_bytes
+    spread = 4 * 4 * (max(layout.fragment_numels) - min(layout.fragment_numels))
+    assert written - 16_384 <= told <= written + spread
+
+
+def test_exchange_beside_the_steps_takes_no_time_of_its_own(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, "[outer]\noverlap = 2"), 8)
+    assert check_json(found, None)["fragments"] == 2
+    exchange_s = found.costs.exchange_s(HOME_LINES[0])
+    for step_s in (exchange_s / 10, exchange_s / 100):
+        lines: Any = check_json(found, step_s)["lines"]
+        assert lines[0]["round_s"] == round(max(exchange_s, 50 * step_s), 3)
+    text = StringIO()
+    print_check(Console(file=text, width=120), found, None)
+    assert "2 rounds: training goes on" in text.getvalue()
+    paced = check_run_file(file(tmp_path, "[outer]\npreset = 'auto'\noverlap = 2"), 8)
+    steps: Any = check_json(paced, 0.01)["lines"]
+    assert steps[0]["steps"] == math.ceil(COVER * paced.costs.exchange_s(HOME_LINES[0]) / 0.01)
 
 
 def test_uplink_decides_on_auto_s_codec_and_belongs_to_no_other_preset(tmp_path: Path) -> None:
