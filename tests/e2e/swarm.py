@@ -33,19 +33,30 @@ MODEL = (Setting("context", 16), Setting("heads", 2), Setting("layers", 1), Sett
 
 
 def tiny_manifest(
-    state: Path, *, rounds: int = 100_000, stop: StopSpec | None = None, inner_steps: int = 8
+    state: Path,
+    *,
+    rounds: int = 100_000,
+    stop: StopSpec | None = None,
+    inner_steps: int = 8,
+    preset: str | None = None,
 ) -> RunManifest:
     """A run of a model so small that a round takes a fraction of a second; its founder's state."""
     signer = load_or_create_identity(state)
     options = DemoOptions(peers=2, rounds=10, seed=1, folder=state)
     manifest = demo_manifest(options, signer.peer_id)
     model = replace(manifest.model, settings=MODEL)
+    shard, outer = shard_spec(model), manifest.outer
+    if preset is not None:
+        chosen = PRESETS[preset](rounds)
+        shard = shard_spec(model, fragments=chosen.fragments)
+        outer = outer_spec(preset, chosen)
     return replace(
         manifest,
         title="a test",
         rounds=rounds,
         model=model,
-        shards=(shard_spec(model),),
+        shards=(shard,),
+        outer=outer,
         cell_elements=1024,
         inner=replace(manifest.inner, inner_steps=inner_steps, batch=4, warmup_steps=10),
         timing=replace(manifest.timing, suspect_s=2.0),
@@ -186,19 +197,13 @@ def swarm_of(
     folder: Path,
     num_nodes: int,
     *,
-    rounds: int = 100_000,
-    stop: StopSpec | None = None,
     status: bool = False,
-    inner_steps: int = 8,
-    preset: str | None = None,
+    **run: Any,
 ) -> Iterator[Swarm]:
-    """Started nodes, whose processes are gone when the block is left."""
+    """Started nodes, whose processes are gone when the block is left; `run` is as
+    `tiny_manifest` takes it."""
     founder = folder / "n0"
-    manifest = tiny_manifest(founder, rounds=rounds, stop=stop, inner_steps=inner_steps)
-    if preset is not None:
-        chosen = PRESETS[preset](rounds)
-        shard = shard_spec(manifest.model, fragments=chosen.fragments)
-        manifest = replace(manifest, shards=(shard,), outer=outer_spec(preset, chosen))
+    manifest = tiny_manifest(founder, **run)
     signer = load_or_create_identity(founder)
     path = folder / MANIFEST_FILE
     path.write_bytes(encode(sign_manifest(manifest, signer)))
