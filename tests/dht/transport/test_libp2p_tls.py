@@ -2,15 +2,17 @@
 
 import contextlib
 import os
+import ssl
 
 import pytest
 import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.io.exceptions import ConnectionClosedError
 
 from dht.transport import libp2p_tls
 from dht.transport.libp2p_host import securities
 from dht.transport.libp2p_negotiate import encode_line
-from dht.transport.libp2p_tls import tls_is_safe
+from dht.transport.libp2p_tls import TunedTls, tls_is_safe
 from dht.transport.libp2p_transport import TransportConfig
 from protocol.errors import ConfigError, StreamClosedError
 from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, only_link, open_loopback, until
@@ -123,3 +125,29 @@ async def test_goodbye_of_tls_is_the_end():
             await until(lambda: not server.connected())
             with pytest.raises(ConnectionClosedError):
                 await session.receive()
+
+
+@safe_here
+def test_connections_of_a_side_share_a_context_that_resumes_nothing():
+    keys = create_new_key_pair(bytes(32))
+    security = TunedTls(keys, lambda raw: pytest.fail("no connection here"))
+    inbound, outbound = (security.create_ssl_context(server_side=side) for side in (True, False))
+    assert security.create_ssl_context(server_side=True) is inbound is not outbound
+    assert security.create_ssl_context(server_side=False) is outbound
+    assert inbound.num_tickets == 0
+    assert inbound.options & outbound.options & ssl.OP_NO_TICKET
+
+
+@safe_here
+@pytest.mark.net
+async def test_every_connection_proves_both_ends_anew():
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback({ECHO: echo}) as server, open_loopback() as client:
+            for _ in range(2):
+                await client.connect(server.peer_id, server.addresses())
+                await until(lambda: only_link(client).muxed is not None)
+                agreed = only_link(client).muxed.secured_conn
+                assert not agreed._ssl.session_reused
+                assert agreed._ssl.getpeercert(binary_form=True)
+                await client.disconnect(server.peer_id)
+                await until(lambda: not server.connected())
