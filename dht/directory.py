@@ -161,7 +161,6 @@ class KademliaDirectory:
         self._origins.add(contact for contact in others if contact.peer in answers)
         await self._searcher.run(self._start(self.kademlia.table.own_key))
         await self._compare_origins()
-        self._refresh_wanted.set()
         return len(answers)
 
     async def _knock(self, contacts: Sequence[Contact]) -> list[PeerId]:
@@ -281,7 +280,7 @@ class KademliaDirectory:
     async def _publish(self, announcement: Announcement) -> int:
         record = self._announcements.sign(announcement, self._wall_clock())
         num_stored = await self._store(record)
-        self._announcements.published(announcement, num_stored, trio.current_time())
+        self._announcements.published(announcement, trio.current_time())
         return num_stored
 
     async def _store(self, record: SignedRecord) -> int:
@@ -318,6 +317,8 @@ class KademliaDirectory:
         with verdicts_in:
             reply = await self._searcher.ask(contact, Store(self.kademlia.own_addresses(), record))
             is_stored = isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED
+            if is_stored:
+                self._announcements.stored(record, contact.peer, trio.current_time())
             # Broken: nobody waits any more.
             with contextlib.suppress(trio.BrokenResourceError):
                 verdicts_in.send_nowait(is_stored)

@@ -13,6 +13,7 @@
     │   └── RefusedError       the peer refused us, and says why
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
+    │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
     │   └── StreamClosedError  the stream ended before the message did
     └── StateError             our own state is not what the swarm sealed: resync
         ├── CheckpointError    a checkpoint is torn, foreign or of another run
@@ -108,6 +109,10 @@ class NetworkError(BarnraiseError):
 
 class UnreachableError(NetworkError):
     """No address of the peer answered; the message lists what was tried."""
+
+
+class SwarmKeyError(UnreachableError):
+    """A peer is there, but of a private swarm whose PSK we do not have, or not of ours."""
 
 
 class StreamClosedError(NetworkError):

@@ -190,7 +190,7 @@ class MeetingNode:
 
     def _entered(self, reply: Reply | None) -> None:
         if reply is not None:
-            self.look_up(self.kademlia.table.own_key, lambda _: self._refresh())
+            self.look_up(self.kademlia.table.own_key, lambda _: None)
 
     def announce(self, topic: bytes, value: bytes, *, ttl_s: float) -> None:
         """See `Directory.announce`."""
@@ -330,18 +330,18 @@ class MeetingNode:
         self.look_up(record.key, partial(self._store, announcement, record))
 
     def _store(self, announcement: Announcement, record: SignedRecord, found: LookupResult) -> None:
-        verdicts: list[bool] = []
-
-        def stored(reply: Reply | None) -> None:
-            verdicts.append(isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED)
+        def stored(peer: PeerId, reply: Reply | None) -> None:
+            if isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED:
+                self._announcements.stored(record, peer, self._time.now_s)
 
         for contact in found.replicas:
-            self._ask(contact, Store(self.kademlia.own_addresses(), record), stored)
+            store = Store(self.kademlia.own_addresses(), record)
+            self._ask(contact, store, partial(stored, contact.peer))
         wait_s = self._config.kademlia.lookup.time_out_s
-        self._time.later(wait_s, self._published, announcement, verdicts)
+        self._time.later(wait_s, self._published, announcement)
 
-    def _published(self, announcement: Announcement, verdicts: list[bool]) -> None:
-        self._announcements.published(announcement, sum(verdicts), self._time.now_s)
+    def _published(self, announcement: Announcement) -> None:
+        self._announcements.published(announcement, self._time.now_s)
         self._plan_renewal()
 
     def _plan_renewal(self) -> None:

@@ -1,11 +1,11 @@
 """What we keep saying in the DHT, and when each saying is due again. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dht.kademlia.keyspace import Key, topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from protocol import limits
-from protocol.identity import Signer
+from protocol.identity import PeerId, Signer
 
 _RETRY_FIRST_S = 1.0
 _RETRY_MAX_S = 60.0
@@ -20,6 +20,9 @@ class Announcement:
     ttl_s: float
     due_s: float
     retry_s: float = _RETRY_FIRST_S
+    sequence: int = 0
+    holders: set[PeerId] = field(default_factory=set)
+    """Who has said that it stored the newest record."""
 
 
 class Announcements:
@@ -52,7 +55,10 @@ class Announcements:
 
     def sign(self, announcement: Announcement, wall_s: float) -> SignedRecord:
         """A fresh record of it, newer than all before: also than those of our last run."""
-        return self._sign(announcement, announcement.value, wall_s)
+        record = self._sign(announcement, announcement.value, wall_s)
+        announcement.sequence = record.sequence
+        announcement.holders.clear()
+        return record
 
     def sign_withdrawal(self, announcement: Announcement, wall_s: float) -> SignedRecord:
         """A record of no value, which outlives what it replaces."""
@@ -70,16 +76,30 @@ class Announcements:
         """When something will be due; infinite when we say nothing."""
         return min((a.due_s for a in self._by_key.values()), default=float("inf"))
 
-    def published(self, announcement: Announcement, num_stored: int, now_s: float) -> None:
-        """It has just been stored by `num_stored` others: when is it due again?
+    def stored(self, record: SignedRecord, peer: PeerId, now_s: float) -> None:
+        """`peer` says that it has stored it: perhaps late, when nobody waits for it any more.
+
+        Where all are busy most are late. Whoever said it again for that would make them busier.
+        """
+        announcement = self._by_key.get(record.key)
+        if announcement is None or announcement.sequence != record.sequence:
+            return
+        announcement.holders.add(peer)
+        if len(announcement.holders) == self._replicas:
+            self.published(announcement, now_s)
+
+    def published(self, announcement: Announcement, now_s: float) -> None:
+        """It was stored by some, and nobody waits for more: when is it due again?
 
         With all replicas, at a third of its life, so that two renewals may fail. With fewer (we may
         be the first here) soon, then less and less often: a small swarm never has all replicas.
         """
         interval_s = announcement.ttl_s / 3
-        if num_stored < self._replicas:
+        if len(announcement.holders) < self._replicas:
             interval_s = min(interval_s, announcement.retry_s)
             announcement.retry_s = min(announcement.retry_s * 2, _RETRY_MAX_S)
+        else:
+            announcement.retry_s = _RETRY_FIRST_S
         announcement.due_s = now_s + interval_s
 
     def hurry(self, now_s: float) -> None:

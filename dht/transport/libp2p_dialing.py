@@ -16,8 +16,9 @@ from dht.transport.libp2p_host import TransportConfig, dialable, library_id
 from dht.transport.libp2p_inbound import BAD_BYTES
 from dht.transport.libp2p_links import Links
 from dht.transport.libp2p_names import LOOKUPS_MAX, located
+from dht.transport.libp2p_psk import WRONG_KEY
 from dht.transport.libp2p_stream import root_message
-from protocol.errors import NetworkError, PeerError, UnreachableError
+from protocol.errors import NetworkError, PeerError, SwarmKeyError, UnreachableError
 from protocol.identity import PeerId, short_id
 from protocol.transport import Transport
 
@@ -96,7 +97,9 @@ class Dialer:
                     await finished.wait()
         if not self._links.is_up(peer):
             tried = "; ".join(f"{address!r}: {why}" for address, why in failures.items())
-            raise UnreachableError(f"{short_id(peer)}: {tried or 'no address known'}")
+            is_keyless = not WRONG_KEY.isdisjoint(failures.values())
+            kind = SwarmKeyError if is_keyless else UnreachableError
+            raise kind(f"{short_id(peer)}: {tried or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
         """Why it failed, or None."""

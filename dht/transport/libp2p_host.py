@@ -42,7 +42,13 @@ from psutil import net_if_addrs
 
 from dht.reaching.interfaces import told_hosts
 from dht.transport.libp2p_link import OpenLink
-from dht.transport.libp2p_psk import PSK_BYTES, PSK_PROTOCOL, PskNoise
+from dht.transport.libp2p_psk import (
+    NOT_PRIVATE,
+    PRIVATE,
+    PSK_BYTES,
+    PSK_PROTOCOL,
+    PskNoise,
+)
 from dht.transport.libp2p_security import TunedNoise, link_of
 from dht.transport.libp2p_tls import TunedTls, tls_is_safe
 from dht.transport.libp2p_yamux import Muxers, Yamux
@@ -59,9 +65,6 @@ hole."""
 
 SECURITIES = ("tls", "noise")
 """What `TransportConfig.security` may say."""
-
-_NOT_PRIVATE = "it is not in our private swarm: it takes no PSK"
-_PRIVATE = "it takes neither TLS nor Noise: a private swarm has a PSK, which its members give you"
 
 _DIALABLE = (
     {"ip4", "tcp"},
@@ -198,9 +201,20 @@ class _Upgrader(TransportUpgrader):
             return await super().upgrade_security(raw_conn, is_initiator, peer_id)
         except SecurityUpgradeFailure as error:
             if isinstance(error.__cause__, MultiselectError | MultiselectClientError):
-                why = _NOT_PRIVATE if self._is_private else _PRIVATE
+                why = NOT_PRIVATE if self._is_private else PRIVATE
                 raise SecurityUpgradeFailure(why) from None
             raise
+
+
+class _Host(BasicHost):
+    """The library's host, which asks nobody to identify itself.
+
+    What peers say there, addresses and protocols, our own messages say too. It would be a stream
+    each way on every connection. Others who ask us are answered.
+    """
+
+    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
+        """Ask nobody."""
 
 
 def _from_listener(raw: IRawConnection) -> bool:
@@ -226,7 +240,7 @@ def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink)
         {TProtocol(YAMUX_PROTOCOL): Yamux}, negotiate_timeout=int(UPGRADE_TIMEOUT_S)
     )
     announce = [Multiaddr(address) for address in config.announce]
-    return BasicHost(
+    return _Host(
         _Swarm(peer_id, peerstore, upgrader, config.connections_max),
         addrs_factory=lambda found: (
             announce or [a for one in found for a in reachable(one, config.interface)]

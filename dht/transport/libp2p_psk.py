@@ -24,6 +24,12 @@ from dht.transport.libp2p_security import TunedNoise
 PSK_PROTOCOL = TProtocol("/barnraise/noise-psk/1")
 PSK_BYTES = 32
 
+NOT_PRIVATE = "it is not in our private swarm: it takes no PSK"
+PRIVATE = "it takes neither TLS nor Noise: a private swarm has a PSK, which its members give you"
+OTHER_PSK = "it is in another private swarm: its PSK is not ours"
+WRONG_KEY = frozenset({NOT_PRIVATE, PRIVATE, OTHER_PSK})
+"""Why a handshake failed with a peer that is there."""
+
 _BAD_MESSAGE = (NoiseInvalidMessage, BaseLibp2pError, ValueError, EOFError, OSError)
 
 
@@ -68,4 +74,4 @@ class PskNoise(TunedNoise):
         except HandshakeFailure:
             raise
         except _BAD_MESSAGE:
-            raise HandshakeFailure("it is in another private swarm: its PSK is not ours") from None
+            raise HandshakeFailure(OTHER_PSK) from None

@@ -14,7 +14,7 @@ from node.state.folder import KNOWN_PEERS_FILE, run_folder
 from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from protocol.errors import ConfigError, ProofError, RefusedError, UnreachableError
+from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.invitations import Offer, check_credential
 from protocol.manifest import RunManifest, SignedManifest
@@ -87,6 +87,8 @@ async def join_run(
     try:
         try:
             fetched = await _fetch(target, signer, psk)
+        except SwarmKeyError:
+            raise  # Who is there was found, so nobody is looked for; private ones say nothing.
         except UnreachableError:
             near = () if look_around is None or not target.run else await look_around(target.run)
             if not near:

@@ -18,6 +18,7 @@ from protocol.errors import (
     NetworkError,
     PeerError,
     RefusedError,
+    SwarmKeyError,
     UnreachableError,
 )
 from protocol.identity import PeerId, Signer, peer_id_text, short_id
@@ -73,7 +74,7 @@ async def fetch_manifest(
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
     Raises RefusedError if peers answered but none with that run's manifest, UnreachableError if
-    none answered; both list every address that was tried, and why it failed.
+    none answered, its SwarmKeyError if the PSK was why; all list every address that was tried, and why it failed.
     """
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:
@@ -101,6 +102,8 @@ async def fetch_manifest(
     tried = "\n".join(reasons)
     if any(isinstance(error, PeerError) for error in failures.values()):
         raise RefusedError(f"no peer has the manifest of this run:\n{tried}")
+    if failures and all(isinstance(error, SwarmKeyError) for error in failures.values()):
+        raise SwarmKeyError(f"peers are there, but not in a swarm with this node:\n{tried}")
     raise UnreachableError(f"no peer answered:\n{tried}\nare they running, and in reach from here?")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dht.kademlia.announcements import Announcements
-from dht.kademlia.records import Verdict, rank, verdict
+from dht.kademlia.announcements import Announcement, Announcements
+from dht.kademlia.records import SignedRecord, Verdict, rank, verdict
 from protocol.identity import KeyedHashSigner
 from tests.dht.network import WALL_S, peer_id
 
@@ -15,6 +15,15 @@ def announcements() -> Announcements:
     return Announcements(SIGNER, replicas=REPLICAS)
 
 
+def publish(said: Announcements, one: Announcement, num_stored: int, now_s: float) -> SignedRecord:
+    """Say it once, to so many who answer in time; the record that was said."""
+    record = said.sign(one, WALL_S + now_s)
+    for number in range(num_stored):
+        said.stored(record, peer_id(100 + number), now_s)
+    said.published(one, now_s)
+    return record
+
+
 def test_nothing_said_is_never_due() -> None:
     assert announcements().next_due_s() == float("inf")
     assert announcements().due(1e9) == []
@@ -23,7 +32,7 @@ def test_nothing_said_is_never_due() -> None:
 def test_fully_stored_announcement_is_renewed_at_a_third_of_its_life() -> None:
     said = announcements()
     one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
-    said.published(one, REPLICAS, 10.0)
+    publish(said, one, REPLICAS, 10.0)
     assert said.next_due_s() == 40.0
     assert said.due(39.9) == []
     assert said.due(40.0) == [one]
@@ -34,18 +43,36 @@ def test_announcement_with_too_few_replicas_is_repeated_soon_then_less_often() -
     one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
     waits = []
     for _ in range(7):
-        said.published(one, REPLICAS - 1, 0.0)
+        publish(said, one, REPLICAS - 1, 0.0)
         waits.append(said.next_due_s())
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_late_answers_count_and_those_to_an_older_record_do_not() -> None:
+    said = announcements()
+    one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
+    older = publish(said, one, REPLICAS - 1, 0.0)
+    record = publish(said, one, REPLICAS - 2, 1.0)
+    assert said.next_due_s() == 3.0
+    for late in (older, older, record):
+        said.stored(late, peer_id(98), 1.5)
+    # The same peer twice is one replica.
+    said.stored(record, peer_id(98), 1.6)
+    assert said.next_due_s() == 3.0
+    said.stored(record, peer_id(99), 1.7)
+    assert said.next_due_s() == 31.7
+    # It is complete, so a new peer is no reason to say it again.
+    said.hurry(2.0)
+    assert said.next_due_s() == 31.7
 
 
 def test_new_peer_makes_only_the_incomplete_announcement_hurry() -> None:
     said = announcements()
     complete = said.add(b"complete", b"v", ttl_s=90.0, now_s=0.0)
     incomplete = said.add(b"incomplete", b"v", ttl_s=90.0, now_s=0.0)
-    said.published(complete, REPLICAS, 0.0)
+    publish(said, complete, REPLICAS, 0.0)
     for _ in range(5):
-        said.published(incomplete, 1, 0.0)
+        publish(said, incomplete, 1, 0.0)
     said.hurry(2.0)
     assert said.due(3.0) == [incomplete]
 

@@ -13,7 +13,7 @@ from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.state.folder import run_folder
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from protocol.errors import ConfigError, RefusedError, UnreachableError
+from protocol.errors import ConfigError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import SignedManifest
 from tests.dht.loopback import DEADLINE_S, open_loopback
@@ -73,6 +73,21 @@ async def test_link_whose_addresses_are_dead_finds_its_run_on_this_network(tmp_p
         *full_addresses(GONE, [DEAD]),
         *full_addresses(peer.peer_id, [address]),
     )
+
+
+@pytest.mark.parametrize("psk", [None, b"o" * 32], ids=["none", "another"])
+async def test_who_lacks_the_psk_is_told_so_and_looks_for_nobody_else(
+    tmp_path: Path, psk: bytes | None
+) -> None:
+    async def look_around(run: bytes) -> tuple[PeerAddress, ...]:
+        pytest.fail("whom the link names is there")
+
+    served = {MANIFEST_PROTOCOL: ManifestServer(RUN).serve}
+    async with open_loopback(served, psk=b"p" * 32) as peer:
+        target = parse_target(link_to(RUN, peer.peer_id, peer.addresses()[0]))
+        with trio.fail_after(DEADLINE_S), pytest.raises(SwarmKeyError, match="PSK") as caught:
+            await join_run(target, tmp_path, SIGNER, psk=psk, look_around=look_around)
+    assert "are they running" not in str(caught.value)
 
 
 async def test_run_of_a_link_that_is_on_the_disk_needs_no_peer(tmp_path: Path) -> None:
