@@ -74,7 +74,8 @@ async def fetch_manifest(
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
     Raises RefusedError if peers answered but none with that run's manifest, UnreachableError if
-    none answered, its SwarmKeyError if the PSK was why; all list every address that was tried, and why it failed.
+    none answered, its SwarmKeyError if the PSK was why; all list every address that was tried, and
+    why it failed.
     """
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:

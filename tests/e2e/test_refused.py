@@ -84,7 +84,8 @@ def invitation(folder: Path, uses: int) -> tuple[str, str]:
     """A link of the founder's, and the name to take it back by."""
     done = command(folder, "invite", "--uses", str(uses), "--state", "a")
     link, name = LINK.search(done.stdout), re.search(r"invite revoke (\w+)", done.stdout)
-    assert link and name, done.stdout + done.stderr
+    assert link is not None, done.stderr
+    assert name is not None, done.stdout
     return link.group(), name.group(1)
 
 
