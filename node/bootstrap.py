@@ -44,6 +44,8 @@ PORT = 4001
 LISTEN = f"/ip4/0.0.0.0/tcp/{PORT}"
 """A bootstrap node's address is told to people, so that its port is no accident."""
 
+_TRIED_SHOWN = 4
+
 LOOK_S = 20.0
 """For `barnraise runs`: to enter, and to ask under sixteen topics."""
 
@@ -91,6 +93,8 @@ async def _serve(
                     [
                         f"serving the DHT{' and as a relay' if relay else ''} at",
                         *(f"  {one}" for one in addresses),
+                        "whoever founds a run names it, and links of the run lead here too:",
+                        *(f"  barnraise run run.toml --bootstrap {one}" for one in addresses[:1]),
                     ]
                 )
             )
@@ -147,9 +151,21 @@ async def _look(contacts: tuple[Contact, ...], psk: bytes | None) -> tuple[Publi
     async with _visit(psk) as directory:
         with trio.move_on_after(LOOK_S):
             if not await directory.join(contacts):
-                raise UnreachableError(f"none of {len(contacts)} known peers answers")
+                raise UnreachableError(_nobody_of(contacts))
             return await find_public_runs(directory)
     raise UnreachableError(f"the DHT did not answer within {LOOK_S:.0f} s")
+
+
+def _nobody_of(contacts: Sequence[Contact]) -> str:
+    """That none of them answers, and who the first of them were."""
+    tried = [
+        f"  {', '.join(full_addresses(one.peer, one.addresses))}" for one in contacts[:_TRIED_SHOWN]
+    ]
+    more = len(contacts) - len(tried)
+    lines = [*tried, f"  and {more} more"] if more else tried
+    return "\n".join(
+        ["no peer answers:", *lines, "is one of them running, and in reach from here?"]
+    )
 
 
 @asynccontextmanager

@@ -127,7 +127,10 @@ def _print_runs(found: "tuple[PublicRun, ...]") -> None:
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not found:
-        console.print("No public run in sight.")
+        console.print(
+            "No public run in sight. Runs for whoever has a link, or for the invited, are not\n"
+            "listed: ask someone who trains in one for its link."
+        )
         return
     table = Table("run", "title", "model", "parameters", "memory", "peers", box=None)
     for one in found:

@@ -56,8 +56,9 @@ def _links(status: NodeStatus, peers: PeerTable, linked: list[PeerRecord]) -> Fi
             advice="check that this machine is online, and that the run's peers are; ask one of "
             "them for a new link, since addresses change",
         )
-    said = f"{len(linked)} linked, {len(missing)} members without a link"
+    said = f"{len(linked)} linked"
     if missing:
+        said += f", {_counted(len(missing), 'member')} of the run without a link"
         names = ", ".join(peer.peer[-8:] for peer in missing[:8])
         advice = f"no path to {names}: they may be off; votes reach them through the others"
         return Finding(subject="peers", level="note", said=said, advice=advice)
@@ -72,7 +73,8 @@ def _reachability(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
         said = f"others have dialled this node at {status.answers_at[0]} and found it"
         return Finding(subject="reachability", level="ok", said=said)
     if came:
-        said = f"{len(came)} peers came in from the internet by a mapped port"
+        came_in = _counted(len(came), "peer")
+        said = f"{came_in} came in from the internet by a port that the router maps here"
         return Finding(subject="reachability", level="ok", said=said)
     silent = [text for text in public if text.partition("/p2p/")[0] in (status.silent_at or ())]
     if silent:
@@ -111,7 +113,7 @@ def _reachability(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
 def _nat(status: NodeStatus) -> Iterator[Finding]:
     seen = [found.groups() for text in status.seen_as or () if (found := _HOST.match(text))]
     if not seen:
-        said = "not known: no relay or bootstrap node has told where this node comes from"
+        said = "not known: no bootstrap node or relay outside this network has been asked"
         yield Finding(subject="nat", level="ok", said=said)
         return
     hosts, ports = {host for host, _ in seen}, {port for _, port in seen}
@@ -142,11 +144,12 @@ def _nat(status: NodeStatus) -> Iterator[Finding]:
 
 def _addresses(status: NodeStatus) -> Finding:
     told = ", ".join(text.partition("/p2p/")[0] for text in status.addresses) or "none"
-    seen = ", ".join(status.seen_as or ()) or "nobody"
+    seen = ", ".join(status.seen_as or ())
+    outside = f"; peers outside see it come from {seen}" if seen else ""
     return Finding(
         subject="addresses",
         level="ok" if status.addresses else "problem",
-        said=f"announced: {told}; seen from outside: {seen}",
+        said=f"peers are told to dial {told}{outside}",
         advice="" if status.addresses else "name one with --announce",
     )
 
@@ -154,7 +157,11 @@ def _addresses(status: NodeStatus) -> Finding:
 def _relay(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
     places = sum(_PROXY in text for text in status.addresses)
     relayed = [peer for peer in linked if peer.path == "relayed"]
-    said = f"{places} relays hold a place for this node; {len(relayed)} peers are relayed"
+    said = "none is needed"
+    if places or relayed:
+        hold = "relay holds" if places == 1 else "relays hold"
+        go = "link goes" if len(relayed) == 1 else "links go"
+        said = f"{places} {hold} a place for this node; {len(relayed)} {go} through one"
     if status.needs_relay and not places:
         return Finding(
             subject="relay",
@@ -190,7 +197,9 @@ def _paths(linked: list[PeerRecord]) -> Iterator[Finding]:
         yield Finding(subject="paths", level="ok", said=said)
     times = [peer.rtt_ms for peer in linked if peer.rtt_ms is not None]
     if times:
-        said = f"round trips {min(times):.1f} to {max(times):.1f} ms, median {median(times):.1f}"
+        said = f"{median(times):.0f} ms"
+        if len(times) > 1:
+            said = f"{min(times):.0f} to {max(times):.0f} ms, half of them within {said}"
         slow = [peer.peer[-8:] for peer in linked if (peer.rtt_ms or 0.0) > SLOW_RTT_MS]
         advice = f"slow: {', '.join(slow[:8])}" if slow else ""
         yield Finding(
@@ -200,6 +209,11 @@ def _paths(linked: list[PeerRecord]) -> Iterator[Finding]:
     if rates:
         said = f"bulk came at {min(rates) / 2**20:.1f} to {max(rates) / 2**20:.1f} MiB/s"
         yield Finding(subject="rates", level="ok", said=said)
+
+
+def _counted(number: int, noun: str) -> str:
+    """So many of them, in words that fit one as well."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _is_public(text: str) -> bool:

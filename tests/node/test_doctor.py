@@ -80,7 +80,7 @@ def test_relay_that_is_needed_and_missing_is_told():
     named = found(
         peers=(replace(PEER, path="relayed"),), addresses=(HOME, RELAYED), needs_relay=True
     )
-    assert named["relay"].said.startswith("1 relays hold a place")
+    assert named["relay"].said.startswith("1 relay holds a place for this node; 1 link goes")
     assert named["relay"].level == "note"
 
 
@@ -96,6 +96,12 @@ def test_relay_that_is_needed_and_missing_is_told():
 def test_clock_that_is_off_is_told(offset_s, level, word):
     clock = found(clock_offset_s=offset_s)["clock"]
     assert (clock.level, word in clock.said) == (level, True)
+
+
+def test_one_peer_and_no_need_of_a_relay_are_told_in_words_that_fit():
+    named = found(peers=(replace(PEER, rtt_ms=15.2),))
+    assert (named["peers"].said, named["relay"].said) == ("1 linked", "none is needed")
+    assert named["round trips"].said == "15 ms"
 
 
 def test_slow_peers_and_rates_are_told():
