@@ -22,7 +22,7 @@ from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
-from node.peers.retrying import Retry
+from node.peers.retrying import Retry, pause_s
 from node.peers.strikes import Strikes
 from protocol import limits
 from protocol.errors import (
@@ -201,11 +201,12 @@ class Links:
                 announced = addresses
                 value = encode(Announcement(addresses))
                 await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
+            began_s = trio.current_time()
             if not self.finds_nobody:
                 for record in await self.directory.find(topic):
                     self._note_record(record.writer, record.value)
             searches += 1
-            await trio.sleep(SEARCH_FIRST_S)
+            await trio.sleep(pause_s(SEARCH_FIRST_S, trio.current_time() - began_s))
             if searches >= SEARCHES_AT_FIRST:
                 with trio.move_on_after(SEARCH_S - SEARCH_FIRST_S):
                     await self._stranger_came.wait()

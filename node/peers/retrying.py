@@ -16,3 +16,14 @@ class Retry:
         """It is being tried now."""
         self.due_s = now_s + self.delay_s
         self.delay_s = min(2 * self.delay_s, RETRY_S_MAX)
+
+
+_PAUSE_TIMES_MAX = 4.0
+
+
+def pause_s(least_s: float, took_s: float) -> float:
+    """How long to rest behind what took `took_s` and is to be done again: as long, within bounds.
+
+    Where all are busy, all that they do again and again is what they are busy with.
+    """
+    return min(max(least_s, took_s), _PAUSE_TIMES_MAX * least_s)

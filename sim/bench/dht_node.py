@@ -26,6 +26,7 @@ from node.cells.heap import keep_freed_memory
 from node.config import parse_peer_address
 from node.peers.links import SEARCH_FIRST_S
 from node.peers.listening import full_addresses
+from node.peers.retrying import pause_s
 from protocol.identity import Ed25519Signer
 
 TTL_S = 3600.0
@@ -41,10 +42,10 @@ async def _meet(directory: KademliaDirectory, key: str, number: int, addresses: 
     """Search as often as a node does for the peers of its run; how often."""
     await directory.join(_contacts(addresses))
     await directory.announce(key.encode(), value_of(key), ttl_s=TTL_S)
-    searches = 1
+    searches, began_s = 1, trio.current_time()
     while len(await directory.find(key.encode())) < number:
-        await trio.sleep(SEARCH_FIRST_S)
-        searches += 1
+        await trio.sleep(pause_s(SEARCH_FIRST_S, trio.current_time() - began_s))
+        searches, began_s = searches + 1, trio.current_time()
     return searches
 
 
