@@ -264,12 +264,16 @@ class KademliaDirectory:
             holders_enough=holders_enough,
         )
 
-    def _heard(self, is_new: bool) -> None:
-        """An answer came; what waits for more replicas may try again with a new peer in sight."""
-        if is_new:
-            self._announcements.hurry(trio.current_time())
-            self._announcements_changed.set()
+    def _heard(self, contact: Contact, is_new: bool) -> None:
+        """An answer came; of a new peer, it may lie where our records are looked for."""
+        if is_new and (records := self._announcements.for_newcomer(contact.peer)):
+            self._running().start_soon(self._tell_newcomer, contact, records)
         self._wake_pinger()
+
+    async def _tell_newcomer(self, contact: Contact, records: Sequence[SignedRecord]) -> None:
+        # One after the other: whoever says much should not fill its streams.
+        for record in records:
+            await self._store_at(contact, record)
 
     async def _ping(self, contact: Contact) -> bool:
         reply = await self._searcher.ask(contact, Ping(self.kademlia.own_addresses()))
@@ -303,7 +307,7 @@ class KademliaDirectory:
         verdicts_in, verdicts = trio.open_memory_channel[bool](len(contacts))
         with verdicts_in:
             for contact in contacts:
-                self._running().start_soon(self._store_at, contact, record, verdicts_in.clone())
+                self._running().start_soon(self._tell, contact, record, verdicts_in.clone())
         num_stored = 0
         # Who has just answered and now is silent may still store it, but nobody waits for that.
         with verdicts, trio.move_on_after(self.config.kademlia.lookup.time_out_s):
@@ -311,14 +315,19 @@ class KademliaDirectory:
                 num_stored += is_stored
         return num_stored
 
-    async def _store_at(
+    async def _store_at(self, contact: Contact, record: SignedRecord) -> bool:
+        """Whether it says that it has stored it."""
+        reply = await self._searcher.ask(contact, Store(self.kademlia.own_addresses(), record))
+        is_stored = isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED
+        if is_stored:
+            self._announcements.stored(record, contact.peer, trio.current_time())
+        return is_stored
+
+    async def _tell(
         self, contact: Contact, record: SignedRecord, verdicts_in: trio.MemorySendChannel[bool]
     ) -> None:
         with verdicts_in:
-            reply = await self._searcher.ask(contact, Store(self.kademlia.own_addresses(), record))
-            is_stored = isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED
-            if is_stored:
-                self._announcements.stored(record, contact.peer, trio.current_time())
+            is_stored = await self._store_at(contact, record)
             # Broken: nobody waits any more.
             with contextlib.suppress(trio.BrokenResourceError):
                 verdicts_in.send_nowait(is_stored)

@@ -289,8 +289,8 @@ class MeetingNode:
                 is_new = contact.peer not in self.kademlia.table
                 self.kademlia.answered(contact.peer, reply.addresses, now_s)
                 if is_new and contact.peer in self.kademlia.table:
-                    self._announcements.hurry(now_s)
-                    self._plan_renewal()
+                    for record in self._announcements.for_newcomer(contact.peer):
+                        self._store_at(contact, record)
             self._ping_some()
             then(reply)
 
@@ -330,15 +330,17 @@ class MeetingNode:
         self.look_up(record.key, partial(self._store, announcement, record))
 
     def _store(self, announcement: Announcement, record: SignedRecord, found: LookupResult) -> None:
-        def stored(peer: PeerId, reply: Reply | None) -> None:
-            if isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED:
-                self._announcements.stored(record, peer, self._time.now_s)
-
         for contact in found.replicas:
-            store = Store(self.kademlia.own_addresses(), record)
-            self._ask(contact, store, partial(stored, contact.peer))
+            self._store_at(contact, record)
         wait_s = self._config.kademlia.lookup.time_out_s
         self._time.later(wait_s, self._published, announcement)
+
+    def _store_at(self, contact: Contact, record: SignedRecord) -> None:
+        def stored(reply: Reply | None) -> None:
+            if isinstance(reply, Stored) and reply.verdict is StoreVerdict.STORED:
+                self._announcements.stored(record, contact.peer, self._time.now_s)
+
+        self._ask(contact, Store(self.kademlia.own_addresses(), record), stored)
 
     def _published(self, announcement: Announcement) -> None:
         self._announcements.published(announcement, self._time.now_s)

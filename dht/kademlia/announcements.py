@@ -1,8 +1,9 @@
 """What we keep saying in the DHT, and when each saying is due again. Pure."""
 
+import heapq
 from dataclasses import dataclass, field
 
-from dht.kademlia.keyspace import Key, topic_key
+from dht.kademlia.keyspace import Key, distance, node_key, topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from protocol import limits
 from protocol.identity import PeerId, Signer
@@ -20,9 +21,11 @@ class Announcement:
     ttl_s: float
     due_s: float
     retry_s: float = _RETRY_FIRST_S
-    sequence: int = 0
-    holders: set[PeerId] = field(default_factory=set)
-    """Who has said that it stored the newest record."""
+    record: SignedRecord | None = None
+    """What was said last."""
+
+    holders: dict[PeerId, int] = field(default_factory=dict)
+    """Who has said that it stored that, and how far it lies from the key."""
 
 
 class Announcements:
@@ -56,7 +59,7 @@ class Announcements:
     def sign(self, announcement: Announcement, wall_s: float) -> SignedRecord:
         """A fresh record of it, newer than all before: also than those of our last run."""
         record = self._sign(announcement, announcement.value, wall_s)
-        announcement.sequence = record.sequence
+        announcement.record = record
         announcement.holders.clear()
         return record
 
@@ -82,9 +85,9 @@ class Announcements:
         Where all are busy most are late. Whoever said it again for that would make them busier.
         """
         announcement = self._by_key.get(record.key)
-        if announcement is None or announcement.sequence != record.sequence:
+        if announcement is None or announcement.record != record or peer in announcement.holders:
             return
-        announcement.holders.add(peer)
+        announcement.holders[peer] = distance(node_key(peer), record.key)
         if len(announcement.holders) == self._replicas:
             self.published(announcement, now_s)
 
@@ -102,12 +105,19 @@ class Announcements:
             announcement.retry_s = _RETRY_FIRST_S
         announcement.due_s = now_s + interval_s
 
-    def hurry(self, now_s: float) -> None:
-        """A new peer is in sight: what waits for more replicas may try again in a moment."""
-        for announcement in self._by_key.values():
-            if announcement.retry_s > _RETRY_FIRST_S:
-                announcement.retry_s = _RETRY_FIRST_S
-                announcement.due_s = min(announcement.due_s, now_s + _RETRY_FIRST_S)
+    def for_newcomer(self, peer: PeerId) -> list[SignedRecord]:
+        """What `peer`, who is new to the table, should hold too: it lies nearer than a replica.
+
+        Searches would ask it and not find what was said before it came.
+        """
+        found, place = [], node_key(peer)
+        for one in self._by_key.values():
+            if one.record is None or peer in one.holders:
+                continue
+            nearest = heapq.nsmallest(self._replicas, one.holders.values())
+            if len(nearest) < self._replicas or distance(place, one.key) < nearest[-1]:
+                found.append(one.record)
+        return found
 
     def _sign(self, announcement: Announcement, value: bytes, wall_s: float) -> SignedRecord:
         # Milliseconds of the wall clock: a restarted node goes on above what it said before.

@@ -3,6 +3,7 @@
 import pytest
 
 from dht.kademlia.announcements import Announcement, Announcements
+from dht.kademlia.keyspace import distance, node_key
 from dht.kademlia.records import SignedRecord, Verdict, rank, verdict
 from protocol.identity import KeyedHashSigner
 from tests.dht.network import WALL_S, peer_id
@@ -61,20 +62,28 @@ def test_late_answers_count_and_those_to_an_older_record_do_not() -> None:
     assert said.next_due_s() == 3.0
     said.stored(record, peer_id(99), 1.7)
     assert said.next_due_s() == 31.7
-    # It is complete, so a new peer is no reason to say it again.
-    said.hurry(2.0)
-    assert said.next_due_s() == 31.7
 
 
-def test_new_peer_makes_only_the_incomplete_announcement_hurry() -> None:
+def test_newcomer_is_told_what_it_lies_nearer_to_than_a_replica() -> None:
     said = announcements()
-    complete = said.add(b"complete", b"v", ttl_s=90.0, now_s=0.0)
-    incomplete = said.add(b"incomplete", b"v", ttl_s=90.0, now_s=0.0)
-    publish(said, complete, REPLICAS, 0.0)
-    for _ in range(5):
-        publish(said, incomplete, 1, 0.0)
-    said.hurry(2.0)
-    assert said.due(3.0) == [incomplete]
+    one = said.add(b"topic", b"v", ttl_s=90.0, now_s=0.0)
+    assert said.for_newcomer(peer_id(1)) == []
+    record = said.sign(one, WALL_S)
+    peers = sorted(map(peer_id, range(100)), key=lambda peer: distance(node_key(peer), one.key))
+    # Fewer than enough hold it: whoever comes is welcome.
+    assert said.for_newcomer(peers[99]) == [record]
+    for peer in peers[10 : 10 + REPLICAS]:
+        said.stored(record, peer, 1.0)
+    said.published(one, 1.0)
+    assert said.for_newcomer(peers[99]) == []
+    assert said.for_newcomer(peers[0]) == [record]
+    assert said.for_newcomer(peers[10]) == []  # It holds it.
+    # Once eight nearer ones hold it, the others were the wrong ones.
+    for peer in peers[:REPLICAS]:
+        said.stored(record, peer, 2.0)
+    assert said.for_newcomer(peers[8]) == said.for_newcomer(peers[9]) == []
+    said.remove(b"topic")
+    assert said.for_newcomer(peers[3]) == []
 
 
 def test_announcement_that_was_never_published_is_due_soon() -> None:
