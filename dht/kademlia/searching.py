@@ -97,10 +97,10 @@ class Searcher:
 
 async def _next(answers: trio.MemoryReceiveChannel[_Answer], deadline_s: float) -> _Answer | None:
     """The next answer; None if there is none by the deadline."""
-    answer = None
-    with trio.move_on_at(deadline_s):
+    answer: _Answer | None = None
+    with trio.move_on_at(deadline_s) as waiting:
         answer = await answers.receive()
-    if answer is None:
+    if waiting.cancelled_caught:
         # Woken late, this machine is busy: what was said in time lies unread, some steps of other
         # tasks away. To take all for silent would only have more of them asked.
         late_s = trio.current_time() - deadline_s
