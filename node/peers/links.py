@@ -201,11 +201,10 @@ class Links:
                 announced = addresses
                 value = encode(Announcement(addresses))
                 await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
-            began_s = trio.current_time()
+            searches, began_s = searches + 1, trio.current_time()
             if not self.finds_nobody:
                 for record in await self.directory.find(topic):
                     self._note_record(record.writer, record.value)
-            searches += 1
             await trio.sleep(pause_s(SEARCH_FIRST_S, trio.current_time() - began_s))
             if searches >= SEARCHES_AT_FIRST:
                 with trio.move_on_after(SEARCH_S - SEARCH_FIRST_S):
