@@ -1,6 +1,5 @@
 """What we keep saying in the DHT, and when each saying is due again. Pure."""
 
-import heapq
 from dataclasses import dataclass, field
 
 from dht.kademlia.keyspace import Key, distance, node_key, topic_key
@@ -25,7 +24,7 @@ class Announcement:
     """What was said last."""
 
     holders: dict[PeerId, int] = field(default_factory=dict)
-    """Who has said that it stored that, and how far it lies from the key."""
+    """Who has said that it stored that, and how far it lies from the key; the nearest of them."""
 
 
 class Announcements:
@@ -87,8 +86,12 @@ class Announcements:
         announcement = self._by_key.get(record.key)
         if announcement is None or announcement.record != record or peer in announcement.holders:
             return
-        announcement.holders[peer] = distance(node_key(peer), record.key)
-        if len(announcement.holders) == self._replicas:
+        holders = announcement.holders
+        holders[peer] = distance(node_key(peer), record.key)
+        if len(holders) > self._replicas:
+            # It was complete before: who come ever nearer do not put its renewal off.
+            del holders[max(holders, key=holders.__getitem__)]
+        elif len(holders) == self._replicas:
             self.published(announcement, now_s)
 
     def published(self, announcement: Announcement, now_s: float) -> None:
@@ -114,8 +117,8 @@ class Announcements:
         for one in self._by_key.values():
             if one.record is None or peer in one.holders:
                 continue
-            nearest = heapq.nsmallest(self._replicas, one.holders.values())
-            if len(nearest) < self._replicas or distance(place, one.key) < nearest[-1]:
+            is_short = len(one.holders) < self._replicas
+            if is_short or distance(place, one.key) < max(one.holders.values()):
                 found.append(one.record)
         return found
 

@@ -82,6 +82,9 @@ def test_newcomer_is_told_what_it_lies_nearer_to_than_a_replica() -> None:
     for peer in peers[:REPLICAS]:
         said.stored(record, peer, 2.0)
     assert said.for_newcomer(peers[8]) == said.for_newcomer(peers[9]) == []
+    # Nor is it kept without bound who they are, or the renewal put off by whoever comes.
+    assert set(one.holders) == set(peers[:REPLICAS])
+    assert said.next_due_s() == 31.0
     said.remove(b"topic")
     assert said.for_newcomer(peers[3]) == []
 
