@@ -3,13 +3,14 @@
 import time
 
 import trio
+from trio.testing import MockClock
 
-from dht.kademlia.searching import _next
+from dht.kademlia.searching import _Answer, _next
 from tests.dht.network import peer_id
 
 
 async def test_answer_that_lies_unread_behind_other_tasks_is_heard_after_a_late_waking() -> None:
-    answers_in, answers = trio.open_memory_channel[tuple[bytes, None]](4)
+    answers_in, answers = trio.open_memory_channel[_Answer](4)
 
     async def say() -> None:
         for _ in range(6):  # As many turns of the loop as an answer takes from the socket.
@@ -26,7 +27,9 @@ async def test_answer_that_lies_unread_behind_other_tasks_is_heard_after_a_late_
             assert await _next(answers, deadline_s) == (peer_id(1), None)
 
 
-async def test_silence_ends_with_the_deadline_where_nobody_is_late(autojump_clock) -> None:
-    _, answers = trio.open_memory_channel[tuple[bytes, None]](4)
+async def test_silence_ends_with_the_deadline_where_nobody_is_late(
+    autojump_clock: MockClock,
+) -> None:
+    _, answers = trio.open_memory_channel[_Answer](4)
     assert await _next(answers, trio.current_time() + 0.5) is None
     assert trio.current_time() <= 0.51
