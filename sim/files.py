@@ -34,25 +34,51 @@ class Fate(Enum):
 
 
 class _File:
-    __slots__ = ("data", "has_dropped", "stored", "unsynced")
+    """`data` is what processes see. What lies on the disk is its beginning, up to `synced`, until
+    that is overwritten or a sync fails: then `apart` has those bytes.
+    """
 
-    def __init__(self) -> None:
-        self.data = bytearray()
-        """As processes see it."""
-        self.stored = bytearray()
-        """As it lies on the disk."""
+    __slots__ = ("apart", "data", "has_dropped", "is_flipped", "synced", "unsynced")
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.synced = len(data)
+        self.apart: bytearray | None = None
         self.unsynced: list[tuple[int, int, bytes | None]] = []
         """Number, offset and bytes of each write; without bytes a cut to that size."""
         self.has_dropped = False
         """Whether a sync failed, so that no later one makes the two equal."""
+        self.is_flipped = False
+        """Whether a bit is another one than was written, perhaps in one of the two alone."""
+
+    def stored(self) -> bytearray:
+        """What lies on the disk, to be changed."""
+        if self.apart is None:
+            self.apart = self.data[: self.synced]
+        return self.apart
+
+    def note(self, number: int, offset: int, data: bytes | None) -> None:
+        """`data` is about to change from there on."""
+        if offset < self.synced:
+            self.stored()
+        self.unsynced.append((number, offset, data))
 
     def settle(self) -> None:
-        for _, offset, data in self.unsynced:
-            self.store(offset, data)
+        if self.has_dropped or self.is_flipped:
+            for _, offset, data in self.unsynced:
+                self.store(offset, data)
+        else:
+            self.apart, self.synced = None, len(self.data)
         self.unsynced.clear()
 
+    def drop(self) -> None:
+        """A sync has failed: what it was for is lost."""
+        self.stored()
+        self.unsynced.clear()
+        self.has_dropped = True
+
     def store(self, offset: int, data: bytes | None) -> None:
-        stored = self.stored
+        stored = self.stored()
         if data is None:
             del stored[offset:]
         if len(stored) < offset:
@@ -61,7 +87,9 @@ class _File:
             stored[offset : offset + len(data)] = data
 
     def restart(self) -> None:
-        self.data, self.has_dropped = bytearray(self.stored), False
+        self.data = self.stored()
+        self.apart, self.synced = None, len(self.data)
+        self.has_dropped = self.is_flipped = False
         self.unsynced.clear()
 
 
@@ -105,16 +133,21 @@ class SimFile:
         """See OpenFile."""
         offset, data = start, bytes(data)
         file, files = self._file, self._files
-        file.data += bytes(max(0, offset - len(file.data)))
+        missing = offset - len(file.data)
+        if missing > 0:
+            file.data += bytes(missing)
         try:
             files.begin("write", self._path)
         except OSError:
             part = data[: files.stream.randrange(len(data) + 1)]
-            file.unsynced.append((files.note(file), offset, part))
+            file.note(files.note(file), offset, part)
             file.data[offset : offset + len(part)] = part
             raise
-        file.unsynced.append((files.note(file), offset, data))
-        file.data[offset : offset + len(data)] = data
+        file.note(files.note(file), offset, data)
+        if offset == len(file.data):
+            file.data += data
+        else:
+            file.data[offset : offset + len(data)] = data
 
     def sync(self) -> None:
         """See OpenFile."""
@@ -122,8 +155,7 @@ class SimFile:
         try:
             self._files.begin("sync", self._path)
         except OSError:
-            file.unsynced.clear()
-            file.has_dropped = True
+            file.drop()
             raise
         file.settle()
         self._files.forget(file)
@@ -136,7 +168,7 @@ class SimFile:
         """See OpenFile."""
         self._files.begin("truncate", self._path)
         file = self._file
-        file.unsynced.append((self._files.note(file), size, None))
+        file.note(self._files.note(file), size, None)
         del file.data[size:]
 
     def close(self) -> None:
@@ -159,12 +191,14 @@ class SimFiles:
 
     def append(self, path: Path) -> SimFile:
         """See Files."""
-        entry = self._folder(path.parent).names.get(path.name)
+        folder, name = self._place(path)
+        entry = folder.names.get(name)
         return self._opened(path, entry) if isinstance(entry, _File) else self._made(path)
 
     def create(self, path: Path) -> SimFile:
         """See Files."""
-        entry = self._folder(path.parent).names.get(path.name)
+        folder, name = self._place(path)
+        entry = folder.names.get(name)
         if not isinstance(entry, _File):
             return self._made(path)
         opened = self._opened(path, entry)
@@ -178,7 +212,8 @@ class SimFiles:
     def _made(self, path: Path) -> SimFile:
         self.begin("create", path)
         file = _File()
-        self._name(path.parent, "", path.name, file)
+        folder, name = self._place(path)
+        self._name(folder, "", name, file)
         return SimFile(self, path, file)
 
     def overwrite(self, path: Path, start: int, data: Bytes) -> None:
@@ -195,36 +230,42 @@ class SimFiles:
 
     def exists(self, path: Path) -> bool:
         """See Files."""
-        folder = self._folders.get(str(path.parent))
-        return str(path) in self._folders or (folder is not None and path.name in folder.names)
+        text = str(path)
+        place, name = _split(text)
+        folder = self._folders.get(place)
+        return text in self._folders or (folder is not None and name in folder.names)
 
     def names(self, folder: Path) -> list[str]:
         """See Files."""
-        return sorted(self._folder(folder).names)
+        return sorted(self._folder(str(folder)).names)
 
     def rename(self, path: Path, to: Path) -> None:
         """See Files."""
-        assert path.parent == to.parent, "within one folder"
+        (place, old), (to_place, new) = _split(str(path)), _split(str(to))
+        assert place == to_place, "within one folder"
         self.begin("rename", to)
-        self._name(to.parent, path.name, to.name, self._file(path))
+        self._name(self._folder(place), old, new, self._file(path))
 
     def unlink(self, path: Path) -> None:
         """See Files."""
-        if path.name in self._folder(path.parent).names:
+        folder, name = self._place(path)
+        if name in folder.names:
             self.begin("unlink", path)
-            self._name(path.parent, path.name, "", None)
+            self._name(folder, name, "", None)
 
     def make_folder(self, folder: Path) -> None:
         """See Files."""
-        if str(folder) not in self._folders:
+        text = str(folder)
+        if text not in self._folders:
             self.begin("make folder", folder)
-            made = self._folders[str(folder)] = _Folder()
-            self._name(folder.parent, "", folder.name, made)
+            made = self._folders[text] = _Folder()
+            around, name = self._place(folder)
+            self._name(around, "", name, made)
 
     def sync_folder(self, folder: Path) -> None:
         """See Files; of one that fails the names may still be synced later."""
         self.begin("sync folder", folder)
-        found = self._folder(folder)
+        found = self._folder(str(folder))
         found.settle()
         self.forget(found)
 
@@ -244,20 +285,25 @@ class SimFiles:
         if not (isinstance(synced, _File) and synced.has_dropped):
             self._changed.pop(synced, None)
 
-    def _folder(self, path: Path) -> _Folder:
-        folder = self._folders.get(str(path))
+    def _folder(self, path: str) -> _Folder:
+        folder = self._folders.get(path)
         if folder is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         return folder
 
+    def _place(self, path: Path) -> tuple[_Folder, str]:
+        """The folder that a path is in, and what it is called there."""
+        place, name = _split(str(path))
+        return self._folder(place), name
+
     def _file(self, path: Path) -> _File:
-        entry = self._folder(path.parent).names.get(path.name)
+        folder, name = self._place(path)
+        entry = folder.names.get(name)
         if not isinstance(entry, _File):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
         return entry
 
-    def _name(self, place: Path, old: str, new: str, entry: "_File | _Folder | None") -> None:
-        folder = self._folder(place)
+    def _name(self, folder: _Folder, old: str, new: str, entry: "_File | _Folder | None") -> None:
         folder.names.pop(old, None)
         if entry is not None:
             folder.names[new] = entry
@@ -317,7 +363,8 @@ class SimFiles:
     def flip(self, path: Path, bit: int) -> None:
         """Bit rot: one bit of a file is the other one, on the disk and for who reads it."""
         file = self._file(path)
-        for data in (file.data, file.stored):
+        stored, file.is_flipped = file.stored(), True
+        for data in (stored, file.data):
             if bit // 8 < len(data):
                 data[bit // 8] ^= 1 << bit % 8
 
@@ -341,10 +388,9 @@ class SimFiles:
             if data is None:
                 entry = self._folders[name] = _Folder()
             else:
-                entry = _File()
-                entry.data, entry.stored = bytearray(data), bytearray(data)
-            folder = self._folder(path.parent)
-            folder.names[path.name] = folder.stored[path.name] = entry
+                entry = _File(data)
+            folder, called = self._place(path)
+            folder.names[called] = folder.stored[called] = entry
 
     @property
     def bytes_used(self) -> int:
@@ -355,6 +401,12 @@ class SimFiles:
             for entry in folder.names.values()
             if isinstance(entry, _File)
         )
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The folder of an absolute path, and the name in it; a Path would be made for each."""
+    place, _, name = path.rpartition("/")
+    return place or "/", name
 
 
 def _store_name(

@@ -8,6 +8,7 @@ written before it. A sync that failed has lost what it was for: the next one suc
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -267,14 +268,20 @@ def make_folder_durably(folder: Path, files: Files = SYSTEM_FILES) -> None:
     The names of those that are there are synced too, as far up as a node makes folders: who made
     them may not have lived to do so.
     """
-    places = (folder, *folder.parents)
+    places = _places(folder)
     missing = [place for place in places if not files.exists(place)]
     for place in reversed(missing):
         files.make_folder(place)
         files.sync_folder(place.parent)
-    for place in places[len(missing) : _FOLDERS_OF_OURS]:
+    for number in range(len(missing), min(len(places), _FOLDERS_OF_OURS)):
         with suppress(PermissionError):  # Who may not read a folder has made nothing in it.
-            files.sync_folder(place.parent)
+            files.sync_folder(places[min(number + 1, len(places) - 1)])
+
+
+@lru_cache(maxsize=64)
+def _places(folder: Path) -> tuple[Path, ...]:
+    """The folder, and all above it."""
+    return (folder, *folder.parents)
 
 
 def fsync_file(path: Path) -> None:

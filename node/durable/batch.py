@@ -40,13 +40,20 @@ class Batch:
 
 
 _NOTHING = Batch((), (), (), (), ())
-_SENDS = frozenset[type]({ev.Send, ev.SendAll})
+
+
+def _only_send(actions: Sequence[ev.CoreAction]) -> bool:
+    for action in actions:
+        kind = type(action)
+        if kind is not ev.Send and kind is not ev.SendAll:
+            return False
+    return True
 
 
 def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int) -> Batch:
     """What these actions rest on; the chain is on the disk up to `logged_round`."""
     is_longer = core.chain[-1].value.round > logged_round
-    if not is_longer and _SENDS.issuperset(map(type, actions)):
+    if not is_longer and _only_send(actions):
         return _NOTHING  # As nearly always.
     links = [link for link in core.chain if link.value.round > logged_round] if is_longer else []
     listed = listed_commits(core.views(), links) if links else []
