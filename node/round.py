@@ -9,7 +9,7 @@ replaces the anchor before a quorum of equal SEALs of one attempt; whoever is mi
 and nobody waits for the absent longer than a deadline. Rule names (R1...) are the design's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
 from node import events as ev
@@ -107,7 +107,7 @@ class RoundMachine(RoundSteps):
         while not (self.view.is_diverged or self.is_held):
             passes += 1
             assert passes < PASSES_MAX, "two rules undo what the other did"
-            due = [action for rule in self._rules() for action in rule(now_s)]
+            due = self._due(now_s)
             if not due:
                 break
             actions += due
@@ -128,11 +128,18 @@ class RoundMachine(RoundSteps):
             if view.opened_s is not None:
                 yield now_s + deadline_s / POLLS_PER_DEADLINE
 
-    def _rules(self) -> tuple[Callable[[float], Iterator[ev.RoundAction]], ...]:
+    def _due(self, now_s: float) -> list[ev.RoundAction]:
+        """What each rule has to do, asked one after the other."""
         if self.config.clock.lag > 1 and self.head.clock.ends_run:
-            return ()  # The round that was under way beside the last one is not needed (R5).
-        agreed = (self._supply, self._agree, self._seal)
-        return (self._stand, self._final, self._provisional, self._commit, *agreed)
+            return []  # The round that was under way beside the last one is not needed (R5).
+        actions = list(self._stand(now_s))
+        actions += self._final(now_s)
+        actions += self._provisional(now_s)
+        actions += self._commit(now_s)
+        actions += self._supply(now_s)
+        actions += self._agree(now_s)
+        actions += self._seal(now_s)
+        return actions
 
     @property
     def _worked_in(self) -> tuple[RoundView, ...]:

@@ -91,9 +91,10 @@ class Liveness:
         self._heard_s[peer] = now_s
         if self._gone_s and now_s > self._gone_s.get(peer, now_s) + self._heartbeat_s:
             del self._gone_s[peer]  # Not what was under way when it ended.
-        if peer not in self._linked and peer in self._unlinked_s:
+        # Both nearly always empty: nothing is hashed for them.
+        if self._unlinked_s and peer not in self._linked and peer in self._unlinked_s:
             self._unlinked_s[peer] = now_s
-        if peer in self._suspects:
+        if self._suspects and peer in self._suspects:
             self._look_again_s = now_s
 
     def spoke(self, peer: PeerId, now_s: float) -> None:

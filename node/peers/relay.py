@@ -29,6 +29,9 @@ FRAME_BYTES = 48 * 1024
 """Messages are packed into frames up to here, well under the limit of a control frame."""
 
 
+_NOBODY: frozenset[PeerId] = frozenset()
+
+
 class Relay:
     """What each linked peer is linked to, and when each message came here."""
 
@@ -46,6 +49,7 @@ class Relay:
         self._beyond: dict[PeerId, tuple[PeerId, ...]] = {}
         """Our links whom that peer is not linked to; of those `_linked` only."""
         self._linked: tuple[PeerId, ...] = ()
+        self._linked_set: frozenset[PeerId] = _NOBODY
         self._heard_s: dict[bytes, float] = {}
         self._detours = 0
 
@@ -84,15 +88,19 @@ class Relay:
 
     def _not_linked_to(self, origin: PeerId, linked: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         if linked is not self._linked:
-            self._linked = linked
+            self._linked, self._linked_set = linked, frozenset(linked)
             self._beyond.clear()
         beyond = self._beyond.get(origin)
         if beyond is None:
             beyond = ()
             if origin not in self._new:
                 links = self._reached
-                far = set(linked).difference(links.get(origin, ()), (origin,))
-                beyond = tuple(peer for peer in sorted(far) if origin not in links.get(peer, ()))
+                far = self._linked_set - links.get(origin, _NOBODY)
+                beyond = tuple(
+                    peer
+                    for peer in sorted(far)
+                    if peer != origin and origin not in links.get(peer, _NOBODY)
+                )
             self._beyond[origin] = beyond
         return beyond
 

@@ -80,14 +80,16 @@ class Agenda:
     ) -> None:
         """All rules were asked until none had more to do; at `others_s` something else is due."""
         deadline_s = deadline.seconds(view.time_outs)
-        due = [time_s for time_s in (*others_s, *due_times(view, deadline)) if time_s > now_s]
+        due_s = math.inf
+        for time_s in (*others_s, *due_times(view, deadline)):
+            if now_s < time_s < due_s:
+                due_s = time_s
         # The rules subtract where this adds: due by the one may be a rounding late by the other.
-        past_s = now_s - ROUNDING_S
-        retries = [
-            time_s for time_s in retry_times(view, deadline_s, now_s=past_s) if time_s > past_s
-        ]
-        self._due_s = min(due, default=math.inf)
-        self._quiet_until_s = min([self._due_s, *retries])
+        past_s, quiet_until_s = now_s - ROUNDING_S, due_s
+        for time_s in retry_times(view, deadline_s, now_s=past_s):
+            if past_s < time_s < quiet_until_s:
+                quiet_until_s = time_s
+        self._due_s, self._quiet_until_s = due_s, quiet_until_s
         self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE
         self._settled = self._news(view)
 

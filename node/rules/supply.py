@@ -269,22 +269,34 @@ def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> list[flo
     """When cells may be asked for that were not asked for last time; some may be past."""
     times = [certified_s + deadline_s / 2 for certified_s in view.certified_s.values()]
     lately_s = now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
-    moved = [(key, time_s) for key, time_s in view.moved_s.items() if time_s > lately_s]
-    if not (moved or view.asked):
-        return times
-    own_slices, retries_s = view.own_slices(), dict[bytes, float]()
-    for subject in dict.fromkeys([key[0] for key, _ in moved] + [key[0] for key in view.asked]):
-        # Of what is missing here alone: nearly everybody sums nothing, and is told of every COMMIT.
-        if view.ballots.commit_of(subject) is None:
-            if view.missing_results(subject):
-                retries_s[subject] = deadline_s / RESULT_RETRIES
-        elif own_slices and any(view.missing_parts(subject, piece) for piece in own_slices):
-            retries_s[subject] = deadline_s / PART_RETRIES
-    if retries_s:
-        times += [at_s + retries_s[key[0]] for key, at_s in moved if key[0] in retries_s]
-        asked = [key for key in view.asked if key[0] in retries_s]
-        times += [view.ask_due_s(*key, retries_s[key[0]]) for key in asked]
+    retries_s: dict[bytes, float] = {}
+    for key, at_s in view.moved_s.items():
+        if at_s > lately_s:
+            subject = key[0]
+            retry_s = retries_s.get(subject)
+            if retry_s is None:
+                retry_s = retries_s[subject] = _retry_s(view, subject, deadline_s)
+            if retry_s:
+                times.append(at_s + retry_s)
+    for asked in view.asked:
+        subject = asked[0]
+        retry_s = retries_s.get(subject)
+        if retry_s is None:
+            retry_s = retries_s[subject] = _retry_s(view, subject, deadline_s)
+        if retry_s:
+            times.append(view.ask_due_s(*asked, retry_s))
     return times
+
+
+def _retry_s(view: RoundView, subject: bytes, deadline_s: float) -> float:
+    """How long after its last cells a subject is asked for again; 0 where nothing is missing."""
+    # Nearly everybody sums nothing, and is told of every COMMIT.
+    if view.ballots.commit_of(subject) is None:
+        return deadline_s / RESULT_RETRIES if view.missing_results(subject) else 0.0
+    own_slices = view.own_slices()
+    if own_slices and any(view.missing_parts(subject, piece) for piece in own_slices):
+        return deadline_s / PART_RETRIES
+    return 0.0
 
 
 def _sealed_list(view: RoundView) -> bytes:
