@@ -16,6 +16,7 @@ from protocol.messages import Roster, SealCertificate, SeatRecord
 from sim.devices import Clock, Device
 from sim.disk import Disk
 from sim.nodes import Around, NodeParts
+from sim.sharing import SharedStore
 from sim.trainer import SimTrainer
 
 CLOCK_START_S = (1e3, 1e6)
@@ -38,9 +39,15 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     manifest, path = world.manifest, short_id(peer)
     clock = Clock(world.luck(f"clock/{path}").uniform(*CLOCK_START_S), owned.device.clock_rate)
     anchor_N = np.zeros(manifest.layout(0).numel, dtype=np.float32)
-    store = ShardStore(manifest, 0, anchor_N)
+    shared = world.shared
+    store = (
+        ShardStore(manifest, 0, anchor_N)
+        if shared is None
+        else SharedStore(manifest, 0, anchor_N, shared)
+    )
     start = genesis_of(manifest, store.state.root, world.settings.seated)
-    config = replace(owned.config, rare=_rare(world, path))
+    values = None if shared is None else shared.seal_value
+    config = replace(owned.config, rare=_rare(world, path), seal_values=values)
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(
         core=core,

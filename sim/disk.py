@@ -25,6 +25,7 @@ from node.state_transfer.partial_cells import PartialCells
 from node.state_transfer.served import FindCheckpoint, StateInMemory
 from protocol.messages import SealCertificate
 from sim.files import Fate, SimFiles
+from sim.sharing import Shared
 from training.durable import WRITING, Bytes, make_folder_durably, replace_durably
 from training.state import CHECKPOINTS_KEPT, checkpoint_name
 
@@ -73,7 +74,10 @@ class Disk:
     ends, as a real node does.
     """
 
-    def __init__(self, stream: random.Random, spec: DiskSpec | None = None) -> None:
+    def __init__(
+        self, stream: random.Random, spec: DiskSpec | None = None, shared: Shared | None = None
+    ) -> None:
+        self._shared = shared
         self.is_full = False
         self.evidence: dict[PeerId, Evidence] = {}
         """Of the replicated state, what convicts somebody; a file of its own in a real node."""
@@ -226,11 +230,11 @@ class Disk:
         if begun is not None:
             self._finish(begun)
         path = CHECKPOINTS_FOLDER / (WRITING + checkpoint_name(state.round))
-        self._files.create(path).write(b"".join(_packed(state)))
+        self._files.create(path).write(b"".join(self._packed(state)))
 
     def _finish(self, state: StoredState) -> None:
         replace_durably(
-            CHECKPOINTS_FOLDER / checkpoint_name(state.round), _packed(state), self._files
+            CHECKPOINTS_FOLDER / checkpoint_name(state.round), self._packed(state), self._files
         )
         rounds = self._checkpoints()
         kept = [index for index in rounds if index <= state.round][:CHECKPOINTS_KEPT]
@@ -242,6 +246,9 @@ class Disk:
             if name.startswith(WRITING):
                 self._files.unlink(CHECKPOINTS_FOLDER / name)
         self.journal.saved_up_to(kept[-1] + 1)
+
+    def _packed(self, state: StoredState) -> Sequence[Bytes]:
+        return _packed(state) if self._shared is None else self._shared.packed(state, _packed)
 
     def _checkpoints(self) -> list[int]:
         """Rounds of the checkpoints, the newest first; whether they are whole is not looked at."""

@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from blake3 import blake3
 
@@ -26,6 +25,7 @@ from protocol.messages import SealCertificate
 from sim.devices import Clock, Device
 from sim.disk import Disk, DiskSpec
 from sim.links import Direction, Network
+from sim.sharing import Shared
 from sim.trainer import SimTrainer
 
 Call = Callable[..., object]
@@ -43,6 +43,7 @@ class WorldSettings:
     is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives joiners
     of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in
     a run that is old already: open runs admit few voters in sixteen rounds. `liars` are bent.
+    `is_sharing` has equal results worked out once for all nodes (`sim.sharing`).
     """
 
     is_signing_for_real: bool = False
@@ -54,6 +55,7 @@ class WorldSettings:
     disk: DiskSpec = field(default_factory=DiskSpec)
     seated: tuple[PeerId, ...] = ()
     liars: Mapping[PeerId, NodeHooks] = field(default_factory=dict)
+    is_sharing: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rare <= 1.0:
@@ -211,58 +213,61 @@ class Transfer:
         self.is_over = False
 
 
-class Around(Protocol):
+class Around(ABC):
     """What a node's edge and its links ask of their world."""
 
     now_s: float
     manifest: RunManifest
     settings: WorldSettings
     network: Network
+    shared: Shared | None
+    """What the nodes of this world work out once for all; None: each does it by itself."""
+    nodes: dict[PeerId, SimNode]
+    """The latest process of every peer."""
 
-    @property
-    def nodes(self) -> Mapping[PeerId, SimNode]:
-        """The latest process of every peer."""
-        ...
-
+    @abstractmethod
     def push(self, time_s: float, node: SimNode | None, call: Call, *args: object) -> None:
         """Call it then, if the node still lives, and once it no longer is frozen."""
-        ...
 
+    @abstractmethod
+    def deliver(self, time_s: float, wire: Wire, event: ev.FrameArrived) -> None:
+        """Have a frame heard then at the end of a wire; as `push`, which takes anything."""
+
+    @abstractmethod
     def luck(self, path: str) -> random.Random:
         """The one stream of a readable path."""
-        ...
 
+    @abstractmethod
     def emit(self, record: Record) -> None:
         """A node did something that is traced."""
-        ...
 
+    @abstractmethod
     def ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
         """A node is about to carry out an action, or None: is through with all of an event."""
-        ...
 
+    @abstractmethod
     def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
         """A node holds that another broke the protocol."""
-        ...
 
+    @abstractmethod
     def hang_up(self, node: SimNode, peer: PeerId, pause_s: float) -> None:
         """A node drops a link, and wants no other for so long."""
-        ...
 
+    @abstractmethod
     def look_for(self, node: SimNode, peer: PeerId) -> None:
         """A link is over: a node wants another one."""
-        ...
 
+    @abstractmethod
     def learned(self, node: SimNode, round_index: int, loss: float) -> None:
         """A trainer tells its loss."""
-        ...
 
+    @abstractmethod
     def nap(self, node: SimNode) -> None:
         """The machine stands still for a while."""
-        ...
 
+    @abstractmethod
     def ended(self, node: SimNode, reason: str, *, is_over: bool = False) -> None:
         """A process ends by itself."""
-        ...
 
 
 def peer_named(name: str) -> PeerId:

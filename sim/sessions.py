@@ -172,20 +172,20 @@ def send_frame(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Fra
 
 
 def _send(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Frame) -> None:
-    wires, push, now_s = node.wires, world.push, world.now_s
+    wires, now_s = node.wires, world.now_s
     heard = decode_frame(encode_frame(frame)) if world.settings.is_encoding else frame
     event = ev.FrameArrived(node.peer, heard)
     for peer in peers:
         wire = wires.get(peer)
         if wire is None:
             continue
-        direction, to = wire.direction, wire.to
+        direction = wire.direction
         if direction.held is not None:
             direction.held.append(partial(_send, world, node, (peer,), frame))
         elif direction.is_blocked:
             pass
         elif direction.is_plain:
-            push(direction.ordered_s(now_s), to, to.hear, wire, event)
+            world.deliver(direction.ordered_s(now_s), wire, event)
         else:
             for time_s in direction.frame_times(now_s):
-                push(time_s, to, to.hear, wire, event)
+                world.deliver(time_s, wire, event)

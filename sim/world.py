@@ -26,8 +26,9 @@ from sim.devices import Device
 from sim.disk import Disk
 from sim.edge import Edge
 from sim.links import Link, Network
-from sim.nodes import Call, SimNode, WorldSettings, peer_named, signer_named
+from sim.nodes import Around, Call, SimNode, Wire, WorldSettings, peer_named, signer_named
 from sim.sessions import Sessions
+from sim.sharing import Shared
 from sim.text_model import TextModel
 from sim.trace_hash import TraceHash
 from sim.trainer import Learner, SimTrainer, drift
@@ -41,7 +42,11 @@ Look = Callable[[SimNode], None]
 """Looks at a node after all actions of an event; must not change anything."""
 
 
-class World:
+Due = tuple[float, int, SimNode | None, Call | None, tuple[object, ...]]
+"""When, a number that no other has, who, and what with which arguments; None: a frame is heard."""
+
+
+class World(Around):
     """Nodes, links and time.
 
     Verbs: `join`, `crash`, `bounce`, `lose_disk`, `leave`, `freeze`, `thaw`, `cut`, `heal`,
@@ -65,7 +70,8 @@ class World:
         self.settings = settings or WorldSettings()
         self.now_s = 0.0
         self.events = 0
-        self.nodes: dict[PeerId, SimNode] = {}
+        self.nodes = {}
+        self.shared = Shared() if self.settings.is_sharing else None
         self.faults: list[tuple[PeerId, str]] = []
         self.tracers: list[Tracer] = []
         self.triggers: list[Trigger] = []
@@ -73,7 +79,7 @@ class World:
         self._losses: dict[int, dict[PeerId, float]] = {}
         self._seed = seed
         self._device = device or Device()
-        self._heap: list[tuple[float, int, SimNode | None, Call, tuple[object, ...]]] = []
+        self._heap: list[Due] = []
         self._sequence = 0
         self._streams: dict[str, random.Random] = {}
         self._signers: dict[PeerId, Signer] = {}
@@ -122,7 +128,7 @@ class World:
             signer=self._signers.get(peer) or KeyedHashSigner(peer),
             config=config or RoundConfig.from_manifest(self.manifest),
             device=device or self._device,
-            disk=Disk(self.luck(f"disk/{short_id(peer)}"), self.settings.disk),
+            disk=Disk(self.luck(f"disk/{short_id(peer)}"), self.settings.disk, self.shared),
             trainer=SimTrainer(self.manifest, self._learner),
         )
         return self._start(peer, owned)
@@ -274,14 +280,21 @@ class World:
             self.now_s, _, node, call, arguments = heappop(heap)
             self.events += 1
             if node is None:
+                assert call is not None
                 call(*arguments)
             elif not node.is_alive:
                 pass  # What a process waited for dies with it.
             elif node.waiting is not None:
-                node.waiting.append((call, arguments))
+                node.waiting.append((call or node.hear, arguments))
             else:
                 try:
-                    call(*arguments)
+                    if call is None:
+                        wire, event = arguments
+                        assert isinstance(wire, Wire)
+                        assert isinstance(event, ev.FrameArrived)
+                        node.hear(wire, event)
+                    else:
+                        call(*arguments)
                 except OSError as error:
                     self._fail(node, error)
 
@@ -295,6 +308,11 @@ class World:
         """See Around."""
         self._sequence += 1
         heappush(self._heap, (time_s, self._sequence, node, call, args))
+
+    def deliver(self, time_s: float, wire: Wire, event: ev.FrameArrived) -> None:
+        """See Around. Two of three events are frames: no bound method is made for each."""
+        self._sequence += 1
+        heappush(self._heap, (time_s, self._sequence, wire.to, None, (wire, event)))
 
     def luck(self, path: str) -> random.Random:
         """See Around. One stream per purpose, so that a new node changes no other node's luck."""
@@ -314,8 +332,9 @@ class World:
 
     def ask(self, node: SimNode, action: ev.CoreAction | None) -> None:
         """See Around."""
-        for trigger in tuple(self.triggers):
-            trigger(self, node, action)
+        if self.triggers:
+            for trigger in tuple(self.triggers):
+                trigger(self, node, action)
         if action is None:
             for look in self.looks:
                 look(node)

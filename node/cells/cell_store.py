@@ -31,7 +31,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.arithmetic import cell_norms
-from training.compression import decode_to_read, make_codec, result_codec
+from training.compression import Codec, decode_to_read, make_codec, result_codec
 from training.gram import wire_form
 from training.outer import make_outer
 from training.spare_vectors import SpareVectors
@@ -196,7 +196,7 @@ class CellStore:
         """
         node, count = cell_root(item.payload), self.layout.num_cells(fragment)
         check_merkle_proof(root, node, item.proof, index=item.index, count=count)
-        decode_to_read(self._codec, item.payload, self.layout.cell_numel(fragment, item.index))
+        self._decoded(self._codec, item.payload, self.layout.cell_numel(fragment, item.index))
         self._parts.setdefault(root, {})[item.index] = item
 
     def put_result(
@@ -216,7 +216,7 @@ class CellStore:
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
         numel = self.layout.cell_numel(fragment, item.index)
-        decode_to_read(self._result_codec, item.payload, numel)
+        self._decoded(self._result_codec, item.payload, numel)
         self._results_of(digest).put(item.index, item.payload, node)
 
     def check_state_cell(self, root: bytes, item: Item) -> None:
@@ -278,7 +278,7 @@ class CellStore:
         for cell, size in enumerate(sizes):
             cells.append(data[position : position + size])
             numel = self.layout.cell_numel(fragment, cell)
-            decode_to_read(self._result_codec, cells[cell], numel)
+            self._decoded(self._result_codec, cells[cell], numel)
             position += size
         self._results[digest] = ResultCells(cells)
 
@@ -302,7 +302,7 @@ class CellStore:
             norm
             for cell, payload in enumerate(payloads)
             for norm in cell_norms(
-                decode_to_read(self._codec, payload, self.layout.cell_numel(fragment, cell)),
+                self._decoded(self._codec, payload, self.layout.cell_numel(fragment, cell)),
                 self.layout.cell_elements,
             )
         )
@@ -320,7 +320,7 @@ class CellStore:
         """The vector of the fragment that the payloads of a whole contribution stand for."""
         return np.concatenate(
             [
-                decode_to_read(self._codec, payload, self.layout.cell_numel(fragment, cell))
+                self._decoded(self._codec, payload, self.layout.cell_numel(fragment, cell))
                 for cell, payload in enumerate(payloads)
             ]
         )
@@ -372,8 +372,14 @@ class CellStore:
             cell_PN = rows_PN[:, :numel]
             for row_N, (_, root) in zip(cell_PN, entries, strict=True):
                 payload = self._parts[root][cell].payload
-                row_N[:] = decode_to_read(self._codec, payload, numel, is_checked=True)
+                row_N[:] = self._decoded(self._codec, payload, numel, is_checked=True)
             yield cell, cell_PN
+
+    def _decoded(
+        self, codec: Codec, payload: bytes, numel: int, *, is_checked: bool = False
+    ) -> Vector:
+        """SEAM: the numbers of a cell, to be read only; a simulated world decodes each once."""
+        return decode_to_read(codec, payload, numel, is_checked=is_checked)
 
     def stepping(self, state: State, *, round_index: int) -> OuterStepping:
         """The outer step of a round on a state, to be fed with the encoded result."""

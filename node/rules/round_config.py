@@ -1,11 +1,15 @@
 """What a RoundMachine needs to know besides the chain."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from node.rules import roster as rosters
 from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
+
+if TYPE_CHECKING:
+    from node.rules.chain import SealValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,8 @@ class RoundConfig:
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
-    to one round.
+    to one round. `seal_values` finds what seals say, in a simulated world that does it once for all
+    nodes; None: each by itself.
     """
 
     trust: str
@@ -34,6 +39,7 @@ class RoundConfig:
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
+    seal_values: "SealValues | None" = field(default=None, compare=False, repr=False)
 
     @property
     def may_branch(self) -> bool:

@@ -23,19 +23,19 @@ _SHOWN_LINES = 20
 
 NATIVE = {
     "node": "core core_state events round",
-    "node/cells": "bulk bulk_queue cell_store line_limits outer_step result_cells shard_store"
-    " states",
+    "node/cells": "bulk bulk_queue cell_store line_limits outer_step result_cells seat_proof"
+    " shard_store states",
     "node/durable": "batch journal receipts record_log recovery results write_ahead",
     "node/peers": "lingering liveness relay strikes",
     "node/reporting": "tracing",
     "node/rules": "*",
     "node/state_transfer": "catchup cell_fetch fetch_events gathered partial_cells served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
-    " seal_clock slots wire",
+    " rosters seal_clock slots wire",
     "sim": "assembly convicting devices disk edge files invariants links nodes sessions storing"
-    " trace_hash transfers watching work world",
-    "sim/checks": "accounting accusations arithmetic bounds durability equality forks history"
-    " leaks progress receipts reference stalls usage",
+    " sharing trace_hash transfers watching work world",
+    "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
+    " history leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases",
     "training": "arithmetic durable leases outer",
     "training/compression": "dense",

@@ -23,8 +23,8 @@ WAVE_AFTER_S = 5.0
 """So long after the others a wave of fresh identities starts: behind the first rounds."""
 
 
-def build_world(scenario: Scenario, seed: int) -> World:
-    """The world of a scenario with a seed; nobody has joined."""
+def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> World:
+    """The world of a scenario with a seed; nobody has joined. `is_sharing`: see WorldSettings."""
     luck = random.Random(f"{seed}/scenario/world")
     link = luck.choice(scenario.links)
     is_real = luck.random() < scenario.real_signatures
@@ -41,6 +41,7 @@ def build_world(scenario: Scenario, seed: int) -> World:
         # Whoever was down at the end finds somebody to hear the last rounds from.
         linger_s=math.inf,
         seated=seated if scenario.trust == "open" else (),
+        is_sharing=is_sharing,
         liars={peer: hooks_of(lies.name) for peer in members[len(members) - lies.count :]},
     )
     manifest = toy_run(

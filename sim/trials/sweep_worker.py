@@ -12,6 +12,7 @@ from pathlib import Path
 
 from node.processes.interrupts import end_at_once_from_now_on
 from sim.hush import hush
+from sim.sharing import shares
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import scenario_of
 from sim.trials.trial import run_trial
@@ -25,7 +26,7 @@ def main() -> None:
     scenarios = _scenarios(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         name, seed = json.loads(line)
-        outcome = run_trial(scenarios[name], seed)
+        outcome = run_trial(scenarios[name], seed, is_sharing=shares(seed))
         sys.stdout.write(json.dumps(outcome.as_json(), separators=(",", ":")) + "\n")
         sys.stdout.flush()
 

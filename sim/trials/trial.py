@@ -62,16 +62,22 @@ class Play:
     names: dict[PeerId, str]
 
 
-def run_trial(scenario: Scenario, seed: int, *, tracer: Tracer | None = None) -> Outcome:
-    """What comes of a scenario and a seed. `tracer` takes every record of every node."""
-    return play(scenario, seed, tracer=tracer).outcome
+def run_trial(
+    scenario: Scenario, seed: int, *, tracer: Tracer | None = None, is_sharing: bool = False
+) -> Outcome:
+    """What comes of a scenario and a seed. `tracer` takes every record of every node; `is_sharing`
+    has equal results worked out once for all nodes (`sim.sharing`).
+    """
+    return play(scenario, seed, tracer=tracer, is_sharing=is_sharing).outcome
 
 
-def play(scenario: Scenario, seed: int, *, tracer: Tracer | None = None) -> Play:
+def play(
+    scenario: Scenario, seed: int, *, tracer: Tracer | None = None, is_sharing: bool = False
+) -> Play:
     """Run a scenario with a seed, and keep what is needed to tell of it."""
     began_s = time.perf_counter()
     with uncollected():
-        trial = _Trial(settled(scenario, seed), seed, tracer)
+        trial = _Trial(settled(scenario, seed), seed, tracer, is_sharing=is_sharing)
         violation = trial.run()
         return trial.told(violation, time.perf_counter() - began_s)
 
@@ -79,7 +85,9 @@ def play(scenario: Scenario, seed: int, *, tracer: Tracer | None = None) -> Play
 class _Trial:
     """A world, what goes wrong in it, and everybody who watches."""
 
-    def __init__(self, scenario: Scenario, seed: int, tracer: Tracer | None) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, tracer: Tracer | None, *, is_sharing: bool
+    ) -> None:
         assert scenario.timetable is not None
         self.scenario, self.seed = scenario, seed
         self.names = member_names(scenario.peers[0])
@@ -87,7 +95,7 @@ class _Trial:
         self.records: deque[tuple[int, Record]] = deque(maxlen=LAST_RECORDS)
         self.accusations: list[PeerId] = []
         self.convicted: dict[PeerId, Evidence] = {}
-        self.world = build_world(scenario, seed)
+        self.world = build_world(scenario, seed, is_sharing=is_sharing)
         if tracer is not None:
             self.world.tracers.append(tracer)
         # Before the invariants: the record that broke one is the last that is kept.

@@ -1,0 +1,113 @@
+"""What all nodes of a world work out alike, worked out once: each then takes what the first found.
+
+Keyed by all that it follows from, never by a node: by the digests and roots that name the inputs to
+the bit, or by the bytes themselves. A node that holds anything else finds no entry, and works its
+own out. So nobody is said to hold what it would not hold; what is not seen is a node whose own
+arithmetic goes wrong on equal inputs. That is why some worlds share nothing (`shares`).
+
+This lies at the edge: the rules do not know of it, and a real node has nothing like it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from node.cells.shard_store import ShardStore, State, Step, Vector
+from node.durable.recovery import StoredState
+from node.rules.chain import seal_value
+from node.rules.roster import ClockRules
+from node.rules.round_view import RoundView
+from protocol.identity import Signer
+from protocol.manifest import RunManifest
+from protocol.messages import SealValue
+from training.compression import Codec
+from training.durable import Bytes
+
+UNSHARED_EACH = 8
+"""Of so many seeds of a sweep one shares nothing."""
+
+DECODED_MAX = 4096
+"""So many payloads are kept decoded; then all of them are let go."""
+
+Pack = Callable[[StoredState], Sequence[Bytes]]
+
+
+def shares(seed: int) -> bool:
+    """Whether the nodes of that seed's world share results in a sweep."""
+    return seed % UNSHARED_EACH != 0
+
+
+class Shared:
+    """The results of one world. All its nodes follow one manifest, and sign by one kind of key."""
+
+    def __init__(self) -> None:
+        self.states: dict[tuple[bytes, int, tuple[bytes, ...]], State] = {}
+        """By the root of the state before, the round, and the encoded result."""
+        self.decoded: dict[bytes, Vector] = {}
+        self.decoded_results: dict[bytes, Vector] = {}
+        self._values: dict[tuple[bytes, bytes, bytes, bytes], SealValue] = {}
+        self._packed: dict[tuple[int, bytes], tuple[StoredState, Sequence[Bytes]]] = {}
+
+    def seal_value(
+        self, view: RoundView, digest: bytes, signer: Signer, rules: ClockRules
+    ) -> SealValue | None:
+        """See SealValues. Both seals are named by digest, and so is the LIST with its COMMITs."""
+        body = view.ballots.list_of(digest)
+        root = view.applied.get(digest)
+        if body is None or root is None or view.listed(body) is None:
+            return None
+        key = (view.basis, view.before, digest, root)
+        found = self._values.get(key)
+        if found is None:
+            found = seal_value(view, digest, signer, rules)
+            if found is not None:
+                self._values[key] = found
+        return found
+
+    def packed(self, state: StoredState, pack: Pack) -> Sequence[Bytes]:
+        """A checkpoint as it is written. The seal names the state; the very vectors must be it."""
+        key = (state.round, state.seal)
+        found = self._packed.get(key)
+        if found is not None:
+            known = found[0]
+            if known.anchor_N is state.anchor_N and known.slots is state.slots:
+                return found[1]
+        packed = tuple(pack(state))
+        self._packed[key] = state, packed
+        return packed
+
+
+class SharedStore(ShardStore):
+    """A store that looks its outer steps and decoded cells up before it works them out."""
+
+    def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector, shared: Shared) -> None:
+        self._shared = shared
+        super().__init__(manifest, shard, anchor_N)
+
+    def step_ahead(
+        self, digest: bytes, cells: Iterable[int], *, round_index: int, base: bytes
+    ) -> None:
+        """See ShardStore. Nothing is to be had from it where most steps are looked up."""
+
+    def _take(self, digest: bytes, step: Step) -> State:
+        before = self._states.get(step.base, self.final)
+        if step.is_empty:
+            return before
+        key = (before.root, step.round, tuple(self.result_cells(digest)))
+        states = self._shared.states
+        found = states.get(key)
+        if found is None:
+            found = states[key] = super()._take(digest, step)
+        return found
+
+    def _decoded(
+        self, codec: Codec, payload: bytes, numel: int, *, is_checked: bool = False
+    ) -> Vector:
+        is_part = codec is self._codec
+        known = self._shared.decoded if is_part else self._shared.decoded_results
+        found = known.get(payload)
+        if found is None or len(found) != numel:
+            found = super()._decoded(codec, payload, numel)
+            found.flags.writeable = False
+            if len(known) >= DECODED_MAX:
+                known.clear()
+            known[payload] = found
+        return found
