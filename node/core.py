@@ -75,6 +75,8 @@ class NodeCore(CoreState):
         if isinstance(event, ev.FrameArrived):
             self.liveness.spoke(event.peer, now_s)
             actions += self._frame(event.peer, event.frame, now_s)
+        elif isinstance(event, ev.Tick | ev.CellsArrived):
+            actions += self._round(event, now_s)  # As `_take` would: these are most of the rest.
         else:
             actions += self._take(event, now_s)
         if not self._is_quiet(now_s):
@@ -193,26 +195,27 @@ class NodeCore(CoreState):
     # Frames -------------------------------------------------------------------------------------
 
     def _frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterable[ev.CoreAction]:
-        match frame:
-            case Heartbeat(links=links, silent=silent):
-                self.liveness.vouched(links, silent, now_s)
-                working, head = frame.round, frame.head
-                if frame.branch:
-                    # Rounds of a branch are none that anybody has to catch up with.
-                    end = frame.branch[0]
-                    working, head = end.final + 1, end.head
-                if self._rounds.get(peer) != working:
-                    self._rounds[peer] = working
-                    self._newest = max(self._rounds.values())
-                is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
-                filled = self._relay.fill(peer, frame, self.views(), now_s)
-                if is_new and (frame.branch or self.machine.standing.branch):
-                    return [*filled, *self._meet(now_s)]
-                return filled
-            case Messages(messages=messages):
-                return self._messages(peer, messages, now_s)
-            case _:
-                return self._other_frame(peer, frame, now_s)
+        if isinstance(frame, Messages):
+            return self._messages(peer, frame.messages, now_s)
+        if isinstance(frame, Heartbeat):
+            return self._beat(peer, frame, now_s)
+        return self._other_frame(peer, frame, now_s)
+
+    def _beat(self, peer: PeerId, frame: Heartbeat, now_s: float) -> Iterable[ev.CoreAction]:
+        self.liveness.vouched(frame.links, frame.silent, now_s)
+        working, head = frame.round, frame.head
+        if frame.branch:
+            # Rounds of a branch are none that anybody has to catch up with.
+            end = frame.branch[0]
+            working, head = end.final + 1, end.head
+        if self._rounds.get(peer) != working:
+            self._rounds[peer] = working
+            self._newest = max(self._rounds.values())
+        is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
+        filled = self._relay.fill(peer, frame, self.views(), now_s)
+        if is_new and (frame.branch or self.machine.standing.branch):
+            return [*filled, *self._meet(now_s)]
+        return filled
 
     def _messages(
         self, peer: PeerId, messages: tuple[SignedMessage, ...], now_s: float

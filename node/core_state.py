@@ -156,10 +156,15 @@ class CoreState:
     def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
         """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
         for action in actions:
+            if isinstance(action, ev.Broadcast):
+                message = action.message
+                self._relay.note(message, now_s)
+                yield ev.SendAll(self.liveness.linked, Messages(messages=(message,)))
+                continue
+            if isinstance(action, ev.RecordSlot | ev.RecordProof | ev.Push):
+                yield action
+                continue
             match action:
-                case ev.Broadcast(message=message):
-                    self._relay.note(message, now_s)
-                    yield ev.SendAll(self.liveness.linked, Messages(messages=(message,)))
                 case ev.Pull(source=source, bulk=bulk, subject=subject, cells=cells):
                     if source not in self.liveness.linked and bulk is Bulk.RESULT:
                         source = self._relay.detour(self._rounds, self.machine.view) or source

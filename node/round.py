@@ -85,13 +85,16 @@ class RoundMachine(RoundSteps):
 
     def handle(self, event: ev.RoundEvent, now_s: float) -> list[ev.RoundAction]:
         """Take one event in; the actions that are due, in order."""
-        was_asking = self._silence.is_asking
+        was_asking, actions = self._silence.is_asking, list[ev.RoundAction]()
         if isinstance(event, ev.Heard):
             actions, can_be_quiet = self._hear(Entry(event.message, event.body), now_s), True
             if was_asking:
                 self._settle_silence()
         else:
-            actions = list(self._take(event, now_s))
+            if isinstance(event, ev.CellsArrived):  # As nearly always: no generator is made.
+                self._cells_arrived(event, now_s)
+            else:
+                actions += self._take(event, now_s)
             is_early = now_s < self.wakeup_s()
             can_be_quiet = all(is_idle(event, view, is_early) for view in self._worked_in)
         can_be_quiet &= was_asking == self._silence.is_asking  # Else it may sign again.
@@ -147,20 +150,22 @@ class RoundMachine(RoundSteps):
         beside = self.standing.beside
         return (self.view,) if beside is None else (self.view, beside)
 
+    def _cells_arrived(self, event: ev.CellsArrived, now_s: float) -> None:
+        # Cells of the round before may come late, and are no progress of this one.
+        view = next((view for view in self.views if view.is_about(event.subject)), self.view)
+        if event.bulk is Bulk.PART and not self._takes_parts(view):
+            return
+        is_new = view.arrived(event.bulk, event.subject, event.cells, now_s=now_s)
+        if is_new and learn(view, self._deadline, now_s):
+            self._agenda.disturb()
+        self._settle_silence()
+
     def _take(self, event: ev.LocalRoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
         match event:
             case ev.Contributed():
                 self.standing.top.contributed(event)
                 if self.standing.beside is not None:
                     self.standing.beside.contributed(event)
-            case ev.CellsArrived(bulk=bulk, subject=subject, cells=cells):
-                # Cells of the round before may come late, and are no progress of this one.
-                view = next((view for view in self.views if view.is_about(subject)), self.view)
-                if bulk is Bulk.PART and not self._takes_parts(view):
-                    return
-                is_new = view.arrived(bulk, subject, cells, now_s=now_s)
-                if is_new and learn(view, self._deadline, now_s):
-                    self._agenda.disturb()
             case ev.Reduced():
                 yield from self._reduced(event)
             case ev.Measured():
@@ -181,7 +186,7 @@ class RoundMachine(RoundSteps):
                 self._silence.woke()
             case ev.StatusHeard(peer=peer, round=round_index):
                 self._silence.status(peer, round_index)
-            case ev.EndTimePassed() | ev.Tick():
+            case ev.EndTimePassed() | ev.Tick() | ev.CellsArrived():
                 self._is_past_end |= isinstance(event, ev.EndTimePassed)
             case _:
                 assert_never(event)

@@ -203,7 +203,7 @@ class Edge(Storing):
                 send_frame(world, self, action.peers, action.frame)
             elif type(action) is ev.Send:
                 self.send(action.peer, action.frame)
-            else:
+            elif not isinstance(action, ev.RecordSlot | ev.RecordProof):  # Done before all else.
                 self.act(action)
 
     def _make_durable(self, actions: list[ev.CoreAction]) -> None:
@@ -224,11 +224,10 @@ class Edge(Storing):
     def act(self, action: ev.CoreAction) -> None:
         """Carry one action out."""
         world = self.world
+        if isinstance(action, ev.Push):
+            self.transfers.push(action)
+            return
         match action:
-            case ev.RecordSlot() | ev.RecordProof():
-                pass  # Done before all else.
-            case ev.Push():
-                self.transfers.push(action)
             case ev.SendChain(peer=peer, first=first):
                 self._send_chain(peer, first)
             case ev.Adopt():

@@ -125,7 +125,7 @@ class Relay:
         return beyond[self._detours % len(beyond)] if beyond else None
 
     def fill(
-        self, peer: PeerId, beat: Heartbeat, views: Iterable[RoundView], now_s: float
+        self, peer: PeerId, beat: Heartbeat, views: tuple[RoundView, ...], now_s: float
     ) -> Iterable[Send]:
         """What `peer` lacks of the round that its heartbeat says it works on.
 
@@ -142,7 +142,8 @@ class Relay:
             return ()
         unknown = view.ballots.unknown_to(beat.held_set)
         if not unknown:
-            self._lacked.pop(peer, None)
+            if peer in self._lacked:
+                del self._lacked[peer]
             return ()  # As nearly always.
         before, self._lacked[peer] = self._lacked.get(peer, frozenset()), unknown
         links = beat.links if self._me in beat.links else (self._me,)

@@ -170,41 +170,38 @@ class Ballots:
     def _index(self, message: SignedMessage, body: Body) -> None:
         """Count what is filed, so that no question has to look at all messages again."""
         slot, sender = message.slot, message.sender
-        match body:
-            case Commit():
-                self._commits[sender] = (message.digest, body)
-                self._commit_of[message.digest] = (sender, body)
-                self._commits_sorted = None
-            case List():
-                self._lists.setdefault(self.list_digest(body), body)
-                self._certified_lists = None
+        if isinstance(body, Commit):
+            self._commits[sender] = (message.digest, body)
+            self._commit_of[message.digest] = (sender, body)
+            self._commits_sorted = None
+        elif isinstance(body, List):
+            self._lists.setdefault(self.list_digest(body), body)
+            self._certified_lists = None
+            self.news += 1
+        elif isinstance(body, Vote) and slot.kind is Kind.VOTE:
+            voted = (slot.attempt, body.list_digest)
+            voting = self._votes.setdefault(voted, {})
+            voting[sender] = message
+            if voted not in self._certified and self._is_quorum(voting):
+                self._certified.add(voted)
+                self._certified_sorted = self._certified_lists = None
                 self.news += 1
-            case Vote() if slot.kind is Kind.VOTE:
-                voted = (slot.attempt, body.list_digest)
-                voting = self._votes.setdefault(voted, {})
-                voting[sender] = message
-                if voted not in self._certified and self._is_quorum(voting):
-                    self._certified.add(voted)
-                    self._certified_sorted = self._certified_lists = None
-                    self.news += 1
-            case Seal() if slot.kind is Kind.SEAL:
-                agreeing = self._seals.setdefault((slot.subject, slot.attempt, body), {})
-                agreeing[sender] = message
-                if self._is_quorum(agreeing):
-                    self._sealed.pop(slot.subject, None)  # One SEAL more is in its certificate.
-                    place = (slot.subject, slot.attempt, body)
-                    self.news += place not in self._agreed
-                    self._agreed.add(place)
-            case Vote():
-                voting = self._pvotes.setdefault((slot.attempt, body.list_digest), {})
-                voting[sender] = message
-                self._elected(voting)
-            case Seal():
-                agreeing = self._pseals.setdefault((slot.attempt, body), {})
-                agreeing[sender] = message
-                self._elected(agreeing)
-            case _:
-                pass
+        elif isinstance(body, Seal) and slot.kind is Kind.SEAL:
+            place = (slot.subject, slot.attempt, body)
+            agreeing = self._seals.setdefault(place, {})
+            agreeing[sender] = message
+            if self._is_quorum(agreeing):
+                self._sealed.pop(slot.subject, None)  # One SEAL more is in its certificate.
+                self.news += place not in self._agreed
+                self._agreed.add(place)
+        elif isinstance(body, Vote):
+            voting = self._pvotes.setdefault((slot.attempt, body.list_digest), {})
+            voting[sender] = message
+            self._elected(voting)
+        elif isinstance(body, Seal):
+            agreeing = self._pseals.setdefault((slot.attempt, body), {})
+            agreeing[sender] = message
+            self._elected(agreeing)
 
     def elect(self, sealers: frozenset[PeerId]) -> None:
         """Whose PVOTEs and PSEALs it takes from now on; of nobody in an ordinary round."""

@@ -20,6 +20,8 @@ class Holding(Asking):
     parts: dict[bytes, set[int]] = field(default_factory=dict)
     results: dict[bytes, set[int]] = field(default_factory=dict)
     progress_s: float = 0.0
+    _subjects: dict[tuple[bytes, int, int], bytes] = field(default_factory=dict, init=False)
+    """What the slots of slices are called: asked for with every message of the round."""
 
     def is_about(self, subject: bytes) -> bool:
         """Whether that is a COMMIT or a LIST of this round."""
@@ -38,14 +40,19 @@ class Holding(Asking):
 
     def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
         """Cells of a slice of which the part of that COMMIT is not here."""
-        held = self.parts.get(commit, set())
-        if held.issuperset(range(piece.first, piece.stop)):
-            return ()
-        return tuple(cell for cell in range(piece.first, piece.stop) if cell not in held)
+        held = self.parts.get(commit)
+        if held is None:
+            return tuple(range(piece.first, piece.stop))
+        for first in range(piece.first, piece.stop):
+            if first not in held:
+                return tuple(cell for cell in range(first, piece.stop) if cell not in held)
+        return ()
 
     def missing_results(self, digest: bytes) -> tuple[int, ...]:
         """Cells whose result for that LIST is not here."""
-        held = self.results.get(digest, set())
+        held = self.results.get(digest)
+        if held is None:
+            return tuple(range(self.num_cells))
         if len(held) == self.num_cells:
             return ()
         return tuple(cell for cell in range(self.num_cells) if cell not in held)
@@ -62,10 +69,15 @@ class Holding(Asking):
 
     def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
         """Who announced which result root for a slice of a LIST."""
-        subject = slice_subject(digest, piece.first, piece.stop)
-        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, subject))
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece)))
 
     def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
         """Who announced which partial Gram matrix for a slice of a LIST."""
-        subject = slice_subject(digest, piece.first, piece.stop)
-        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, subject))
+        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece)))
+
+    def _subject(self, digest: bytes, piece: Slice) -> bytes:
+        place = (digest, piece.first, piece.stop)
+        subject = self._subjects.get(place)
+        if subject is None:
+            subject = self._subjects[place] = slice_subject(digest, piece.first, piece.stop)
+        return subject

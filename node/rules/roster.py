@@ -376,10 +376,7 @@ def _with_voters(
 
 
 def _seat(seat: SeatRecord, *, voter_since: int, proved: int, absent: int) -> SeatRecord:
-    """The same seat a round later; as it is where nothing of it has changed.
-
-    Spelt out: `dataclasses.replace` of all seats took longer than all else that makes a roster.
-    """
+    """The same seat a round later. Spelt out: `replace` of all took longer than all the rest."""
     if (voter_since, proved, absent) == (seat.voter_since, seat.proved, seat.absent):
         return seat
     return SeatRecord(

@@ -6,6 +6,7 @@
   of it, which works each time. It becomes a property that keeps what it gave in fields of its own.
 - dataclasses writes `__init__`, `__eq__` and `__hash__` in Python, where mypyc does not see them.
   They are written out, so that it does; dataclasses leaves alone what is there already.
+- `isinstance(x, A | B)` makes the union and asks it, each time; of a tuple each class is compared.
 - A number of a module is looked up by name each time it is used, unless it is `Final`.
 """
 
@@ -32,6 +33,7 @@ def adapted(text: str, inherited: frozenset[str] = frozenset()) -> str:
     `inherited` are classes that others inherit from, whose `__init__` dataclasses has to write: it
     knows the fields of both.
     """
+    text = _with_tuples(text)
     tree = ast.parse(text)
     lines = text.splitlines()
     behind: list[str] = []
@@ -47,6 +49,32 @@ def adapted(text: str, inherited: frozenset[str] = frozenset()) -> str:
             _make_final(node, tree, lines)
     lines.insert(_first_import(tree) - 1, "from typing import Final as _Final")
     return "\n".join(lines + behind[::-1]) + "\n"
+
+
+def _with_tuples(text: str) -> str:
+    """The classes of `isinstance` as a tuple where they are a union that is written out."""
+    lines = text.encode().splitlines()
+    found = [
+        node.args[1]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "isinstance"
+        and isinstance(node.args[1], ast.BinOp)
+    ]
+    # From the end on, so that the places before it stay right.
+    for union in sorted(found, key=lambda node: (-node.lineno, -node.col_offset)):
+        assert union.end_lineno is not None
+        rest = lines[union.end_lineno - 1][union.end_col_offset :]
+        head = lines[union.lineno - 1][: union.col_offset]
+        classes = ", ".join(map(ast.unparse, _united(union)))
+        lines[union.lineno - 1 : union.end_lineno] = [head + f"({classes})".encode() + rest]
+    return b"\n".join(lines).decode() + "\n"
+
+
+def _united(union: ast.expr) -> list[ast.expr]:
+    if isinstance(union, ast.BinOp):
+        return [*_united(union.left), *_united(union.right)]
+    return [union]
 
 
 # Constants ----------------------------------------------------------------------------------------

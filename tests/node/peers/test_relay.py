@@ -23,7 +23,7 @@ def beat(*held, round_index=5, head=HEAD.value.digest, links=()) -> Heartbeat:
 
 
 def filled(relay: Relay, heartbeat: Heartbeat, now_s: float = 99.0):
-    found = relay.fill(B, heartbeat, [view_of(C, HEAD, [ONE, TWO])], now_s)
+    found = relay.fill(B, heartbeat, (view_of(C, HEAD, [ONE, TWO]),), now_s)
     return [message for send in found for message in messages_of(send)]
 
 
@@ -36,7 +36,7 @@ def linked_to(*peers: PeerId, links: tuple[PeerId, ...]) -> Relay:
     """Of node C, whose peers have said for a while that these are their links."""
     relay = Relay(C, settle_s=0.25)
     for peer in (*peers, *peers):
-        list(relay.fill(peer, beat(links=links), [], 0.0))
+        list(relay.fill(peer, beat(links=links), (), 0.0))
     return relay
 
 
@@ -53,9 +53,9 @@ def test_message_of_an_origin_whose_links_are_unknown_goes_to_all_but_origin_and
 
 def test_message_does_not_go_to_whoever_says_that_it_is_linked_to_its_origin():
     relay = linked_to(A, links=(C,))
-    list(relay.fill(D, beat(links=(A, C)), [], 0.0))
+    list(relay.fill(D, beat(links=(A, C)), (), 0.0))
     assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(B,)]
-    list(relay.fill(D, beat(links=(C,)), [], 0.0))
+    list(relay.fill(D, beat(links=(C,)), (), 0.0))
     assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(B, D)]
 
 
@@ -67,12 +67,12 @@ def test_message_does_not_go_to_those_whom_its_forwarder_is_linked_to():
 
 def test_nothing_is_forwarded_of_a_peer_that_has_just_come_until_it_names_its_links_again():
     relay = Relay(C, settle_s=0.25)
-    list(relay.fill(A, beat(links=(C,)), [], 0.0))
+    list(relay.fill(A, beat(links=(C,)), (), 0.0))
     assert not relay.forward(ONE.message, A, (A, B, D))
-    list(relay.fill(A, beat(links=(B, C)), [], 0.5))
+    list(relay.fill(A, beat(links=(B, C)), (), 0.5))
     assert [send.peers for send in relay.forward(ONE.message, A, (A, B, D))] == [(D,)]
     relay.drop_link(A)
-    list(relay.fill(A, beat(links=(C,)), [], 1.0))
+    list(relay.fill(A, beat(links=(C,)), (), 1.0))
     assert not relay.forward(ONE.message, A, (A, B, D))
 
 
