@@ -348,5 +348,5 @@ class NodeCore(CoreState):
         self._is_astray = False
         before = self.chain[-2].value if len(self.chain) > 1 else None
         self.machine.reset(certificate, now_s=now_s, before=before, results=event.results)
-        self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+        self._relay.forget(self.views())
         yield from self._train(certificate, was_listed=False, is_resync=True)

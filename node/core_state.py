@@ -177,7 +177,7 @@ class CoreState:
                     self.chain.append(certificate)
                     self.catchup.overtaken()
                     self.machine.rates.fade()
-                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    self._relay.forget(self.views())
                     yield action
                     was_listed = action.was_listed
                     yield from self._train(
@@ -185,7 +185,7 @@ class CoreState:
                     )
                 case ev.Advance(certificate=certificate, is_doubtful=is_doubtful):
                     self.machine.rates.fade()
-                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    self._relay.forget(self.views())
                     yield action
                     # Back on a branch that was left before, what was committed there stands.
                     view = self.machine.standing.on(certificate.value.digest)
@@ -197,7 +197,7 @@ class CoreState:
                 case ev.Confirm(certificate=certificate):
                     self.chain.append(certificate)
                     self.catchup.overtaken()
-                    self._relay.forget(m for v in self.views() for m in v.ballots.messages())
+                    self._relay.forget(self.views())
                     yield action
                     if certificate.value.clock.ends_run:
                         yield from self._train(certificate, was_listed=False)

@@ -139,7 +139,11 @@ class Disk:
         # As a node whose key is older than what its run's folder has (`node.assembly`).
         is_wiped = self._is_wiped and is_empty and not self._checkpoints()
         self._journal = FileJournal(
-            RUN_FOLDER, rotate_bytes=self._spec.rotate_bytes, is_wiped=is_wiped, files=files
+            RUN_FOLDER,
+            rotate_bytes=self._spec.rotate_bytes,
+            is_wiped=is_wiped,
+            files=files,
+            pack=None if self._shared is None else self._shared.pack_record,
         )
         self._fetched = PartialCells(RUN_FOLDER, files)
 

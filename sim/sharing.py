@@ -11,6 +11,7 @@ This lies at the edge: the rules do not know of it, and a real node has nothing 
 from collections.abc import Callable, Iterable, Sequence
 
 from node.cells.shard_store import ShardStore, State, Step, Vector
+from node.durable.record_log import packed_record
 from node.durable.recovery import StoredState
 from node.rules.chain import seal_value
 from node.rules.roster import ClockRules
@@ -26,6 +27,9 @@ UNSHARED_EACH = 8
 
 DECODED_MAX = 4096
 """So many payloads are kept decoded; then all of them are let go."""
+
+RECORDS_MAX = 8192
+"""The same of records of the logs."""
 
 Pack = Callable[[StoredState], Sequence[Bytes]]
 
@@ -44,6 +48,8 @@ class Shared:
         self.decoded: dict[bytes, Vector] = {}
         self.decoded_results: dict[bytes, Vector] = {}
         self._values: dict[tuple[bytes, bytes, bytes, bytes], SealValue] = {}
+        self._records: dict[bytes, bytes] = {}
+        self._continuing: dict[bytes, bytes] = {}
         self._packed: dict[tuple[int, bytes], tuple[StoredState, Sequence[Bytes]]] = {}
 
     def seal_value(
@@ -60,6 +66,16 @@ class Shared:
             found = seal_value(view, digest, signer, rules)
             if found is not None:
                 self._values[key] = found
+        return found
+
+    def pack_record(self, record: bytes, *, continues: bool) -> bytes:
+        """See PackRecord: what one has signed stands in the logs of many."""
+        known = self._continuing if continues else self._records
+        found = known.get(record)
+        if found is None:
+            if len(known) >= RECORDS_MAX:
+                known.clear()
+            found = known[record] = packed_record(record, continues=continues)
         return found
 
     def packed(self, state: StoredState, pack: Pack) -> Sequence[Bytes]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
-from node.durable.record_log import RecordLog
+from node.durable.record_log import PackRecord, RecordLog
 from node.durable.results import Placed, ResultFiles
 from node.rules.credit import Folded
 from protocol import limits
@@ -133,8 +133,9 @@ class FileJournal:
         rotate_bytes: int = ROTATE_BYTES,
         is_wiped: bool = False,
         files: Files = SYSTEM_FILES,
+        pack: PackRecord | None = None,
     ) -> None:
-        self._files = files
+        self._files, self._pack = files, pack
         self._rotate_bytes = self._rotate_at_bytes = rotate_bytes
         self._lock = threading.Lock()
         """Signatures and seals come from different threads."""
@@ -144,22 +145,24 @@ class FileJournal:
         if is_wiped or (files.exists(folder / CHAIN_FILE) and not has_slots):
             self._mark_lost()
         # In this order: a chain without slots is then a loss, never an interrupted first start.
-        self._slots = RecordLog(folder / SLOTS_FILE, on_damage=self._mark_lost, files=files)
+        self._slots = RecordLog(
+            folder / SLOTS_FILE, on_damage=self._mark_lost, files=files, pack=pack
+        )
         self._opened_messages = self._take_messages()
         self._rounds = [(m.digest, m.slot.round) for m in self._opened_messages]
         """Of each record of the log, so that cutting it decodes none."""
         self._logged = {digest for digest, _ in self._rounds}
-        self._chain = RecordLog(folder / CHAIN_FILE, files=files)
+        self._chain = RecordLog(folder / CHAIN_FILE, files=files, pack=pack)
         self._opened_chain = self._take_chain()
         self._chain_round = len(self._opened_chain)
-        self._receipts = ReceiptLog(folder / RECEIPTS_FILE, files=files)
+        self._receipts = ReceiptLog(folder / RECEIPTS_FILE, files=files, pack=pack)
         self._branch_path = folder / BRANCH_FILE
         self._branch: RecordLog | None = None
         """Opened once there is a branch, as hardly ever."""
         self._branch_head = b""
         self._opened_branch: list[SealCertificate] = []
         if files.exists(self._branch_path):
-            self._branch = RecordLog(self._branch_path, files=files)
+            self._branch = RecordLog(self._branch_path, files=files, pack=pack)
             self._opened_branch = self._take_branch(self._branch)
 
     def _take_messages(self) -> list[SignedMessage]:
@@ -280,7 +283,7 @@ class FileJournal:
         """See Journal; one that follows another seal than the last starts the log over."""
         with self._lock:
             if self._branch is None:
-                self._branch = RecordLog(self._branch_path, files=self._files)
+                self._branch = RecordLog(self._branch_path, files=self._files, pack=self._pack)
             record, value = encode(certificate), certificate.value
             if len(self._branch) and (
                 value.before != self._branch_head or value.round == self._chain_round + 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from node.durable.record_log import RECORD_BYTES_MAX, RecordLog
+from node.durable.record_log import RECORD_BYTES_MAX, PackRecord, RecordLog
 from node.rules.credit import CREDITS_MAX, Folded, add_credit, nothing_folded, ranked
 from node.rules.round_view import RoundView
 from protocol import limits
@@ -62,8 +62,9 @@ class ReceiptLog:
         bytes_max: int = RECEIPTS_BYTES_MAX,
         era_rounds: int = ERA_ROUNDS,
         files: Files = SYSTEM_FILES,
+        pack: PackRecord | None = None,
     ) -> None:
-        self._log = RecordLog(path, on_damage=self._warn, files=files)
+        self._log = RecordLog(path, on_damage=self._warn, files=files, pack=pack)
         self._bytes_max, self._era_rounds = bytes_max, era_rounds
         self._opened = self._log.take_opened()
         self._folded: Folded | None = None

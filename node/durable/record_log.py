@@ -14,6 +14,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from blake3 import blake3
 
@@ -38,8 +39,9 @@ class RecordLog:
         *,
         on_damage: Callable[[], None] = lambda: None,
         files: Files = SYSTEM_FILES,
+        pack: "PackRecord | None" = None,
     ) -> None:
-        self.path = path
+        self.path, self._pack = path, pack or packed_record
         self._files = files
         files.unlink(path.with_name(WRITING + path.name))
         self._file = files.append(path)
@@ -102,7 +104,7 @@ class RecordLog:
         """
         self._raise_if_broken()
         packed = b"".join(
-            [_packed(record, continues=index > 0) for index, record in enumerate(records)]
+            [self._pack(record, continues=index > 0) for index, record in enumerate(records)]
         )
         self._is_broken = True
         try:
@@ -125,7 +127,7 @@ class RecordLog:
         self._is_broken = True
         self._file.close()
         replace_durably(
-            self.path, (_packed(record, continues=False) for record in records), self._files
+            self.path, (self._pack(record, continues=False) for record in records), self._files
         )
         self._file = self._files.append(self.path)
         self._is_broken = False
@@ -171,7 +173,7 @@ def stream_records(path: Path, *, size: int, is_plain: bool = False) -> Iterator
 
 def pack_record(record: bytes) -> bytes:
     """A record as a file of records has it that was written at once."""
-    return _packed(record, continues=False)
+    return packed_record(record, continues=False)
 
 
 def _read(data: bytes) -> tuple[list[bytes], int, bool]:
@@ -180,7 +182,16 @@ def _read(data: bytes) -> tuple[list[bytes], int, bool]:
     return records, position, _has_append(data, position + 1)
 
 
-def _packed(record: bytes, *, continues: bool) -> bytes:
+class PackRecord(Protocol):
+    """SEAM: `packed_record`, or in a simulated world what packs each record once for all nodes."""
+
+    def __call__(self, record: bytes, *, continues: bool) -> bytes:
+        """The record as it stands in a file."""
+        ...
+
+
+def packed_record(record: bytes, *, continues: bool) -> bytes:
+    """A record as it stands in a file; `continues` what the same append began."""
     length = len(record) | (_CONTINUES if continues else 0)
     return _HEADER.pack(length, _digest(record, continues=continues)) + record
 

@@ -57,10 +57,15 @@ class Relay:
         """A new message was filed."""
         self._heard_s[message.digest] = now_s
 
-    def forget(self, keep: Iterable[SignedMessage]) -> None:
-        """Drop the times of all other messages; called once per round."""
-        kept = {message.digest for message in keep}
-        self._heard_s = {d: t for d, t in self._heard_s.items() if d in kept}
+    def forget(self, views: tuple[RoundView, ...]) -> None:
+        """Drop the times of all messages but those of these rounds; called once per round."""
+        kept: dict[bytes, float] = {}
+        for digest, heard_s in self._heard_s.items():
+            for view in views:
+                if view.ballots.find(digest) is not None:
+                    kept[digest] = heard_s
+                    break
+        self._heard_s = kept
 
     def drop_link(self, peer: PeerId) -> None:
         """A peer is no longer linked to us; what it is linked to is unknown."""

@@ -229,10 +229,15 @@ def _fields(node: ast.ClassDef) -> list[_Field] | None:
             return None
         if item.value is not None:
             field = _with_value(field, item.value)
-        if field is None or (field.factory and "None" in field.hint):
+        if field is None or (field.factory and _is_optional(field.hint)):
             return None
         found.append(field)
     return found
+
+
+def _is_optional(hint: str) -> bool:
+    """Whether None is a value of the field itself: it then cannot stand for one not given."""
+    return any(ast.unparse(part) == "None" for part in _united(ast.parse(hint, mode="eval").body))
 
 
 def _with_value(field: _Field, value: ast.expr) -> _Field | None:

@@ -16,6 +16,7 @@ class DenseCodec:
     def __init__(self, dtype: str) -> None:
         self._dtype = np.dtype(dtype)
         self._most = np.float32(np.finfo(self._dtype).max)
+        self._small = 0.99 * min(float(self._most), 2.0**63) ** 2
 
     def payload_bytes(self, numel: int) -> int:
         """A fixed number of bytes per element."""
@@ -24,8 +25,10 @@ class DenseCodec:
     def encode(self, x_N: Vector) -> bytes:
         """Rounded to nearest, ties to even; clamped to the largest finite value."""
         flat_N = as_float32(x_N)
-        # Rounding up past the largest value would give an infinity, which nobody accepts.
-        if max(flat_N.max(initial=0.0), -flat_N.min(initial=0.0)) > self._most:
+        # Rounding up past the largest value would give an infinity, which nobody accepts. No square
+        # is above their sum, to its rounding.
+        is_small = flat_N.dot(flat_N) < self._small
+        if not is_small and max(flat_N.max(initial=0.0), -flat_N.min(initial=0.0)) > self._most:
             flat_N = np.clip(flat_N, -self._most, self._most)
         return flat_N.astype(self._dtype, copy=False).tobytes()
 

@@ -102,7 +102,7 @@ def test_message_that_came_a_moment_ago_is_left_out_once():
     assert filled(relay, beat(), now_s=10.2) == [TWO.message]
     assert filled(relay, beat(), now_s=10.3) == [ONE.message, TWO.message]
     relay.note(ONE.message, 10.3)
-    relay.forget([TWO.message])
+    relay.forget((view_of(C, HEAD, [TWO]),))
     assert filled(relay, beat(), now_s=10.3) == [ONE.message, TWO.message]
 
 
