@@ -316,6 +316,32 @@ def test_numbers_and_texts_become_final_and_nothing_else(imported):
     assert (module.SIZE_MAX, module.TWICE, module.NAME) == (1 << 16, 2, b"x")
 
 
+def test_unions_of_isinstance_become_tuples(imported):
+    source = (
+        "from dataclasses import dataclass\n\n"
+        "def ask(x, y):\n"
+        "    return isinstance(x, int | str) and isinstance(\n"
+        "        y, (int | bytes)\n"
+        "        | float\n"
+        "    ), isinstance(x, int), isinstance(y, bool | None.__class__)\n"
+    )
+    changed = adapted(source)
+    assert "isinstance(x, (int, str))" in changed
+    assert "(int, bytes, float)" in changed
+    assert "isinstance(x, int)," in changed
+    one, other = imported(source), imported(changed)
+    for x in (1, "a", 2.0, None):
+        for y in (1, b"b", 2.0, None, "c"):
+            assert one.ask(x, y) == other.ask(x, y), (x, y)
+
+
+def test_only_a_field_that_may_be_none_keeps_its_class_as_it_is():
+    head = "from dataclasses import dataclass, field\n\n@dataclass\nclass Some:\n    x: "
+    made = " = field(default_factory=dict)\n"
+    assert "def __init__" in adapted(f"{head}dict[int, int | None]{made}")
+    assert "def __init__" not in adapted(f"{head}dict[int, int] | None{made}")
+
+
 @pytest.mark.slow
 def test_compiled_worlds_are_the_interpreted_ones_to_the_byte(tmp_path):
     """Minutes: compiles a clone."""
