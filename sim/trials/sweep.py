@@ -21,12 +21,15 @@ from blake3 import blake3
 from node.processes.children import child_environment
 from protocol.errors import ConfigError
 from sim.trials.outcome import Outcome, Violation
-from sim.trials.scenario import Scenario
+from sim.trials.scenario import Scenario, settled
 from sim.trials.scenario_text import scenario_text
 
 SEEDS_MAX = 10_000_000
 LOOK_S = 0.2
 """How often the display moves although nothing has come."""
+
+LAST_BY_SIZE = 8
+"""So many worlds for each worker, at the end of a sweep, begin with the largest."""
 
 _END_S = 2.0
 
@@ -91,7 +94,11 @@ def sweep(
     """
     swept = Swept(outcomes={name: [] for name in scenarios})
     # Seed by seed over all scenarios: a sweep that is interrupted has seen some of each.
-    tasks = deque((name, seed) for seed in seeds for name in scenarios)
+    given = [(name, seed) for seed in seeds for name in scenarios]
+    # The last ones by size: no worker is to begin with a large world when the others are through.
+    ends = LAST_BY_SIZE * jobs
+    last = sorted(given[-ends:], key=lambda task: -settled(scenarios[task[0]], task[1]).peers[0])
+    tasks = deque([*given[:-ends], *last])
     num_left = len(tasks)
     with _crew(scenarios, tasks, min(jobs, num_left), build) as results:
         try:
