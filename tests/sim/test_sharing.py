@@ -8,7 +8,7 @@ import pytest
 from node.cells.shard_store import ShardStore
 from protocol.errors import DecodeError
 from sim.sharing import UNSHARED_EACH, Shared, SharedStore, shares
-from sim.trials import trial as trials
+from sim.trials.build import build_world
 from sim.trials.trial import run_trial
 from tests.node.cells.test_shard_store import LIST, MANIFEST, contribution, filled, vector
 from tests.sim.trials.scenarios import scenario, with_faults
@@ -50,13 +50,12 @@ def test_world_with_faults_that_shares_is_the_same_one(seed):
 
 def test_nodes_hold_one_state_and_one_seal_where_they_share_and_their_own_where_not(monkeypatch):
     worlds = []
-    build = trials.build_world
 
     def kept(*arguments, **options):
-        worlds.append(build(*arguments, **options))
+        worlds.append(build_world(*arguments, **options))
         return worlds[-1]
 
-    monkeypatch.setattr(trials, "build_world", kept)
+    monkeypatch.setattr("sim.trials.trial.build_world", kept)
     found = []
     for is_sharing in (True, False):
         run_trial(scenario(), 1, is_sharing=is_sharing)
