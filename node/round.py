@@ -135,14 +135,16 @@ class RoundMachine(RoundSteps):
         """What each rule has to do, asked one after the other."""
         if self.config.clock.lag > 1 and self.head.clock.ends_run:
             return []  # The round that was under way beside the last one is not needed (R5).
-        actions = list(self._stand(now_s))
-        actions += self._final(now_s)
-        actions += self._provisional(now_s)
-        actions += self._commit(now_s)
-        actions += self._supply(now_s)
-        actions += self._agree(now_s)
-        actions += self._seal(now_s)
-        return actions
+        asked = (
+            self._stand(now_s),
+            self._final(now_s),
+            self._provisional(now_s),
+            self._commit(now_s),
+            self._supply(now_s),
+            self._agree(now_s),
+            self._seal(now_s),
+        )
+        return [action for found in asked for action in found]
 
     @property
     def _worked_in(self) -> tuple[RoundView, ...]:

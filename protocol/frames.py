@@ -12,6 +12,7 @@ from typing import Annotated
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.gossip import GOSSIP_FRAMES, GossipFrame
+from protocol.identity import PeerId
 from protocol.invitations import CREDENTIAL_BYTES_MAX
 from protocol.messages import Peer, Round, SealCertificate, SignedMessage
 from protocol.wire import Digest, Range, Size, decode, encode
@@ -79,6 +80,11 @@ class Heartbeat:
     def held_set(self) -> frozenset[bytes]:
         """`held`, to look things up in; made once."""
         return frozenset(self.held)
+
+    @cached_property
+    def link_set(self) -> frozenset[PeerId]:
+        """`links`, likewise."""
+        return frozenset(self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

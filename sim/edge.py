@@ -199,9 +199,9 @@ class Edge(Storing):
             world.ask(self, action)
             if not self.is_alive:
                 return
-            if type(action) is ev.SendAll:
+            if isinstance(action, ev.SendAll):
                 send_frame(world, self, action.peers, action.frame)
-            elif type(action) is ev.Send:
+            elif isinstance(action, ev.Send):
                 self.send(action.peer, action.frame)
             elif not isinstance(action, ev.RecordSlot | ev.RecordProof):  # Done before all else.
                 self.act(action)

@@ -119,8 +119,4 @@ def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:
 
 def all_finite(x_N: NDArray[np.floating]) -> bool:
     """Whether no element is infinite or not a number; true of nothing."""
-    # Squares cannot cancel out, so one that is not finite shows in their sum, which costs a third;
-    # large ones may overflow without it.
-    if x_N.ndim == 1 and math.isfinite(x_N.dot(x_N)):
-        return True
     return bool(np.isfinite(x_N).all())

@@ -43,9 +43,8 @@ _NOTHING = Batch((), (), (), (), ())
 
 
 def _only_send(actions: Sequence[ev.CoreAction]) -> bool:
-    for action in actions:
-        kind = type(action)
-        if kind is not ev.Send and kind is not ev.SendAll:
+    for action in actions:  # noqa: SIM110 - asked behind each event: no generator
+        if not isinstance(action, ev.Send | ev.SendAll):
             return False
     return True
 

@@ -11,6 +11,7 @@ comes to all, for it comes to all of them within a moment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from node.events import Send, SendAll
 from node.peers.liveness import Liveness
@@ -30,6 +31,7 @@ FRAME_BYTES = 48 * 1024
 
 
 _NOBODY: frozenset[PeerId] = frozenset()
+_NONE: AbstractSet[bytes] = frozenset()
 
 
 class Relay:
@@ -42,7 +44,7 @@ class Relay:
         self._links: dict[PeerId, tuple[PeerId, ...]] = {}
         self._reached: dict[PeerId, frozenset[PeerId]] = {}
         """The same, to look peers up in."""
-        self._lacked: dict[PeerId, frozenset[bytes]] = {}
+        self._lacked: dict[PeerId, AbstractSet[bytes]] = {}
         """What each peer lacked by its last heartbeat."""
         self._new: set[PeerId] = set()
         """Linked so lately that what they said of their links was soon out of date."""
@@ -109,16 +111,20 @@ class Relay:
             self._beyond[origin] = beyond
         return beyond
 
-    def _hear_links(self, peer: PeerId, links: tuple[PeerId, ...]) -> None:
-        known = self._links.get(peer)
+    def _hear_links(self, peer: PeerId, beat: Heartbeat) -> None:
+        links, known = beat.links, self._links.get(peer)
         if known is None:
             self._new.add(peer)
         elif peer in self._new:
             self._new.discard(peer)
         elif known == links:
             return  # As nearly always.
-        self._links[peer], self._reached[peer] = links, frozenset(links)
-        self._beyond.clear()
+        self._links[peer], self._reached[peer] = links, beat.link_set
+        # Of others it matters only where they are not linked to this one.
+        self._beyond.pop(peer, None)
+        reached = self._reached
+        for origin in [o for o in self._beyond if peer not in reached.get(o, _NOBODY)]:
+            del self._beyond[origin]
 
     def detour(self, rounds: Mapping[PeerId, int], view: RoundView) -> PeerId | None:
         """Who has the results of a round and is linked to us, where those who summed are not.
@@ -139,7 +145,7 @@ class Relay:
         else who was away for a moment would get everything from everybody.
         """
         if self._links.get(peer) is not beat.links or peer in self._new:
-            self._hear_links(peer, beat.links)
+            self._hear_links(peer, beat)
         for view in views:
             if view.index == beat.round and view.basis == beat.head:
                 break
@@ -150,19 +156,25 @@ class Relay:
             if peer in self._lacked:
                 del self._lacked[peer]
             return ()  # As nearly always.
-        before, self._lacked[peer] = self._lacked.get(peer, frozenset()), unknown
+        before, self._lacked[peer] = self._lacked.get(peer, _NONE), unknown
+        settled = [
+            key
+            for key in unknown
+            if now_s - self._heard_s.get(view.ballots.named(key).digest, 0.0) >= self._settle_s
+        ]
+        if not settled:
+            return ()  # As most often: what it lacks is on its way.
         links = beat.links if self._me in beat.links else (self._me,)
         place = links.index(self._me)
-        missing = []
-        for key in view.ballots.ids:
-            if key not in unknown:
-                continue
-            is_first = (place - int.from_bytes(key[:4], "big")) % len(links) < FIRST_SENDERS
-            if is_first or key in before:
-                message = view.ballots.named(key)
-                if now_s - self._heard_s.get(message.digest, 0.0) >= self._settle_s:
-                    missing.append(message)
-        return pack(peer, missing)
+        ours = {
+            key
+            for key in settled
+            if key in before
+            or (place - int.from_bytes(key[:4], "big")) % len(links) < FIRST_SENDERS
+        }
+        if not ours:
+            return ()
+        return pack(peer, [view.ballots.named(key) for key in view.ballots.ids if key in ours])
 
 
 def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:

@@ -6,6 +6,7 @@ runs a LIST, a VOTE or a SEAL counts as well. A third is kept only where honest 
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -31,7 +32,7 @@ Sealed = tuple[Seal, tuple[SignedMessage, ...]]
 Place = tuple[Kind, int, bytes]
 """A slot within a round: kind, attempt, subject."""
 
-_NOTHING: frozenset[bytes] = frozenset()
+_NOTHING: AbstractSet[bytes] = frozenset()
 
 MESSAGE_ID_BYTES = 8
 """So much of a digest names a message in a heartbeat."""
@@ -240,11 +241,11 @@ class Ballots:
             self._ids = tuple(self._by_id)
         return self._ids
 
-    def unknown_to(self, held: frozenset[bytes]) -> frozenset[bytes]:
+    def unknown_to(self, held: frozenset[bytes]) -> AbstractSet[bytes]:
         """Those of `ids` that are not among the held ones."""
         if self._id_set <= held:
             return _NOTHING  # As nearly always: no set is made for it.
-        return frozenset(self._id_set - held)
+        return self._id_set - held
 
     def named(self, message_id: bytes) -> SignedMessage:
         """The message of one of `ids`."""

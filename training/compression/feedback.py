@@ -35,6 +35,9 @@ class ErrorFeedback:
         self._residual_N: NDArray[np.float32] | None = None
         self._is_open = False
         self._after_N: NDArray[np.float32] | None = None
+        self._root: bytes | None = None
+        """Of the residual, once it was asked for; the next one's is known from its contribution."""
+        self._root_after: bytes | None = None
 
     @property
     def residual_N(self) -> NDArray[np.float32] | None:
@@ -50,7 +53,9 @@ class ErrorFeedback:
     @property
     def root(self) -> bytes:
         """Merkle root over the residual's cells as little-endian float32."""
-        return residual_root(self._residual_N, self._cell_elements)
+        if self._root is None:
+            self._root = residual_root(self._residual_N, self._cell_elements)
+        return self._root
 
     def encode(self, x_N: NDArray[np.float32]) -> Encoded:
         """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
@@ -71,13 +76,13 @@ class ErrorFeedback:
                 np.subtract(cell_N, decoded_N, out=after_N[cell])
         root_after = residual_root(after_N, self._cell_elements)
         encoded = Encoded(tuple(payloads), self.root, root_after)
-        self._is_open, self._after_N = True, after_N
+        self._is_open, self._after_N, self._root_after = True, after_N, root_after
         return encoded
 
     def commit(self) -> None:
         """The contribution was sealed: the residual is what it left over."""
         assert self._is_open, "nothing to commit"
-        self._residual_N = self._after_N
+        self._residual_N, self._root = self._after_N, self._root_after
         self._close()
 
     def abort(self) -> None:
@@ -89,6 +94,7 @@ class ErrorFeedback:
         """Take a checkpoint's residual; None (zero) after a resync. Drops what is open."""
         self._close()
         self._residual_N = None if residual_N is None else residual_N.astype(np.float32)
+        self._root = None
 
     def reopen(
         self, before_N: NDArray[np.float32] | None, after_N: NDArray[np.float32] | None
@@ -102,7 +108,7 @@ class ErrorFeedback:
         self._after_N = None if after_N is None else after_N.astype(np.float32)
 
     def _close(self) -> None:
-        self._is_open, self._after_N = False, None
+        self._is_open, self._after_N, self._root_after = False, None, None
 
 
 def residual_root(
