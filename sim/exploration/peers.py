@@ -53,6 +53,7 @@ DERIVED = (
     "draw",
     "_closers",
     "_drawn",
+    "_subjects",
 )
 INDEX = (
     "roster",
