@@ -15,6 +15,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from sim.file_bytes import FileBytes
 from training.durable import Bytes
 
 SECTOR_BYTES = 512
@@ -33,73 +34,13 @@ class Fate(Enum):
     ZEROS = "its length alone"
 
 
-class _File:
-    """`data` is what processes see. What lies on the disk is its beginning, up to `synced`, until
-    that is overwritten or a sync fails: then `apart` has those bytes.
-    """
-
-    __slots__ = ("apart", "data", "has_dropped", "is_flipped", "synced", "unsynced")
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = bytearray(data)
-        self.synced = len(data)
-        self.apart: bytearray | None = None
-        self.unsynced: list[tuple[int, int, bytes | None]] = []
-        """Number, offset and bytes of each write; without bytes a cut to that size."""
-        self.has_dropped = False
-        """Whether a sync failed, so that no later one makes the two equal."""
-        self.is_flipped = False
-        """Whether a bit is another one than was written, perhaps in one of the two alone."""
-
-    def stored(self) -> bytearray:
-        """What lies on the disk, to be changed."""
-        if self.apart is None:
-            self.apart = self.data[: self.synced]
-        return self.apart
-
-    def note(self, number: int, offset: int, data: bytes | None) -> None:
-        """`data` is about to change from there on."""
-        if offset < self.synced:
-            self.stored()
-        self.unsynced.append((number, offset, data))
-
-    def settle(self) -> None:
-        if self.has_dropped or self.is_flipped:
-            for _, offset, data in self.unsynced:
-                self.store(offset, data)
-        else:
-            self.apart, self.synced = None, len(self.data)
-        self.unsynced.clear()
-
-    def drop(self) -> None:
-        """A sync has failed: what it was for is lost."""
-        self.stored()
-        self.unsynced.clear()
-        self.has_dropped = True
-
-    def store(self, offset: int, data: bytes | None) -> None:
-        stored = self.stored()
-        if data is None:
-            del stored[offset:]
-        if len(stored) < offset:
-            stored += bytes(offset - len(stored))
-        if data is not None:
-            stored[offset : offset + len(data)] = data
-
-    def restart(self) -> None:
-        self.data = self.stored()
-        self.apart, self.synced = None, len(self.data)
-        self.has_dropped = self.is_flipped = False
-        self.unsynced.clear()
-
-
 class _Folder:
     __slots__ = ("names", "stored", "unsynced")
 
     def __init__(self) -> None:
-        self.names: dict[str, _File | _Folder] = {}
-        self.stored: dict[str, _File | _Folder] = {}
-        self.unsynced: list[tuple[int, str, str, _File | _Folder | None]] = []
+        self.names: dict[str, FileBytes | _Folder] = {}
+        self.stored: dict[str, FileBytes | _Folder] = {}
+        self.unsynced: list[tuple[int, str, str, FileBytes | _Folder | None]] = []
         """Number, name that goes, name that comes, and what it names."""
 
     def settle(self) -> None:
@@ -107,7 +48,7 @@ class _Folder:
             self.store(old, new, entry)
         self.unsynced.clear()
 
-    def store(self, old: str, new: str, entry: "_File | _Folder | None") -> None:
+    def store(self, old: str, new: str, entry: "FileBytes | _Folder | None") -> None:
         self.stored.pop(old, None)
         if entry is not None:
             self.stored[new] = entry
@@ -122,7 +63,7 @@ class SimFile:
 
     __slots__ = ("_file", "_files", "_path")
 
-    def __init__(self, files: "SimFiles", path: Path, file: _File) -> None:
+    def __init__(self, files: "SimFiles", path: Path, file: FileBytes) -> None:
         self._files, self._path, self._file = files, path, file
 
     def write(self, data: Bytes) -> None:
@@ -183,7 +124,7 @@ class SimFiles:
         self.before = before
         self._root = _Folder()
         self._folders = {str(Path("/")): self._root}
-        self._changed: dict[_File | _Folder, None] = {}
+        self._changed: dict[FileBytes | _Folder, None] = {}
         """What is not on the disk as processes see it."""
         self._count = 0
 
@@ -193,25 +134,25 @@ class SimFiles:
         """See Files."""
         folder, name = self._place(path)
         entry = folder.names.get(name)
-        return self._opened(path, entry) if isinstance(entry, _File) else self._made(path)
+        return self._opened(path, entry) if isinstance(entry, FileBytes) else self._made(path)
 
     def create(self, path: Path) -> SimFile:
         """See Files."""
         folder, name = self._place(path)
         entry = folder.names.get(name)
-        if not isinstance(entry, _File):
+        if not isinstance(entry, FileBytes):
             return self._made(path)
         opened = self._opened(path, entry)
         opened.truncate(0)
         return opened
 
-    def _opened(self, path: Path, file: _File) -> SimFile:
+    def _opened(self, path: Path, file: FileBytes) -> SimFile:
         self.begin("open", path)
         return SimFile(self, path, file)
 
     def _made(self, path: Path) -> SimFile:
         self.begin("create", path)
-        file = _File()
+        file = FileBytes()
         folder, name = self._place(path)
         self._name(folder, "", name, file)
         return SimFile(self, path, file)
@@ -274,15 +215,15 @@ class SimFiles:
         if self.before is not None:
             self.before(operation, path)
 
-    def note(self, changed: "_File | _Folder") -> int:
+    def note(self, changed: "FileBytes | _Folder") -> int:
         """Something is unsynced; its number in the order of all that is."""
         self._changed[changed] = None
         self._count += 1
         return self._count
 
-    def forget(self, synced: "_File | _Folder") -> None:
+    def forget(self, synced: "FileBytes | _Folder") -> None:
         """It is on the disk as processes see it."""
-        if not (isinstance(synced, _File) and synced.has_dropped):
+        if not (isinstance(synced, FileBytes) and synced.has_dropped):
             self._changed.pop(synced, None)
 
     def _folder(self, path: str) -> _Folder:
@@ -296,14 +237,16 @@ class SimFiles:
         place, name = _split(str(path))
         return self._folder(place), name
 
-    def _file(self, path: Path) -> _File:
+    def _file(self, path: Path) -> FileBytes:
         folder, name = self._place(path)
         entry = folder.names.get(name)
-        if not isinstance(entry, _File):
+        if not isinstance(entry, FileBytes):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
         return entry
 
-    def _name(self, folder: _Folder, old: str, new: str, entry: "_File | _Folder | None") -> None:
+    def _name(
+        self, folder: _Folder, old: str, new: str, entry: "FileBytes | _Folder | None"
+    ) -> None:
         folder.names.pop(old, None)
         if entry is not None:
             folder.names[new] = entry
@@ -341,7 +284,7 @@ class SimFiles:
         self._changed.clear()
         self._folders = dict(_folders_in(Path("/"), self._root))
 
-    def _store(self, file: _File, offset: int, data: bytes | None, fate: Fate) -> None:
+    def _store(self, file: FileBytes, offset: int, data: bytes | None, fate: Fate) -> None:
         if fate is Fate.LOST:
             return
         if data is None or fate is Fate.WHOLE:
@@ -374,7 +317,7 @@ class SimFiles:
         for path, folder in self._folders.items():
             found[path] = None
             for name, entry in folder.names.items():
-                if isinstance(entry, _File):
+                if isinstance(entry, FileBytes):
                     found[str(Path(path) / name)] = bytes(entry.data)
         return found
 
@@ -384,11 +327,11 @@ class SimFiles:
             path = Path(name)
             if path == path.parent:
                 continue
-            entry: _File | _Folder
+            entry: FileBytes | _Folder
             if data is None:
                 entry = self._folders[name] = _Folder()
             else:
-                entry = _File(data)
+                entry = FileBytes(data)
             folder, called = self._place(path)
             folder.names[called] = folder.stored[called] = entry
 
@@ -399,7 +342,7 @@ class SimFiles:
             len(entry.data)
             for folder in self._folders.values()
             for entry in folder.names.values()
-            if isinstance(entry, _File)
+            if isinstance(entry, FileBytes)
         )
 
 
@@ -410,7 +353,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _store_name(
-    folder: _Folder, old: str, new: str, entry: _File | _Folder | None, fate: Fate
+    folder: _Folder, old: str, new: str, entry: FileBytes | _Folder | None, fate: Fate
 ) -> None:
     if fate is not Fate.LOST:
         folder.store(old, new, entry)

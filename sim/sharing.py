@@ -55,7 +55,7 @@ class Shared:
     def seal_value(
         self, view: RoundView, digest: bytes, signer: Signer, rules: ClockRules
     ) -> SealValue | None:
-        """See SealValues. Both seals are named by digest, and so is the LIST with its COMMITs."""
+        """As `chain.seal_value`. Both seals are named by digest, and so is the LIST."""
         body = view.ballots.list_of(digest)
         root = view.applied.get(digest)
         if body is None or root is None or view.listed(body) is None:

@@ -1,7 +1,5 @@
 """The chain of seals: genesis, the next link, and the check of a link (R1, R2, R9, R11)."""
 
-from collections.abc import Callable
-
 from node.rules.roster import (
     ClockRules,
     Listed,
@@ -129,10 +127,6 @@ def is_own_seal(data: bytes, sender: PeerId, head: SealValue, signer: Signer) ->
         and body.value == head.digest
         and is_signed(message, signer)
     )
-
-
-SealValues = Callable[[RoundView, bytes, Signer, ClockRules], SealValue | None]
-"""SEAM: who finds what a seal says: `seal_value`, or in a simulated world one for all nodes."""
 
 
 def seal_value(

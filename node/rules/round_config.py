@@ -1,15 +1,13 @@
 """What a RoundMachine needs to know besides the chain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from node.rules import roster as rosters
 from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
+from protocol.messages import SealValue
 from training.aggregation import AGGREGATORS
-
-if TYPE_CHECKING:
-    from node.rules.chain import SealValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,9 @@ class RoundConfig:
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
-    seal_values: "SealValues | None" = field(default=None, compare=False, repr=False)
+    seal_values: Callable[..., SealValue | None] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def may_branch(self) -> bool:

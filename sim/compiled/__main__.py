@@ -32,8 +32,8 @@ NATIVE = {
     "node/state_transfer": "catchup cell_fetch fetch_events gathered partial_cells served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
-    "sim": "assembly convicting devices disk edge files invariants link_verbs links nodes sessions"
-    " sharing storing trace_hash transfers watching work world",
+    "sim": "assembly convicting devices disk edge file_bytes files invariants link_verbs links"
+    " nodes sessions sharing storing trace_hash transfers watching work world",
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
     " history leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases",
