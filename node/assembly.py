@@ -44,8 +44,9 @@ from node.trainers.attached_trainer import Attachment
 from node.trainers.model_file import kept_model_file
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.work import TrainerWork, WorkParts
+from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
-from protocol.manifest import SignedManifest
+from protocol.manifest import RunManifest, SignedManifest
 from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
@@ -227,7 +228,13 @@ def _opens_trainer(node: Node) -> OpenTrainer:
     return open_trainer
 
 
+def _check_able(manifest: RunManifest) -> None:
+    if manifest.audits.rate:
+        raise ConfigError("the run has audits: no trainer of this version keeps a trace for them")
+
+
 def _open_journal(node: Node, folder: Path) -> FileJournal:
+    _check_able(node.signed.manifest)  # Before anything of the run is on the disk.
     is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
     journal = FileJournal(folder, is_wiped=not is_new)
     unmark_unsigned(folder)

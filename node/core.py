@@ -10,11 +10,13 @@ from node import events as ev
 from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
 from node.peers.relay import pack
+from node.rules.auditing import AUDIT_KINDS
 from node.rules.restart import Restart, was_listed
 from node.state_transfer.catchup import chain_page
 from protocol.errors import DecodeError, ProofError
 from protocol.frames import (
     Branch,
+    Bulk,
     Chain,
     Frame,
     Heartbeat,
@@ -75,7 +77,9 @@ class NodeCore(CoreState):
         if isinstance(event, ev.FrameArrived):
             self.liveness.spoke(event.peer, now_s)
             actions += self._frame(event.peer, event.frame, now_s)
-        elif isinstance(event, ev.Tick | ev.CellsArrived):
+        elif isinstance(event, ev.Tick) or (
+            isinstance(event, ev.CellsArrived) and event.bulk is not Bulk.WORK
+        ):
             actions += self._round(event, now_s)  # As `_take` would: these are most of the rest.
         else:
             actions += self._take(event, now_s)
@@ -141,6 +145,10 @@ class NodeCore(CoreState):
             case ev.Contributed():
                 yield from self._round(event, now_s)
                 yield from self._train_beside()
+            case ev.CellsArrived(bulk=Bulk.WORK, subject=subject, cells=cells):
+                yield from self._expand(self.audits.cells_came(subject, cells), now_s)
+            case ev.Reran():
+                yield from self._expand(self.audits.reran(event), now_s)
             case _:
                 yield from self._round(event, now_s)
 
@@ -149,6 +157,8 @@ class NodeCore(CoreState):
         machine = self.machine
         actions: list[ev.CoreAction] = []
         suspects = self.liveness.suspects(machine.watched, now_s)
+        if self.audits.shunned:
+            suspects |= self.audits.shunned
         if suspects != self._suspects:
             self._suspects = suspects
             actions += self._round(ev.SuspicionsChanged(suspects), now_s)
@@ -269,6 +279,8 @@ class NodeCore(CoreState):
             return []  # As half of them: gaps are filled by two, and who forwards cannot know.
         if slot.run != view.head.run or slot.shard != view.head.shard:
             return [ev.Fault(source, "a message of another run or shard")]
+        if slot.kind in AUDIT_KINDS:
+            return self._verdict(source, message, now_s)
         top = standing.top
         if digest in view.early or digest in top.early:
             return []
@@ -280,7 +292,9 @@ class NodeCore(CoreState):
             body = decode_body(message)
         except DecodeError as error:
             return [ev.Fault(source, f"malformed message: {error}")]
-        is_barred = message.sender in machine.convicted or not self.may_sit(message.sender)
+        sender = message.sender
+        is_barred = sender in machine.convicted or self.audits.is_shut(sender)
+        is_barred |= not self.may_sit(sender)
         if slot.kind is Kind.SEAT and is_barred:
             return []  # Also one that somebody else passes on, who may not know better.
         if not is_signed(message, self.signer):
@@ -299,6 +313,19 @@ class NodeCore(CoreState):
             self._relay.note(message, now_s)
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions
+
+    def _verdict(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
+        """What somebody says of work in a round that is sealed (R10)."""
+        try:
+            body = decode_body(message)
+        except DecodeError as error:
+            return [ev.Fault(source, f"malformed message: {error}")]
+        if not self.audits.takes(message, body):
+            return []
+        if not is_signed(message, self.signer):
+            return [ev.Fault(source, f"{message.slot.kind.name} is not signed by its sender")]
+        actions = list(self._expand(self.audits.heard(message, body), now_s))
+        return [*actions, *self._relay.forward(message, source, self.liveness.linked)]
 
     def _quoted(
         self, source: PeerId, certificate: tuple[bytes, ...], now_s: float

@@ -8,6 +8,7 @@ from node.peers.liveness import Liveness
 from node.peers.relay import Relay, heartbeat
 from node.round import RoundMachine
 from node.rules import roster as rosters
+from node.rules.auditing import Audits
 from node.rules.meeting import Meeting
 from node.rules.round_view import RoundConfig, RoundView
 from node.state_transfer.catchup import CatchUp
@@ -42,6 +43,8 @@ class CoreState:
     ) -> None:
         self.manifest = manifest
         self.machine = RoundMachine(config, signer, genesis, now_s=now_s)
+        self.audits = Audits(manifest, config, signer, genesis.value)
+        self.machine.audits = self.audits
         self.liveness = Liveness(
             signer.peer_id,
             heartbeat_s=manifest.timing.heartbeat_s,
@@ -153,6 +156,13 @@ class CoreState:
         due = self.machine.handle(event, now_s)
         return self._expand(due, now_s) if due else ()
 
+    def _audit(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.CoreAction]:
+        """R10: the round before the one that is final now may be looked at."""
+        machine = self.machine
+        assert machine.previous is not None
+        due = self.audits.sealed(machine.previous, certificate.value, machine.convicted)
+        yield from self._expand(due, now_s)
+
     def _expand(self, actions: Iterable[ev.RoundAction], now_s: float) -> Iterator[ev.CoreAction]:
         """Turn a machine's broadcasts and pulls into frames; add what follows from a final seal."""
         for action in actions:
@@ -183,6 +193,7 @@ class CoreState:
                     yield from self._train(
                         certificate, was_listed=was_listed, is_resync=is_doubtful
                     )
+                    yield from self._audit(certificate, now_s)
                 case ev.Advance(certificate=certificate, is_doubtful=is_doubtful):
                     self.machine.rates.fade()
                     self._relay.forget(self.views())

@@ -6,6 +6,9 @@ out: a RecordSlot is durable before the Broadcast behind it leaves.
 
 from dataclasses import dataclass
 
+from node.rules.audit_events import Reran as Reran
+from node.rules.audit_events import Rerun as Rerun
+from node.rules.audit_events import WorkDone as WorkDone
 from node.rules.branch_events import Advance as Advance
 from node.rules.branch_events import Confirm as Confirm
 from node.rules.branch_events import FallBack as FallBack
@@ -37,7 +40,8 @@ from training.exchange import Lease
 class Contributed:
     """The own trainer's contribution to round `round` is encoded and stored.
 
-    `basis` names that round: on another branch one has the same number.
+    `basis` names that round: on another branch one has the same number. `work` is there in runs
+    with audits.
     """
 
     round: int
@@ -49,6 +53,7 @@ class Contributed:
     residual_before: bytes
     residual_after: bytes
     basis: bytes = b""
+    work: WorkDone | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +262,7 @@ RoundAction = (
     | Resync
     | Fault
     | Accuse
+    | Rerun
 )
 
 # Between a node's core and its edge --------------------------------------------------------------
@@ -324,7 +330,15 @@ class Leaving:
 
 
 LocalEvent = (
-    RoundEvent | Linked | Unlinked | BytesArrived | SeatProven | FetchEvent | TrainerReady | Leaving
+    RoundEvent
+    | Linked
+    | Unlinked
+    | BytesArrived
+    | SeatProven
+    | FetchEvent
+    | TrainerReady
+    | Leaving
+    | Reran
 )
 CoreEvent = FrameArrived | LocalEvent
 

@@ -56,6 +56,21 @@ class NodeHooks:
         """In the place of the store's `reduce`; called in a worker thread."""
         return store.reduce
 
+    def trained(
+        self, segment: int, before_N: NDArray[np.float32], weights_N: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The weights behind a segment of the own training, in a run with audits."""
+        del segment, before_N
+        return weights_N
+
+    def opened(self, items: list[Item]) -> list[Item]:
+        """Cells of work for somebody who asks for them."""
+        return items
+
+    def reran(self, found: bytes) -> bytes:
+        """The end that a segment of somebody else's work was found to have."""
+        return found
+
     def own_contribution(self, decode: Callable[[], NDArray[np.float32]]) -> None:
         """The own contribution of this round; `decode` gives the vector that it stands for: of the
         whole shard, zeros where it is of another fragment."""

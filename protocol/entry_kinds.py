@@ -96,6 +96,15 @@ class Accusation(IntEnum):
     WRONG_SUM = 3
     """What a reducer said of a slice, and more voters than may lie said otherwise (R10)."""
 
+    WRONG_WORK = 4
+    """A segment of training that more voters than may lie ran again, to another end (R10)."""
+
+    WRONG_VERDICT = 5
+    """Whoever said that of work which more voters than may lie found to be right (R10)."""
+
+    TWO_RETRACTS = 6
+    """Two contributions taken back within RETRACT_ROUNDS (R10)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accused:

@@ -1,12 +1,12 @@
-"""Evidence: two signed statements of one peer that no honest peer signs both; or one of a sum, and
-that more voters than may lie found another.
+"""Evidence: two signed statements of one peer that no honest peer signs both; or one of a sum or of
+work, and that more voters than may lie found another.
 
 It proves itself: whoever holds it can check it alone, so it needs no writer, and who passes on
 evidence that proves nothing is at fault. Of one peer and accusation a single piece is kept, the
 one of the lowest rank: so replicas that found different pairs end with the same one.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated
 
@@ -18,8 +18,14 @@ from protocol.entries import SignedHeader, Version, contradict
 from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
-from protocol.messages import SealValue, SignedMessage
-from protocol.slots import FilledSlot, Kind, Peer
+from protocol.messages import (
+    Outcome,
+    SealValue,
+    SignedMessage,
+    Verdict,
+    decode_body,
+)
+from protocol.slots import FilledSlot, Kind, Peer, Slot, body_digest, segment_subject
 from protocol.wire import Digest, Signature, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"
@@ -30,7 +36,7 @@ _Finding = Annotated[bytes, Size(1, limits.EVIDENCE_BYTES_MAX - 1 * limits.KIB)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A voter's signature under an AGG or a GRAM."""
+    """A voter's signature under an AGG, a GRAM or a VERDICT."""
 
     voter: Peer
     signature: Signature
@@ -49,10 +55,24 @@ class Finding:
     words: Annotated[tuple[Word, ...], Size(1, limits.SEATS_MAX)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFinding:
+    """What more voters than may lie say of a segment, so that it is so; else as Finding."""
+
+    basis: SealValue
+    verdict: Verdict
+    words: Annotated[tuple[Word, ...], Size(1, limits.SEATS_MAX)]
+
+
+BY_WORDS = frozenset({Accusation.WRONG_SUM, Accusation.WRONG_WORK, Accusation.WRONG_VERDICT})
+"""What the words of voters show: larger than what the accused signed by itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """`first` and `second` are encoded SignedHeaders or FilledSlots, in ascending order; of a wrong
-    sum a Finding, which is always the lower, and the FilledSlot of the accused."""
+    sum a Finding, which is always the lower, and the FilledSlot of the accused. Of wrong work a
+    WorkFinding and the FilledSlot of the COMMIT; of a wrong verdict that and the whole VERDICT."""
 
     version: Version
     run: Digest
@@ -63,7 +83,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         is_small = len(self.first) <= limits.STATEMENT_BYTES_MAX
-        if not (is_small or self.accusation is Accusation.WRONG_SUM):
+        if not (is_small or self.accusation in BY_WORDS):
             raise ValueError("a statement too long")
         if self.first >= self.second:
             raise ValueError("the two statements must ascend")
@@ -157,15 +177,62 @@ def wrong_sum_evidence(
     """
     assert may_be_accused(basis, said.sender)
     assert {message.slot for message in others} == {said.slot}
-    words = tuple(Word(voter=m.sender, signature=m.signature) for m in others)
-    finding = Finding(basis=basis, body=others[0].filled.body, words=words)
-    first, second = encode(finding), encode(said.filled)
+    finding = Finding(basis=basis, body=others[0].filled.body, words=_words(others))
+    return _by_words(Accusation.WRONG_SUM, finding, said, encode(said.filled))
+
+
+def wrong_work_evidence(
+    basis: SealValue, commit: SignedMessage, verdict: Verdict, others: tuple[SignedMessage, ...]
+) -> Evidence:
+    """The proof that a COMMIT's work does not lead where it says. `others` are the VERDICTs of so
+    many voters as are needed, by ascending voter, which all say that one.
+
+    Raises ProofError as `wrong_sum_evidence`.
+    """
+    assert may_be_accused(basis, commit.sender)
+    assert (verdict.commit, verdict.outcome) == (commit.digest, Outcome.WRONG)
+    finding = WorkFinding(basis=basis, verdict=verdict, words=_words(others))
+    return _by_words(Accusation.WRONG_WORK, finding, commit, encode(commit.filled))
+
+
+def wrong_verdict_evidence(
+    basis: SealValue, said: SignedMessage, verdict: Verdict, others: tuple[SignedMessage, ...]
+) -> Evidence:
+    """The proof that somebody called work wrong which is right; as `wrong_work_evidence`."""
+    assert may_be_accused(basis, said.sender)
+    assert verdict.outcome is Outcome.RIGHT
+    finding = WorkFinding(basis=basis, verdict=verdict, words=_words(others))
+    return _by_words(Accusation.WRONG_VERDICT, finding, said, said.encoded)
+
+
+def two_retracts_evidence(first: SignedMessage, second: SignedMessage) -> Evidence:
+    """The proof that the sender of both took back two contributions soon after each other."""
+    assert first.sender == second.sender
+    low, high = sorted((encode(first.filled), encode(second.filled)))
+    return Evidence(
+        version=1,
+        run=first.slot.run,
+        accusation=Accusation.TWO_RETRACTS,
+        subject=first.sender,
+        first=low,
+        second=high,
+    )
+
+
+def _words(others: tuple[SignedMessage, ...]) -> tuple[Word, ...]:
+    return tuple(Word(voter=m.sender, signature=m.signature) for m in others)
+
+
+def _by_words(
+    accusation: Accusation, finding: Finding | WorkFinding, said: SignedMessage, second: bytes
+) -> Evidence:
+    first = encode(finding)
     if len(first) + len(second) > limits.EVIDENCE_BYTES_MAX - limits.KIB:
         raise ProofError(f"a finding of {len(first)} bytes")
     return Evidence(
         version=1,
         run=said.slot.run,
-        accusation=Accusation.WRONG_SUM,
+        accusation=accusation,
         subject=said.sender,
         first=first,
         second=second,
@@ -184,6 +251,12 @@ def decode_evidence(data: bytes, run: bytes, signer: Signer) -> Evidence:
         _check_fork(evidence, signer)
     elif evidence.accusation is Accusation.WRONG_SUM:
         _check_sum(evidence, signer)
+    elif evidence.accusation is Accusation.WRONG_WORK:
+        _check_work(evidence, signer)
+    elif evidence.accusation is Accusation.WRONG_VERDICT:
+        _check_verdict(evidence, signer)
+    elif evidence.accusation is Accusation.TWO_RETRACTS:
+        _check_retracts(evidence, signer)
     else:
         _check_messages(evidence, signer)
     return evidence
@@ -192,22 +265,72 @@ def decode_evidence(data: bytes, run: bytes, signer: Signer) -> Evidence:
 def _check_sum(evidence: Evidence, signer: Signer) -> None:
     """The accused signed the slot, and so the seal that names its judges: nobody chose them."""
     finding, said = decode(Finding, evidence.first), decode(FilledSlot, evidence.second)
-    basis, voters = finding.basis, [word.voter for word in finding.words]
     _check_whose(evidence, said.slot.run, said.sender)
-    if said.slot.kind not in (Kind.AGG, Kind.GRAM) or said.slot.basis != basis.digest:
-        raise ProofError("no sum of a round of that seal")
+    if said.slot.kind not in (Kind.AGG, Kind.GRAM) or finding.body == said.body:
+        raise ProofError("no sum, or words for the same one")
+    _check_words(finding, said, said.slot, finding.body, signer)
+
+
+def _check_work(evidence: Evidence, signer: Signer) -> None:
+    finding, commit = decode(WorkFinding, evidence.first), decode(FilledSlot, evidence.second)
+    verdict = finding.verdict
+    _check_whose(evidence, commit.slot.run, commit.sender)
+    if commit.slot.kind is not Kind.COMMIT or verdict.commit != commit.digest:
+        raise ProofError("words of another contribution")
+    if verdict.outcome is not Outcome.WRONG:
+        raise ProofError("words that do not call that work wrong")
+    subject = segment_subject(verdict.commit, verdict.segment)
+    slot = replace(commit.slot, kind=Kind.VERDICT, subject=subject)
+    _check_words(finding, commit, slot, body_digest(encode(verdict)), signer)
+
+
+def _check_verdict(evidence: Evidence, signer: Signer) -> None:
+    """Who could not open it said so, and is not convicted: of links nobody else knows."""
+    finding = decode(WorkFinding, evidence.first)
+    message = decode(SignedMessage, evidence.second)
+    said, verdict = decode_body(message), finding.verdict
+    _check_whose(evidence, message.slot.run, message.sender)
+    if not isinstance(said, Verdict) or said.outcome is not Outcome.WRONG:
+        raise ProofError("no VERDICT that calls work wrong")
+    is_same = (said.commit, said.segment) == (verdict.commit, verdict.segment)
+    if not is_same or verdict.outcome is not Outcome.RIGHT:
+        raise ProofError("words of another segment, or not for its being right")
+    _check_words(finding, message.filled, message.slot, body_digest(encode(verdict)), signer)
+
+
+def _check_words(
+    finding: Finding | WorkFinding, said: FilledSlot, slot: Slot, body: bytes, signer: Signer
+) -> None:
+    """That enough voters of the seal which names the round of `said` signed that body in `slot`,
+    and the accused what it is accused of."""
+    basis, voters = finding.basis, [word.voter for word in finding.words]
+    if said.slot.basis != basis.digest:
+        raise ProofError("nothing of a round of that seal")
     if voters != sorted(set(voters)) or not basis.roster.voter_set.issuperset(voters):
         raise ProofError("words of others than voters, each once")
     if said.sender in voters or not may_be_accused(basis, said.sender):
         raise ProofError("words that say nothing of that peer")
-    if len(voters) != words_needed(len(basis.roster.voters)) or finding.body == said.body:
-        raise ProofError("words of another number of voters, or for the same sum")
+    if len(voters) != words_needed(len(basis.roster.voters)):
+        raise ProofError("words of another number of voters")
     words = [
-        FilledSlot(slot=said.slot, sender=word.voter, body=finding.body, signature=word.signature)
+        FilledSlot(slot=slot, sender=word.voter, body=body, signature=word.signature)
         for word in finding.words
     ]
     if not all(word.is_signed(signer) for word in (said, *words)):
-        raise ProofError("a sum that its reducer did not sign")
+        raise ProofError("words that nobody signed")
+
+
+def _check_retracts(evidence: Evidence, signer: Signer) -> None:
+    halves = [decode(FilledSlot, half) for half in (evidence.first, evidence.second)]
+    for half in halves:
+        _check_whose(evidence, half.slot.run, half.sender)
+    rounds = [half.slot.round for half in halves]
+    if {half.slot.kind for half in halves} != {Kind.RETRACT}:
+        raise ProofError("no two RETRACTs")
+    if not 0 < abs(rounds[0] - rounds[1]) <= limits.RETRACT_ROUNDS:
+        raise ProofError("RETRACTs of one round, or far apart")
+    if not all(half.is_signed(signer) for half in halves):
+        raise ProofError("a RETRACT that its sender did not sign")
 
 
 def _check_fork(evidence: Evidence, signer: Signer) -> None:

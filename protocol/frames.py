@@ -103,6 +103,9 @@ class Bulk(IntEnum):
     STEP = 4
     """The result of a round that is final: without proofs, for the sealed root is one."""
 
+    WORK = 5
+    """An inner state, or a residual, named by its root: what an audit begins with (R10)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
@@ -110,7 +113,7 @@ class Want:
 
     `subject` is a COMMIT digest for parts, a LIST digest for results, a seal digest for state,
     whose cells are those of the anchor and of each outer slot in turn, and for a step: the result
-    that leads from the state before that seal to its own.
+    that leads from the state before that seal to its own. For work it is the root over the cells.
     """
 
     bulk: Bulk

@@ -212,3 +212,12 @@ GOSSIP_ADDRESS_BYTES_MAX = 192
 
 PARTIAL_VIEW_MAX = 256
 """Peers that a node keeps in mind, besides the seated."""
+
+SEGMENTS_MAX = 64
+"""Of a round, for audits: each is a root of 32 bytes in every COMMIT, and a state on the disk."""
+
+VERDICTS_PER_ROUND_MAX = 64
+"""Of one voter on one audited round that are held: as many as there are seats."""
+
+RETRACT_ROUNDS = 100
+"""A second RETRACT within so many rounds is evidence (`robustness.md` 3.6)."""

@@ -192,6 +192,22 @@ class AdmissionSpec:
             raise ValueError("probation without a ramp would have no end")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSpec:
+    """Work that others run again (R10); none where `rate` is 0.
+
+    Each contribution meets `rate` audits, on average; one runs one of `segments` again, so the run
+    trains rate / segments more than it would. More segments make audits cheaper, COMMITs and disks
+    fuller, and who bends one segment alone is found later.
+    """
+
+    rate: Annotated[float, Range(0.0, 1.0)] = 0.0
+    segments: Annotated[int, Range(1, limits.SEGMENTS_MAX)] = 8
+
+
+NO_AUDITS = AuditSpec()
+"""Nobody looks."""
+
 NO_ADMISSION = AdmissionSpec()
 """Whoever has a seat counts at once."""
 
@@ -218,8 +234,10 @@ class RunManifest:
     stop: StopSpec = StopSpec()
     access: AccessSpec = AccessSpec()
     admission: AdmissionSpec = NO_ADMISSION
+    audits: AuditSpec = NO_AUDITS
 
     def __post_init__(self) -> None:
+        self._check_audits()
         if self.trust == "friends" and self.admission.ramp:
             raise ValueError("a ramp is for open runs: friends weigh what they did at once")
         if self.cell_elements.bit_count() != 1 or self.cell_elements < 0:
@@ -228,6 +246,16 @@ class RunManifest:
             layout = Layout(shard, self.cell_elements)
             if any(layout.num_cells(f) > limits.CELLS_MAX for f in range(len(shard.fragments))):
                 raise ValueError(f"shard {shard.name}: over {limits.CELLS_MAX} cells a fragment")
+
+    def _check_audits(self) -> None:
+        if not self.audits.rate:
+            return
+        if self.trust == "friends":
+            raise ValueError("audits are for open runs: friends trust each other")
+        if self.audits.segments > self.inner.inner_steps:
+            raise ValueError(f"more segments than the {self.inner.inner_steps} inner steps")
+        if self.outer.overlap > 1 or any(len(shard.fragments) > 1 for shard in self.shards):
+            raise ValueError("audits are for runs of one fragment, with one round in flight")
 
     def layout(self, shard: int) -> Layout:
         """The grid of shard number `shard`."""

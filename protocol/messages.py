@@ -7,6 +7,10 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol import limits
+from protocol.audits import Outcome as Outcome
+from protocol.audits import Retract as Retract
+from protocol.audits import Verdict as Verdict
+from protocol.audits import Work as Work
 from protocol.errors import DecodeError
 from protocol.identity import Signer
 from protocol.rosters import Peers as Peers
@@ -21,6 +25,7 @@ from protocol.slots import Round as Round
 from protocol.slots import Slot as Slot
 from protocol.slots import body_digest, message_preimage
 from protocol.slots import list_digest as list_digest
+from protocol.slots import segment_subject as segment_subject
 from protocol.slots import slice_subject as slice_subject
 from protocol.wire import Digest, Range, Signature, Size, decode, encode
 
@@ -89,7 +94,8 @@ class Commit:
     by the sender's clock the date is past at which the manifest stops the run. `bans` are members
     against whom it holds evidence that proves itself (R1). `seen` has a byte
     for each member of the roster: 0 for one to which the sender has no link, 1 for one of no known
-    rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody.
+    rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody. `work` is there in
+    runs with audits alone.
     """
 
     root: Digest
@@ -109,6 +115,7 @@ class Commit:
     bans: Peers
     is_past_end: bool
     seen: Annotated[bytes, Size(0, limits.SEATS_MAX)] = b""
+    work: Annotated[tuple[Work, ...], Size(0, 1)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +213,9 @@ class Leave:
     reason: Annotated[str, Size(0, 64)]
 
 
-Body = Seat | Commit | Have | List | Vote | Gram | Agg | Seal | NewAttempt | Leave
+Body = (
+    Seat | Commit | Have | List | Vote | Gram | Agg | Seal | NewAttempt | Leave | Verdict | Retract
+)
 
 
 @dataclass(slots=True)
@@ -230,6 +239,8 @@ _BODIES: dict[Kind, type[Body]] = {
     Kind.LEAVE: Leave,
     Kind.PVOTE: Vote,
     Kind.PSEAL: Seal,
+    Kind.VERDICT: Verdict,
+    Kind.RETRACT: Retract,
 }
 
 
@@ -274,6 +285,8 @@ def _fits(slot: Slot, body: Body) -> bool:
     """Whether the slot is the one place for this body: GRAM and AGG say it twice."""
     if isinstance(body, Gram | Agg):
         return slot.subject == slice_subject(body.list_digest, body.first, body.stop)
+    if isinstance(body, Verdict):
+        return slot.subject == segment_subject(body.commit, body.segment)
     return True
 
 

@@ -16,6 +16,7 @@ from protocol.identity import PeerId, Signer
 from protocol.wire import Digest, DigestOrEmpty, Range, Signature, Size, encode
 
 _SLICE_DOMAIN = b"barnraise/slice/1"
+_SEGMENT_DOMAIN = b"barnraise/segment/1"
 _LIST_DOMAIN = b"barnraise/list/1"
 _MESSAGE_DOMAIN = b"barnraise/message/1"
 
@@ -24,7 +25,7 @@ Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
 
 
 class Kind(IntEnum):
-    """What a signed message says. The numbers are the wire's; 13-15 belong to open runs."""
+    """What a signed message says. The numbers are the wire's; 13 and 15 belong to open runs."""
 
     SEAT = 1
     COMMIT = 2
@@ -38,13 +39,14 @@ class Kind(IntEnum):
     LEAVE = 10
     PVOTE = 11
     PSEAL = 12
-    CHECK = 13
-    REVEAL = 14
+    VERDICT = 13
     RETRACT = 15
 
 
-_WITHOUT_ATTEMPT = frozenset({Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE})
-_WITH_SUBJECT = frozenset({Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL})
+_WITHOUT_ATTEMPT = frozenset(
+    {Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE, Kind.VERDICT, Kind.RETRACT}
+)
+_WITH_SUBJECT = frozenset({Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL, Kind.VERDICT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,9 @@ class Slot:
     """A signature's place.
 
     `basis` is the digest of the seal that named the roster. `attempt` is 0 for kinds that do not
-    belong to one: SEAT, COMMIT, GRAM, AGG, LEAVE. `subject` is empty for all but GRAM, AGG, SEAL
-    and PSEAL. Other values are refused: they would be second places for one statement, in which
-    its sender could contradict itself unconvicted.
+    belong to one: SEAT, COMMIT, GRAM, AGG, LEAVE, VERDICT, RETRACT. `subject` is empty for all but
+    GRAM, AGG, SEAL, PSEAL and VERDICT. Other values are refused: they would be second places for
+    one statement, in which its sender could contradict itself unconvicted.
     """
 
     run: Digest
@@ -78,6 +80,11 @@ def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
     return blake3(
         _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
     ).digest()
+
+
+def segment_subject(commit: bytes, segment: int) -> bytes:
+    """The slot subject of VERDICT: one COMMIT, one segment of its work."""
+    return blake3(_SEGMENT_DOMAIN + commit + segment.to_bytes(4, "big")).digest()
 
 
 def list_digest(
@@ -104,6 +111,11 @@ class FilledSlot:
     sender: Peer
     body: Digest
     signature: Signature
+
+    @property
+    def digest(self) -> bytes:
+        """Names the message."""
+        return blake3(message_preimage(self.slot, self.sender, self.body)).digest()
 
     def is_signed(self, signer: Signer) -> bool:
         """Whether the sender signed it."""

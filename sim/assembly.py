@@ -17,7 +17,11 @@ from sim.devices import Clock, Device
 from sim.disk import Disk
 from sim.nodes import Around, NodeParts
 from sim.sharing import SharedStore
+from sim.traced_work import MOMENTS
 from sim.trainer import SimTrainer
+
+DEVICE_CLASS = "simulated"
+"""All machines of a world compute equal bits."""
 
 CLOCK_START_S = (1e3, 1e6)
 """Where a machine's monotonic clock may stand: it counts from its boot, and nobody knows when."""
@@ -47,7 +51,13 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     )
     start = genesis_of(manifest, store.state.root, world.settings.seated)
     values = None if shared is None else shared.seal_value
-    config = replace(owned.config, rare=_rare(world, path), seal_values=values)
+    config = replace(
+        owned.config,
+        rare=_rare(world, path),
+        device=DEVICE_CLASS,
+        moments=MOMENTS,
+        seal_values=values,
+    )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(
         core=core,

@@ -52,6 +52,10 @@ def run_scenario(
     attack: Annotated[
         str | None, typer.Option(help="NAME:FRACTION of the peers.", show_default=False)
     ] = None,
+    audits: Annotated[
+        float | None,
+        typer.Option(help="So many per contribution, on average.", show_default=False),
+    ] = None,
     trace: TraceOption = None,
     timeline: Annotated[bool, typer.Option(help="What happened when.")] = True,
     json: JsonOption = False,
@@ -59,7 +63,9 @@ def run_scenario(
     """Run one scenario once, and tell what happened and what was kept."""
     from sim.trials import playing
 
-    found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds, attack=attack)
+    found = playing.overridden_scenario(
+        scenario, peers=peers, rounds=rounds, attack=attack, audits=audits
+    )
     with playing.record_writer(trace) as tracer:
         play = playing.play(found, seed, tracer=tracer)
     playing.show(play, with_timeline=timeline, to_stderr=json)

@@ -52,6 +52,8 @@ class Edge(Storing):
         self.strikes = Strikes()
         self.hooks = world.settings.liars.get(self.peer) or self.hooks
         self.hooks.began(parts.core.signer)
+        if self.trainer.traced is not None:
+            self.trainer.traced.bend = self.hooks.trained
         self.convicting = Convicting(world, self, self.strikes)
         self._logged_round, self._is_lost = 0, False
         self._chain_readers: set[PeerId] = set()
@@ -240,6 +242,8 @@ class Edge(Storing):
                 world.push(world.now_s, self, self.transfers.order, action)
             case ev.Fault(peer=peer, reason=reason):
                 world.accuse(self, peer, reason)
+            case ev.Rerun():
+                self.work.audit(action)
             case ev.Accuse(evidence=evidence):
                 self.convicting.found(evidence)
             case ev.Resync(reason=reason):

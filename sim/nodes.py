@@ -8,10 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from blake3 import blake3
 
 from node import events as ev
 from node.cells.shard_store import Item, ShardStore, State
+from node.cells.work_store import WorkStore
 from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.reporting.tracing import Record
@@ -24,6 +26,8 @@ from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from sim.devices import Clock, Device
 from sim.disk import Disk, DiskSpec
+from sim.labour import Labour
+from sim.learning import Vector
 from sim.links import Direction, Network
 from sim.sharing import Shared
 from sim.trainer import SimTrainer
@@ -106,6 +110,14 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
+        self.works = WorkStore(self.store.layout, self.trainer.kept)
+
+    def anchor(self, round_index: int) -> Vector | None:
+        """The anchor that a round led to here; zeros of genesis."""
+        if not round_index:
+            return np.zeros(self.store.layout.numel, dtype=np.float32)
+        data = self.anchors.get(round_index)
+        return None if data is None else np.frombuffer(data, dtype=np.float32)
 
     @property
     def is_bent(self) -> bool:
@@ -222,6 +234,7 @@ class Around(ABC):
     network: Network
     shared: Shared | None
     """What the nodes of this world work out once for all; None: each does it by itself."""
+    labour: Labour
     nodes: dict[PeerId, SimNode]
     """The latest process of every peer."""
 

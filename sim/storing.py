@@ -116,6 +116,7 @@ class Storing(SimNode):
         )
         self.sealed[value.round] = value.digest
         self.anchors[value.round] = state.anchor_N.tobytes()
+        self.works.keep(self.core.audits.subjects)
         self._offer(certificate)
         self.transfers.forget()
         self._finish()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.manifest import RunManifest
-from sim.trainer import Learned, Vector
+from sim.learning import Learned, Vector
 from training.exchange import Lease
 
 NUM_SYMBOLS = 8

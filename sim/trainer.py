@@ -6,33 +6,28 @@ same bytes again, and a residual is taken over, given back or dropped as there (
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from node import events as ev
+from node.cells.work_store import cells_of
 from node.rules.fates import Fates
+from protocol.identity import PeerId
 from protocol.manifest import RunManifest
+from sim.learning import Learned as Learned
+from sim.learning import Learner as Learner
+from sim.learning import Vector as Vector
+from sim.traced_work import Traced, TracedWork
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.exchange import Lease
-
-Vector = NDArray[np.float32]
 
 INNER_STATES_KEPT = 3
 """As `training.inner_state`, whose module needs torch."""
 
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a round of training gives: the pseudo-gradient, and the mean loss if there is one."""
-
-    drift_N: Vector
-    loss: float | None = None
-
-
-Learner = Callable[[Vector, Lease, random.Random], Learned]
-"""SEAM: trains from an anchor, which it must not write to, on leased samples."""
+TRACES_KEPT = 8
+"""Rounds of which audits may ask for states: as many as are judged (`node.rules.audit_rounds`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +42,16 @@ class _Saved:
     drift_N: Vector
     pending: tuple[int, ...] = ()
     """Rounds before it of which nobody knew then what became of them (R5)."""
+    traced: Traced | None = None
 
 
 class SimTrainer:
     """One trainer. Rounds are those that are trained for; anchors and drifts are of the shard."""
 
-    def __init__(self, manifest: RunManifest, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, manifest: RunManifest, learner: Learner, peer: PeerId | None = None) -> None:
+        self._learner, self._peer = learner, peer or PeerId(bytes(32))
+        self.traced = TracedWork(manifest, learner) if manifest.audits.rate else None
+        self._moments_N: Vector | None = None
         self._layout = manifest.layout(0)
         self.feedback = [
             ErrorFeedback(
@@ -84,6 +82,7 @@ class SimTrainer:
         fresh = copy.copy(self)
         fresh.feedback = [copy.copy(feedback) for feedback in self.feedback]
         fresh._restore([None] * len(fresh.feedback))
+        fresh._moments_N = None
         fresh._saved = dict(self._saved)
         fresh._under_way, fresh._drift_N, fresh._pending = None, None, ()
         return fresh
@@ -116,11 +115,13 @@ class SimTrainer:
         is_same = newest == round_index and np.array_equal(saved.anchor_N, anchor_N)
         if is_same and lease:
             self._restore(saved.before)
+            self._inherit(saved, was_listed=False)
             self.feedback[fragment].reopen(saved.before[fragment], saved.after_N)
             self._under_way = saved.encoded
             self._drift_on(saved, [])
         elif newest < round_index and not fates.is_behind(newest):
             self._restore(saved.before)
+            self._inherit(saved, was_listed=fates.was_listed(newest))
             if fates.was_listed(newest):
                 self.feedback[fragment].restore(saved.after_N)
             self._drift_on(saved, [fragment])
@@ -184,6 +185,29 @@ class SimTrainer:
                 if fragment in moved or not np.array_equal(self._anchor_N[span], anchor_N[span]):
                     self._drift_N[span] = 0.0
 
+    def _inherit(self, saved: _Saved, *, was_listed: bool) -> None:
+        """In runs with audits, moments go on as residuals do: what no seal lists was not."""
+        if saved.traced is not None:
+            traced = saved.traced
+            self._moments_N = traced.after_N if was_listed else traced.before_N
+
+    def work(self, round_index: int) -> ev.WorkDone | None:
+        """What the COMMIT of a round that was contributed to says of it, in runs with audits."""
+        saved = self._saved.get(round_index)
+        return None if saved is None or saved.traced is None else saved.traced.done
+
+    def kept(self, root: bytes) -> Sequence[bytes]:
+        """The cells of a state or residual that an audit may ask for; empty of another one."""
+        for saved in self._saved.values():
+            if saved.traced is None:
+                continue
+            if root in saved.traced.states:
+                return saved.traced.states[root]
+            residual_N = saved.before[0]
+            if saved.encoded.residual_before == root and residual_N is not None:
+                return cells_of(self._layout, (residual_N,))
+        return ()
+
     def _drift_on(self, saved: _Saved, settled: Sequence[int]) -> None:
         """What had drifted against anchors that are still the same, but for settled fragments."""
         assert self._anchor_N is not None
@@ -207,7 +231,13 @@ class SimTrainer:
         assert self._anchor_N is not None, "it was not started"
         before_N = self._drift_N
         weights_N = self._anchor_N if before_N is None else self._anchor_N - before_N
-        learned = self._learner(weights_N, self._lease, stream)
+        traced = None
+        if self.traced is not None:
+            place = (self._round, self._peer)
+            traced = self.traced.train(self._anchor_N, self._moments_N, self._lease, place)
+            learned = Learned(self._anchor_N - traced.weights_N, traced.loss)
+        else:
+            learned = self._learner(weights_N, self._lease, stream)
         self.loss = learned.loss
         drift_N = learned.drift_N if before_N is None else before_N + learned.drift_N
         before = tuple(feedback.residual_N for feedback in self.feedback)
@@ -215,10 +245,11 @@ class SimTrainer:
         encoded = self.feedback[fragment].encode(drift_N[self._layout.fragment_span(fragment)])
         after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
         self._saved[self._round] = _Saved(
-            self._anchor_N, encoded, before, after_N, drift_N, pending
+            self._anchor_N, encoded, before, after_N, drift_N, pending, traced
         )
         # Of later rounds there may be some of a branch that was given up.
-        kept = sorted(index for index in self._saved if index <= self._round)[-INNER_STATES_KEPT:]
+        num_kept = TRACES_KEPT if traced else INNER_STATES_KEPT
+        kept = sorted(index for index in self._saved if index <= self._round)[-num_kept:]
         self._saved = {index: self._saved[index] for index in kept}
         return encoded
 
@@ -237,9 +268,11 @@ class SimTrainer:
             self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
             return self._take_up()
         fragment = layout.fragment_of(contributed)
+        if (saved := self._saved.get(contributed)) is not None:
+            self._inherit(saved, was_listed=fates.was_listed(contributed))
         if fates.is_behind(contributed):
             self._restore([None] * len(self.feedback))
-            self._drift_N = None
+            self._drift_N = self._moments_N = None
         elif fates.was_listed(contributed):
             self.feedback[fragment].commit()
         else:

@@ -56,8 +56,7 @@ class Transfers:
                 self._queue.forget(to)
                 self._queue.done(due)
                 return
-            items = self._served(due) if due.bulk in bulk.IS_SERVED else self._of_round(due)
-            about = bulk.round_of(node.core, due)
+            items, about = self._found(due)
             if not items or about is None or not bulk.is_of_use(node.core, due):
                 self._queue.done(due)
                 continue
@@ -68,8 +67,16 @@ class Transfers:
             end_s = self._send(wire, header, items, self._pause_s(header, items))
             self._world.push(end_s, node, self._sent, due)
 
-    def _of_round(self, due: ev.Push) -> list[Item]:
-        return bulk.outgoing(self._node.core, self._node.store, due)
+    def _found(self, due: ev.Push) -> tuple[list[Item], int | None]:
+        """What is here of it, and of which round it is."""
+        node = self._node
+        if due.bulk is Bulk.WORK:
+            items = node.hooks.opened(node.works.items(due.subject, due.cells))
+            return items, node.core.machine.view.index
+        about = bulk.round_of(node.core, due)
+        if due.bulk in bulk.IS_SERVED:
+            return self._served(due), about
+        return bulk.outgoing(node.core, node.store, due), about
 
     def _served(self, due: ev.Push) -> list[Item]:
         node, certificate = self._node, self._node.core.sealed(due.subject)
@@ -156,6 +163,8 @@ class Transfers:
         try:
             if transfer.header.bulk in bulk.IS_SERVED:
                 self._take_fetched(transfer, came)
+            elif transfer.header.bulk is Bulk.WORK:
+                self._take_work(transfer)
             elif transfer.wait_s < 0.0:
                 self._take_cells(transfer, came)
         except PeerError as error:
@@ -163,6 +172,19 @@ class Transfers:
             self._world.accuse(node, wire.direction.source, f"bulk: {error}")
             if transfer.header.bulk in bulk.IS_SERVED:
                 node.tell(ev.FetchedWrong(wire.direction.source))
+
+    def _take_work(self, transfer: Transfer) -> None:
+        """Cells of work; what nobody asked for any more is nobody's fault."""
+        node, subject = self._node, transfer.header.subject
+        count, cells = node.core.audits.num_cells(subject), []
+        while transfer.next < transfer.num_here and count:
+            item = transfer.items[transfer.next]
+            node.works.put(subject, item, count=count)
+            transfer.next += 1
+            cells.append(item.index)
+        transfer.is_over |= not count
+        if cells:
+            node.tell(ev.CellsArrived(Bulk.WORK, subject, tuple(cells)))
 
     def _came(self, transfer: Transfer, had: int) -> ev.BytesArrived:
         """That bytes came; and what the line took for them, where more came than one piece."""

@@ -48,6 +48,8 @@ class SimWork:
         """What the trainer has heard of last."""
         self._fates = Fates()
         self._ready_s = 0.0
+        self._owed_s = 0.0
+        """What audits took of the machine since the last round of training began."""
         self._is_open = False
         self.round = -1
         self.is_done = False
@@ -102,6 +104,7 @@ class SimWork:
             return
         begin_s = max(self._ready_s, self._world.now_s)
         train_s = 0.0 if is_under_way else self._drawn_s("train", self._node.device.train_s)
+        train_s, self._owed_s = train_s + self._owed_s, 0.0
         self._world.push(begin_s + train_s, self._node, self._contribute)
         device = self._node.device
         if device.nap:
@@ -115,6 +118,7 @@ class SimWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         world, node = self._world, self._node
         encoded = node.trainer.contribute(world.luck(f"learn/{self._path}"))
+        world.labour.trained += 1
         if node.trainer.loss is not None:
             world.learned(node, self.round, node.trainer.loss)
         assert self._taken is not None
@@ -137,11 +141,35 @@ class SimWork:
                     residual_before=encoded.residual_before,
                     residual_after=encoded.residual_after,
                     basis=basis,
+                    work=node.trainer.work(self.round),
                 )
             )
         self._is_open = True
         if node.is_alive:
             self._feed()
+
+    def audit(self, task: ev.Rerun) -> None:
+        """Run a segment of somebody's round again; training is later by what that takes."""
+        trainer = self._node.trainer
+        assert trainer.traced is not None
+        took_s = 0.0
+        if task.segment < trainer.traced.segments:
+            took_s = self._drawn_s("audit", self._node.device.train_s) / trainer.traced.segments
+            self._owed_s += took_s
+            self._world.labour.audited += 1.0 / trainer.traced.segments
+        self._world.push(self._world.now_s + took_s, self._node, self._audited, task)
+
+    def _audited(self, task: ev.Rerun) -> None:
+        node, work = self._node, task.commit.work[0]
+        assert node.trainer.traced is not None
+        anchor_N = node.anchor(task.round - 1)
+        state = node.works.cells(work.trace[min(task.segment, len(work.trace) - 1)])
+        residual = node.works.cells(task.commit.residual_before)
+        found = b""
+        if anchor_N is not None and state:
+            found = node.trainer.traced.again(task, tuple(state), tuple(residual), anchor_N)
+            found = node.hooks.reran(found)
+        node.tell(ev.Reran(commit_digest=task.commit_digest, segment=task.segment, found=found))
 
     def _drawn_s(self, purpose: str, span_s: tuple[float, float]) -> float:
         return self._world.luck(f"{purpose}/{self._path}").uniform(*span_s)

@@ -7,7 +7,7 @@ What the world does not model: what a node costs (disk and arithmetic of its eve
 time, and its event queue has no bound); the queue of 1024 frames and the write time-out of a link,
 so that a frozen peer stays linked; hellos that are refused, brief links as strikes, the search for
 peers and its growing delays (whoever can be linked is, a second later at most); an open stream's
-flow control. Nodes are honest: they bend nothing.
+flow control.
 """
 
 import random
@@ -25,6 +25,7 @@ from sim.assembly import Owned, assemble
 from sim.devices import Device
 from sim.disk import Disk
 from sim.edge import Edge
+from sim.labour import Labour
 from sim.link_verbs import LinkVerbs
 from sim.links import Link, Network
 from sim.nodes import Call, SimNode, Wire, WorldSettings, peer_named, signer_named
@@ -77,6 +78,7 @@ class World(LinkVerbs):
         self.tracers: list[Tracer] = []
         self.triggers: list[Trigger] = []
         self.looks: list[Look] = []
+        self.labour = Labour()
         self._losses: dict[int, dict[PeerId, float]] = {}
         self._seed = seed
         self._device = device or Device()
@@ -107,9 +109,8 @@ class World(LinkVerbs):
     @property
     def losses(self) -> dict[int, float]:
         """By round the mean loss of those who trained for it, where trainers have one."""
-        return {
-            index: sum(found.values()) / len(found) for index, found in sorted(self._losses.items())
-        }
+        means = {index: sum(of.values()) / len(of) for index, of in self._losses.items()}
+        return dict(sorted(means.items()))
 
     # Verbs: nodes -------------------------------------------------------------------------------
 
@@ -130,14 +131,12 @@ class World(LinkVerbs):
             config=config or RoundConfig.from_manifest(self.manifest),
             device=device or self._device,
             disk=Disk(self.luck(f"disk/{short_id(peer)}"), self.settings.disk, self.shared),
-            trainer=SimTrainer(self.manifest, self._learner),
+            trainer=SimTrainer(self.manifest, self._learner, peer),
         )
         return self._start(peer, owned)
 
     def crash(self, peer: PeerId) -> None:
-        """The machine goes down: the process is gone, its links break, what it has not synced is
-        lost; what it sent is still under way.
-        """
+        """The machine goes down: process and links, and what is not synced; what it sent comes."""
         node = self.nodes[peer]
         if node.is_alive:
             self._verb("crash", peer)

@@ -76,6 +76,8 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
             return store.parts(root, cells) if root else []
         case Bulk.RESULT:
             return _results(core, store, push.subject, set(cells))
+        case Bulk.WORK:
+            return []  # No trainer of a real node keeps a trace yet.
         case _:
             raise AssertionError("states and steps are read cell by cell")
 
@@ -83,7 +85,7 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
 def is_of_use(core: NodeCore, push: Push) -> bool:
     """Whether the taker can still need it: not if it said meanwhile that it is past that round."""
     at_round = core.rounds.get(push.to, 0)
-    if push.bulk in IS_SERVED or not at_round:
+    if push.bulk in IS_SERVED or push.bulk is Bulk.WORK or not at_round:
         return True
     return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
 
@@ -104,6 +106,8 @@ def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int])
 
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
     """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
+    if header.bulk is Bulk.WORK:
+        raise LimitError("work that nobody asked for")
     is_state, fragment = header.bulk is Bulk.STATE, store.layout.fragment_of(header.round)
     count = store.num_state_cells if is_state else store.layout.num_cells(fragment)
     if index >= count:

@@ -41,8 +41,8 @@ Place = tuple[Bulk, bytes]
 
 
 def _lane(bulk: Bulk) -> bool:
-    """What joiners fetch is long, and a round does not wait behind it."""
-    return bulk in (Bulk.STATE, Bulk.STEP)
+    """What joiners and audits fetch is long, and a round does not wait behind it."""
+    return bulk in (Bulk.STATE, Bulk.STEP, Bulk.WORK)
 
 
 def _first(ready: list[Place]) -> Place:

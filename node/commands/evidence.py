@@ -75,13 +75,16 @@ def _plain(found: "Evidence") -> dict[str, object]:
 
 def _proof(found: "Evidence") -> str:
     from protocol.entry_kinds import Accusation
-
-    if found.accusation is not Accusation.WRONG_SUM:
-        return "both are signed by this peer"
-    from protocol.evidence import Finding
+    from protocol.evidence import BY_WORDS, Finding, WorkFinding
     from protocol.wire import decode
 
-    finding = decode(Finding, found.first)
+    if found.accusation not in BY_WORDS:
+        return "both are signed by this peer"
+    finding: Finding | WorkFinding
+    if found.accusation is Accusation.WRONG_SUM:
+        finding = decode(Finding, found.first)
+    else:
+        finding = decode(WorkFinding, found.first)
     of = len(finding.basis.roster.voters)
     return f"signed by this peer; {len(finding.words)} of the {of} voters, not all liars, differ"
 

@@ -77,6 +77,8 @@ def _commit_breach(view: RoundView, body: Commit, rules: ClockRules) -> str:
         return f"COMMIT of {len(body.cell_norms)} cells instead of {view.num_cells}"
     if len(body.seen) not in (0, len(view.members)):
         return f"COMMIT that says something of {len(body.seen)} members of {len(view.members)}"
+    if [len(work.trace) for work in body.work] != [rules.segments + 1] * bool(rules.segments):
+        return f"COMMIT without the work of {rules.segments} segments"
     # No weight at all has no mean: a list of nothing but such COMMITs could not be summed.
     if not body.tokens:
         return "COMMIT of no tokens"

@@ -22,7 +22,7 @@ from node.rules.round_view import RoundConfig, RoundView
 from node.rules.supply import has_lost_parts
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Body, Commit, Have, Kind, List, Vote
+from protocol.messages import Body, Commit, Have, Kind, List, Vote, Work
 
 TIME_OUT_AFTER = 3.0
 """An attempt is given up after this many deadlines without progress: HAVE takes one, LIST half a
@@ -173,7 +173,9 @@ class Seen:
     rates: Rates
 
 
-def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
+def commit_body(
+    view: RoundView, mine: Contributed, seen: Seen, work: tuple[Work, ...] = ()
+) -> Commit:
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
     banned = view.convicted & members
@@ -193,6 +195,7 @@ def commit_body(view: RoundView, mine: Contributed, seen: Seen) -> Commit:
         bans=tuple(sorted(banned)),
         is_past_end=seen.is_past_end,
         seen=seen.rates.report(view.members, view.me),
+        work=work,
     )
 
 

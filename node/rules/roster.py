@@ -57,6 +57,8 @@ class ClockRules:
     """Whose reports count."""
     lag: int = 1
     """L of R1: how many rounds may be in flight (R5)."""
+    segments: int = 0
+    """Of the work that a COMMIT must show (R10); 0 in runs without audits."""
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
@@ -69,6 +71,7 @@ class ClockRules:
             trust=manifest.trust,
             admission=manifest.admission,
             lag=manifest.outer.overlap,
+            segments=manifest.audits.segments if manifest.audits.rate else 0,
         )
 
 
@@ -366,12 +369,8 @@ def _with_voters(
     decided = {}
     for peer, seat in seats.items():
         since = round_index if peer in enter else -1
-        is_new = peer not in stay and since != seat.voter_since
-        decided[peer] = (
-            _seat(seat, voter_since=since, proved=seat.proved, absent=seat.absent)
-            if is_new
-            else seat
-        )
+        voter_since = seat.voter_since if peer in stay else since
+        decided[peer] = _seat(seat, voter_since=voter_since, proved=seat.proved, absent=seat.absent)
     return Roster(seats=_sorted(decided), window=window)
 
 

@@ -19,10 +19,12 @@ class RoundConfig:
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
+    Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
+    inner state has: `moments`, AdamW's two.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
-    to one round. `seal_values` finds what seals say, in a simulated world that does it once for all
-    nodes; None: each by itself.
+    to one round. A liar stands by its work without "retract". `seal_values` finds what seals say,
+    in a simulated world that does it once for all nodes; None: each by itself.
     """
 
     trust: str
@@ -35,6 +37,8 @@ class RoundConfig:
     wait_seats: int = 0
     wait_seats_s: float = 12.0
     uses_gram: bool = False
+    device: str = ""
+    moments: int = 2
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
     seal_values: Callable[..., SealValue | None] | None = field(

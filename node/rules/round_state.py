@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from node import events as ev
 from node.rules.accusing import JUDGED, wrong_sums
@@ -29,6 +30,9 @@ from protocol.messages import (
     Slot,
     sign_message,
 )
+
+if TYPE_CHECKING:
+    from node.rules.auditing import Audits
 
 
 class RoundState:
@@ -63,6 +67,8 @@ class RoundState:
         self._open_beside(now_s)
         self.view = self.standing.base
         self.previous: RoundView | None = None
+        self.audits: Audits | None = None
+        """What says of work behind COMMITs, where a whole node is run."""
         self.is_held = False
         """Set while a later state is being fetched: this node then only listens."""
         self.is_behind = False

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from node.rules.audit_rounds import ROUNDS_KEPT
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
@@ -99,8 +100,27 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "down_bytes": costs.up_bytes,
         "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
         "disk_bytes": costs.disk_bytes,
+        "audited_share": round(manifest.audits.rate / manifest.audits.segments, 6),
+        "audit_bytes": round(manifest.audits.rate * audit_bytes(found)),
+        "trace_bytes": trace_bytes(found),
         "lines": lines,
     }
+
+
+STATE_VECTORS = 3
+"""Weights and AdamW's two moments, float32."""
+
+
+def audit_bytes(found: Checked) -> int:
+    """What one audit moves: the state that a segment begins with, the last one, and a residual."""
+    return 4 * (2 * STATE_VECTORS + 1) * found.costs.parameters
+
+
+def trace_bytes(found: Checked) -> int:
+    """What a node keeps of its rounds for those who may ask."""
+    audits = found.manifest.audits
+    states = (audits.segments + 1) * ROUNDS_KEPT if audits.rate else 0
+    return 4 * STATE_VECTORS * states * found.costs.parameters
 
 
 def print_check(console: Console, found: Checked, step_s: float | None) -> None:
@@ -124,6 +144,17 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         rows.append(("in flight", f"{outer.overlap} rounds: training goes on beside the exchange"))
     if found.changed:
         rows.append(("not the preset's", ", ".join(found.changed)))
+    if manifest.audits.rate:
+        audits = manifest.audits
+        share, moved = audits.rate / audits.segments, audits.rate * audit_bytes(found)
+        rows.append(
+            (
+                "audits",
+                f"{audits.rate:g} of each contribution: {share:.1%} more training, about"
+                f" {_size(round(moved))} of each node in a round, {_size(trace_bytes(found))} of"
+                " disk. In `barnraise sim` alone: no node of this version starts such a run",
+            )
+        )
     rows += [
         ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),

@@ -11,6 +11,7 @@ from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import (
     AdmissionSpec,
+    AuditSpec,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -31,6 +32,7 @@ _KINDS = {
     "run": RunManifest,
     "stop": StopSpec,
     "admission": AdmissionSpec,
+    "audits": AuditSpec,
     "model": ModelSpec,
     "corpus": CorpusSpec,
     "inner": InnerSpec,

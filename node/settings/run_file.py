@@ -24,6 +24,7 @@ from protocol.manifest import (
     WIRE_VERSION,
     AccessSpec,
     AdmissionSpec,
+    AuditSpec,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -122,6 +123,7 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
             stop=StopSpec(tokens=parsed.stop.tokens, unix_s=parsed.stop.date),
             access=_access_spec(parsed.access),
             admission=AdmissionSpec(**parsed.admission.model_dump()),
+            audits=AuditSpec(**parsed.audits.model_dump()),
         )
     except (ValueError, ConfigError) as error:
         raise ManifestError(f"{path}: {error}") from error

@@ -60,6 +60,13 @@ class AdmissionSection(Section):
     ramp: int | None = None
 
 
+class AuditsSection(Section):
+    """[audits]: see AuditSpec."""
+
+    rate: float = 0.0
+    segments: int = 8
+
+
 class ModelSection(Section):
     """[model]: a built-in model by name, or one in a `file` beside this one; its settings, and the
     seed of its genesis weights."""
@@ -128,6 +135,7 @@ class RunFile(Section):
     stop: StopSection = StopSection()
     access: AccessSection = AccessSection()
     admission: AdmissionSection = AdmissionSection()
+    audits: AuditsSection = AuditsSection()
     model: ModelSection = ModelSection()
     corpus: CorpusSection = CorpusSection()
     inner: InnerSection = InnerSection()

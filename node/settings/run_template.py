@@ -35,6 +35,11 @@ allow = []             # peer ids that need no invitation, and may invite, besid
 # ramp = 0             # rounds in which it then grows to its full weight; 0: it counts at once.
                        # Left out in open runs: 10. Whoever has a seat by the first round is spared
 
+[audits]               # training that others run again, to find who sends what it did not train
+rate = 0.0             # so many per contribution, on average, in open runs. Above 0 for
+                       # `barnraise sim` alone: no trainer of a real node keeps a trace yet
+segments = 8           # parts of a round; an audit runs one of them again
+
 [model]
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code
 # file = "my_model.py" # or your own: it has `def build(**settings)` that returns an nn.Module.

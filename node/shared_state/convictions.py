@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from protocol import limits
 from protocol.entry_kinds import Accusation
-from protocol.evidence import Evidence
+from protocol.evidence import BY_WORDS, Evidence
 from protocol.identity import PeerId
 
 
@@ -47,7 +47,7 @@ class Convictions:
             self._held[place] = evidence
             return (known,)
         self._held[place] = evidence
-        sums = [place for place in self._held if place[1] is Accusation.WRONG_SUM]
+        sums = [place for place in self._held if place[1] in BY_WORDS]
         is_full = len(self._held) > self._most
         if len(sums) <= limits.WRONG_SUMS_MAX and not is_full:
             return ()

@@ -2,6 +2,8 @@
 
 from sim.attacks.alie import Alie
 from sim.attacks.backdoor import Backdoor
+from sim.attacks.bent_segment import BentSegment
+from sim.attacks.closed_work import ClosedWork
 from sim.attacks.constant_direction import ConstantDirection
 from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
@@ -9,6 +11,7 @@ from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
+from sim.attacks.lying_auditor import LyingAuditor
 from sim.attacks.lying_reducer import LyingReducer
 from sim.attacks.mimic import Mimic
 from sim.attacks.min_max import MinMax
@@ -32,6 +35,8 @@ __all__ = ["ATTACKS", "Attack", "Context"]
 
 ATTACKS.register("alie", Alie)
 ATTACKS.register("backdoor", Backdoor)
+ATTACKS.register("bent_segment", BentSegment)
+ATTACKS.register("closed_work", ClosedWork)
 ATTACKS.register("constant_direction", ConstantDirection)
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
@@ -39,6 +44,7 @@ ATTACKS.register("fang_krum", FangKrum)
 ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)
+ATTACKS.register("lying_auditor", LyingAuditor)
 ATTACKS.register("lying_reducer", LyingReducer)
 ATTACKS.register("mimic", Mimic)
 ATTACKS.register("min_max", MinMax)

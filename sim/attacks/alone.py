@@ -17,9 +17,12 @@ from sim.attacks import ATTACKS, Context
 from sim.attacks.seam import Vector
 
 ALONE = (
+    "bent_segment",
+    "closed_work",
     "constant_direction",
     "equivocation",
     "gaussian",
+    "lying_auditor",
     "lying_reducer",
     "on_off",
     "replay",
@@ -34,6 +37,9 @@ ALONE = (
 )
 """Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
 makes one ends."""
+
+IN_WORLDS = frozenset({"bent_segment", "closed_work", "lying_auditor"})
+"""Attacks on audits, which real nodes do not have yet."""
 
 HISTORY_MAX = 16
 _SHARE_OF_MOST = 0.5
@@ -104,6 +110,14 @@ def lies_named(text: str, peers: int) -> Lies:
         most = "below 1" if is_fresh else "below a half"
         raise ConfigError(f"--attack {text}: write it like {name}:0.25, {most}")
     return Lies(name, max(1, int(fraction * peers)), is_fresh=is_fresh)
+
+
+def lies_of_nodes(text: str, peers: int) -> Lies:
+    """The same of real nodes. Raises ConfigError."""
+    lies = lies_named(text, peers)
+    if lies.name in IN_WORLDS:
+        raise ConfigError(f"--attack: {lies.name} is for `barnraise sim`: real nodes audit nobody")
+    return lies
 
 
 def hooks_of(name: str) -> NodeHooks:

@@ -87,7 +87,7 @@ def local(
     began_s = time.monotonic()
     from rich.console import Console
 
-    from sim.attacks.alone import lies_named
+    from sim.attacks.alone import lies_of_nodes
     from sim.local.main import run_local
     from sim.local.options import LocalOptions, kinds_named
     from sim.local.shape import seconds_named, shape_named
@@ -114,7 +114,7 @@ def local(
         folder=folder.absolute(),
         keep_state=keep,
         trust=trust if attack is None else "open",
-        attack=None if attack is None else lies_named(attack, peers),
+        attack=None if attack is None else lies_of_nodes(attack, peers),
         test_switch=test_switch,
     )
     console = Console(stderr=json, highlight=False)

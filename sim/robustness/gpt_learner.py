@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from protocol.manifest import ModelSpec, RunManifest, Setting
+from sim.learning import Learned, Vector
 from sim.robustness.learners import Poison
-from sim.trainer import Learned, Vector
 from training.genesis import genesis_weights, shard_spec
 from training.inner import make_optimizer
 from training.models import build_model, read_fragment, write_fragment

@@ -15,9 +15,9 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest, TimingSpec
 from sim.attacks.backdoor import TARGET, TRIGGER
 from sim.attacks.seam import Symbols
+from sim.learning import Learned, Vector
 from sim.text_model import NUM_SAMPLES, NUM_SYMBOLS, TextModel
 from sim.toy_run import toy_run
-from sim.trainer import Learned, Vector
 
 MODELS = ("text", "gpt")
 CELLS = 4

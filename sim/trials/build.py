@@ -7,7 +7,7 @@ from functools import partial
 
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
-from protocol.manifest import NO_ADMISSION, AdmissionSpec
+from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks.alone import Lies, hooks_of, lies_named
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
@@ -36,6 +36,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
         is_signing_for_real=is_real,
         is_encoding=luck.random() < scenario.encoding,
         rare=scenario.rare,
+        trainer="model" if scenario.audits else "drift",
         disk=scenario.disk,
         state_bytes_per_s=scenario.state_bytes_per_s,
         # Whoever was down at the end finds somebody to hear the last rounds from.
@@ -54,7 +55,15 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     )
     outer = replace(manifest.outer, aggregator=scenario.aggregator, overlap=scenario.lag)
     is_slow = scenario.trust == "open" and "ramp" not in scenario.without
-    manifest = replace(manifest, outer=outer, admission=ADMISSION if is_slow else NO_ADMISSION)
+    manifest = replace(
+        manifest,
+        outer=outer,
+        admission=ADMISSION if is_slow else NO_ADMISSION,
+        audits=AuditSpec(rate=scenario.audits),
+    )
+    if scenario.audits:
+        # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
+        manifest = replace(manifest, model=replace(manifest.model, seed=seed))
     return World(manifest, seed=seed, link=link, settings=settings)
 
 
@@ -71,6 +80,8 @@ def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, P
     for number, (name, peer) in enumerate(names.items()):
         is_waiting = number == 0 and not world.settings.seated
         wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config
+        if peer in world.settings.liars:
+            wait = replace(wait, without=without | {"retract"})  # Who lies on purpose stands by it.
         join = partial(world.join, peer, config=wait, device=device_of(scenario, seed, name))
         if world.settings.seated and peer not in world.settings.seated:
             world.later(WAVE_AFTER_S, join)

@@ -23,11 +23,14 @@ class Violation:
 class Outcome:
     """`rounds_sealed` rounds listed somebody, `rounds_carried` nobody.
 
-    `loss_last` is None where nothing real is trained. `banned` counts the convicted without a seat
+    `loss_last` is the mean loss of the last round trained for, None where nothing real is trained.
+    `banned` counts the convicted without a seat
     in the last seal, `evidence` is what convicts them, by name and encoded in hexadecimal;
     `false_bans` counts the honest ones that were accused or convicted. `recoveries` are the virtual
     seconds from the end of a fault to the next round that is final, by kind of fault; `coverage`
-    counts faults by the phase that their victim was in.
+    counts faults by the phase that their victim was in. `audited_share` is the training that audits
+    ran again, in parts of all that trainers did for rounds of their own; `seats_last` are the seats
+    of the last seal.
     """
 
     scenario: str
@@ -49,6 +52,8 @@ class Outcome:
     recoveries: tuple[tuple[str, float], ...] = ()
     coverage: Mapping[str, int] = field(default_factory=dict)
     evidence: Mapping[str, str] = field(default_factory=dict)
+    audited_share: float = 0.0
+    seats_last: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Its fields as JSON values."""

@@ -26,15 +26,20 @@ EXIT_KEPT, EXIT_BROKEN = 0, 1
 
 
 def overridden_scenario(
-    text: str, *, peers: int | None, rounds: int | None, attack: str | None = None
+    text: str,
+    *,
+    peers: int | None,
+    rounds: int | None,
+    attack: str | None = None,
+    audits: float | None = None,
 ) -> Scenario:
     """The scenario of a name or file with a command's options. Raises ConfigError."""
     found = read_scenario(text)
-    if peers is None and rounds is None and attack is None:
+    if peers is None and rounds is None and attack is None and audits is None:
         return found
     # What was recorded was of the scenario as it is.
     plain = replace(found, recorded=None)
-    return overridden(plain, peers=peers, rounds=rounds, attack=attack)
+    return overridden(plain, peers=peers, rounds=rounds, attack=attack, audits=audits)
 
 
 def show(play: Play, *, with_timeline: bool, to_stderr: bool) -> None:

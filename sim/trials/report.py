@@ -39,6 +39,9 @@ def show_play(console: Console, play: Play, *, with_timeline: bool) -> None:
         f" {outcome.events} events)"
     )
     console.print(summary, highlight=False)
+    if scenario.audits:
+        share = f"{outcome.audited_share:.2%} of what was trained was run again by audits"
+        console.print(share, highlight=False)
     if outcome.faults_missed:
         console.print(f"{outcome.faults_missed} of {outcome.faults} faults found nobody to strike")
     console.print(f"trace {outcome.trace_hash}", highlight=False)

@@ -109,7 +109,8 @@ class Scenario:
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
     open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run. The
-    last of the members are bent by the `attack`, NAME:FRACTION; `without` are defences that all do
+    last of the members are bent by the `attack`, NAME:FRACTION; each contribution meets so many
+    `audits` on average, and with any the trainers learn a text; `without` are defences that all do
     without, for tests alone: no file says so.
     """
 
@@ -119,6 +120,7 @@ class Scenario:
     trust: str = "friends"
     aggregator: str = "mean"
     attack: str = ""
+    audits: float = 0.0
     without: tuple[str, ...] = ()
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
@@ -175,8 +177,13 @@ def overridden(
     peers: int | None = None,
     rounds: int | None = None,
     attack: str | None = None,
+    audits: float | None = None,
 ) -> Scenario:
     """The scenario with what a command's options say. Raises ConfigError naming the option."""
+    if audits is not None:
+        if scenario.trust != "open" or not 0.0 <= audits <= 1.0:
+            raise ConfigError("--audits: from 0 to 1, in an open run")
+        scenario = replace(scenario, audits=audits)
     if attack is not None:
         if scenario.trust != "open":
             raise ConfigError(

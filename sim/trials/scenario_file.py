@@ -286,6 +286,7 @@ class ScenarioFile(Section):
     trust: Literal["friends", "open"] = "friends"
     aggregator: str = "mean"
     attack: Annotated[str, Field(max_length=100)] = ""
+    audits: Share = 0.0
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -325,6 +326,8 @@ class ScenarioFile(Section):
             )
         if sum(rule.kind == CHURN for rule in self.faults) > 1:
             raise ValueError("has churn twice: one rule says who comes and goes")
+        if self.audits and (self.trust != "open" or self.fragments > 1 or self.lag > 1):
+            raise ValueError("has audits, which are for open runs of one fragment and lag 1")
         return self
 
 
@@ -370,6 +373,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         trust=found.trust,
         aggregator=found.aggregator,
         attack=found.attack,
+        audits=found.audits,
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,

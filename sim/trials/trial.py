@@ -145,7 +145,7 @@ class _Trial:
             rounds_sealed=progress.num_sealed,
             rounds_carried=progress.num_carried,
             honest_digests_equal=progress.are_equal,
-            loss_last=None,
+            loss_last=next(iter(reversed(world.losses.values())), None),
             banned=len(self.convicted.keys() - progress.seated),
             false_bans=len({*self.accusations, *self.convicted} - bent),
             virtual_s=round(world.now_s, 3),
@@ -157,6 +157,8 @@ class _Trial:
             violation=violation,
             recoveries=tuple(progress.recoveries(chaos.ends)),
             coverage=dict(sorted(chaos.coverage.items())),
+            seats_last=len(progress.seated),
+            audited_share=round(world.labour.share, 4),
             evidence={chaos.name_of(p): e.encoded.hex() for p, e in self.convicted.items()},
         )
         return Play(

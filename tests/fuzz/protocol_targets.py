@@ -14,7 +14,7 @@ from protocol.errors import (
     DecodeError,
     PeerError,
 )
-from protocol.evidence import Finding
+from protocol.evidence import Finding, WorkFinding
 from protocol.frames import decode_frame, encode_frame
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.manifest import open_manifest
@@ -76,6 +76,7 @@ for _value in (
     *EVIDENCE.values(),
     decode(FilledSlot, EVIDENCE[Accusation.TWO_MESSAGES].first),
     decode(Finding, EVIDENCE[Accusation.WRONG_SUM].first),
+    decode(WorkFinding, EVIDENCE[Accusation.WRONG_WORK].first),
     *CRDT_EXAMPLES,
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))

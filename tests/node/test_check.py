@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from node.settings import costs as costs_module
-from node.settings.check import check_json, check_run_file, print_check
+from node.settings.check import Checked, check_json, check_run_file, print_check
 from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
 from node.trainers.pace import COVER
 from protocol.errors import ConfigError
@@ -210,3 +210,40 @@ def test_rounds_that_peers_choose_are_told_by_line(tmp_path: Path) -> None:
     assert {line["steps"] for line in check_json(found, 0.01)["lines"]} == {100}  # type: ignore[attr-defined]
     plain = check_run_file(file(tmp_path, "[outer]\npreset = 'diloco'"), 8)
     assert {line["steps"] for line in check_json(plain, 0.2)["lines"]} == {50}  # type: ignore[attr-defined]
+
+
+def people(found: Checked) -> str:
+    out = StringIO()
+    print_check(Console(file=out, width=400), found, None)
+    return out.getvalue()
+
+
+def test_audits_cost_what_they_run_again_move_and_keep(tmp_path: Path) -> None:
+    whole = "trust = 'open'\n[audits]\nrate = 0.2\nsegments = 4"
+    found = check_run_file(file(tmp_path, whole), 8)
+    said = check_json(found, None)
+    parameters = found.costs.parameters
+    assert said["audited_share"] == 0.05
+    # A state of weights and two moments, the last one, and a residual; five states of eight rounds.
+    assert said["audit_bytes"] == round(0.2 * 28 * parameters)
+    assert said["trace_bytes"] == 8 * 5 * 12 * parameters
+    assert "5.0% more training" in people(found)
+    plain = check_run_file(file(tmp_path, "trust = 'open'"), 8)
+    assert check_json(plain, None)["trace_bytes"] == 0
+    assert "audits" not in people(plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[audits]\nrate = 0.2", "friends trust each other"),
+        ("trust = 'open'\n[audits]\nrate = 2.0", "it must be 0.0 to 1.0"),
+        ("trust = 'open'\n[outer]\nfragments = 3\n[audits]\nrate = 0.1", "one fragment"),
+        ("trust = 'open'\n[inner]\ninner_steps = 4\n[audits]\nrate = 0.1", "4 inner steps"),
+    ],
+)
+def test_audits_of_runs_that_cannot_have_them_are_refused(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_run_file(file(tmp_path, text), 8)

@@ -25,21 +25,29 @@ from protocol.evidence import (
     Evidence,
     fork_evidence,
     two_messages_evidence,
+    two_retracts_evidence,
     wrong_sum_evidence,
+    wrong_verdict_evidence,
+    wrong_work_evidence,
 )
 from protocol.hybrid_clock import COUNTER_BITS, Stamp
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.invitations import Offer, Role, Token, sign_token
 from protocol.messages import (
     Agg,
+    Commit,
     Kind,
+    Outcome,
+    Retract,
     Roster,
     SealClock,
     SealValue,
     SeatRecord,
     SignedMessage,
     Slot,
+    Verdict,
     Vote,
+    segment_subject,
     sign_message,
     slice_subject,
 )
@@ -159,6 +167,44 @@ def agg_of(signer: Ed25519Signer, mark: int, basis: SealValue = BASIS) -> Signed
     )
 
 
+WORK = sign_message(
+    SIGNER,
+    replace(_SLOT, basis=BASIS.digest, attempt=0, kind=Kind.COMMIT),
+    Commit(
+        root=bytes([0xEE]) * 32,
+        cell_norms=(1.0,),
+        tokens=20,
+        samples=20,
+        steps=10,
+        base=BASIS.digest,
+        residual_before=bytes(32),
+        residual_after=bytes(32),
+        seal=b"",
+        joins=(),
+        suspects=(),
+        gone=(),
+        bans=(),
+        is_past_end=False,
+    ),
+)
+"""What is audited."""
+
+WRONG = Verdict(commit=WORK.digest, segment=2, outcome=Outcome.WRONG, found=bytes([0xEF]) * 32)
+RIGHT = replace(WRONG, outcome=Outcome.RIGHT)
+
+
+def verdict_of(signer: Ed25519Signer, verdict: Verdict) -> SignedMessage:
+    """What a voter says of it."""
+    subject = segment_subject(verdict.commit, verdict.segment)
+    return sign_message(signer, replace(WORK.slot, kind=Kind.VERDICT, subject=subject), verdict)
+
+
+def retract_of(signer: Ed25519Signer, round_index: int) -> SignedMessage:
+    """The contribution to a round, taken back."""
+    slot = replace(_SLOT, round=round_index, attempt=0, kind=Kind.RETRACT)
+    return sign_message(signer, slot, Retract(commit=bytes([0xEE]) * 32))
+
+
 EVIDENCE = {
     Accusation.FORK: fork_evidence(
         ENTRIES[EntryKind.NOTE].signed_header,
@@ -170,6 +216,16 @@ EVIDENCE = {
     Accusation.WRONG_SUM: wrong_sum_evidence(
         BASIS, agg_of(SIGNER, 0xEC), (agg_of(JUDGES[0], 0xED), agg_of(JUDGES[1], 0xED))
     ),
+    Accusation.WRONG_WORK: wrong_work_evidence(
+        BASIS, WORK, WRONG, (verdict_of(JUDGES[0], WRONG), verdict_of(JUDGES[1], WRONG))
+    ),
+    Accusation.WRONG_VERDICT: wrong_verdict_evidence(
+        BASIS,
+        verdict_of(SIGNER, WRONG),
+        RIGHT,
+        (verdict_of(JUDGES[0], RIGHT), verdict_of(JUDGES[1], RIGHT)),
+    ),
+    Accusation.TWO_RETRACTS: two_retracts_evidence(retract_of(SIGNER, 41), retract_of(SIGNER, 141)),
 }
 
 

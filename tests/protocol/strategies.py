@@ -51,6 +51,8 @@ from protocol.messages import (
     Leave,
     List,
     NewAttempt,
+    Outcome,
+    Retract,
     Roster,
     Seal,
     SealCertificate,
@@ -60,11 +62,12 @@ from protocol.messages import (
     SeatRecord,
     SignedMessage,
     Slot,
+    Verdict,
     Vote,
 )
 from protocol.wire import INT_MAX, OneOf, Range, Size, decode, encode
 
-BODIES = (Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave)
+BODIES = (*(Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave, Verdict, Retract),)
 FRAMES = (
     *(Hello, Refusal, Heartbeat, Messages, Want, WantChain, Chain, StatusAsk, StatusAnswer),
     *GOSSIP_FRAMES.values(),
@@ -77,8 +80,10 @@ TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, Sig
 ITEMS_MAX = 3
 BYTES_MAX = 80
 
-WITHOUT_ATTEMPT = (Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE)
-WITH_SUBJECT = (Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL)
+WITHOUT_ATTEMPT = (
+    *(Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE, Kind.VERDICT, Kind.RETRACT),
+)
+WITH_SUBJECT = (Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL, Kind.VERDICT)
 
 
 def resolve(hint: Any) -> tuple[Any, object]:
@@ -261,7 +266,19 @@ def _manifests(draw: st.DrawFn) -> RunManifest:
     }
     if fields["trust"] == "friends":
         fields["admission"] = dataclasses.replace(fields["admission"], probation=0, ramp=0)
+    is_cut = any(len(shard.fragments) > 1 for shard in fields["shards"])
+    may_audit = fields["audits"].segments <= fields["inner"].inner_steps
+    if is_cut or not may_audit or fields["trust"] == "friends" or fields["outer"].overlap > 1:
+        fields["audits"] = dataclasses.replace(fields["audits"], rate=0.0)
     return RunManifest(**fields, cell_elements=1 << draw(st.integers(10, 18)))
+
+
+@st.composite
+def _verdicts(draw: st.DrawFn) -> Verdict:
+    hints = fields_of(Verdict)
+    free = {name: draw(values(hints[name])) for name in ("commit", "segment", "outcome")}
+    size = 0 if free["outcome"] is Outcome.UNOPENED else 32
+    return Verdict(**free, found=draw(st.binary(min_size=size, max_size=size)))
 
 
 @st.composite
@@ -285,6 +302,7 @@ SPECIAL: dict[Any, Any] = {
     AdmissionSpec: _admissions,
     ShardSpec: _shards,
     TimingSpec: _timings,
+    Verdict: _verdicts,
     RunManifest: _manifests,
 }
 

@@ -26,10 +26,11 @@ from protocol.wire import encode
 from tests.protocol.strategies import values
 from tests.protocol.vectors import MANIFEST, OTHER, SIGNER
 
-# A ramp is for open runs, and probation has one behind it.
+# A ramp is for open runs, and probation has one behind it. Audits are for whole shards.
 ADMITTING = replace(
     MANIFEST,
     trust="open",
+    shards=tuple(replace(s, fragments=(tuple(range(len(s.tensors))),)) for s in MANIFEST.shards),
     admission=AdmissionSpec(puzzle_bits=20, probation=3, ramp=10),
 )
 
@@ -89,13 +90,13 @@ FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmet
 def test_digest_names_the_run_and_is_stable():
     assert MANIFEST.digest == replace(MANIFEST).digest
     assert MANIFEST.digest.hex() == (
-        "c582fd1b8f0e89c67e6631cc3186e9e0247ad7bacf11376d067a1bc887fbb7fd"
+        "24731598cc7d74c6567e55cbf781c807b088bf89c77670df86a579db9ad4b209"
     )
 
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_every_field_is_in_the_digest_and_is_named_when_it_differs(path):
-    example = ADMITTING if path.startswith("admission.") else MANIFEST
+    example = ADMITTING if path.startswith(("admission.", "audits.")) else MANIFEST
     theirs = changed(path, another(path, dict(leaves(example))[path]), example)
     assert theirs.digest != example.digest
     mismatch = first_difference(example, theirs)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -18,15 +19,18 @@ from protocol.messages import (
     Interval,
     Kind,
     List,
+    Outcome,
     Roster,
     SealClock,
     SignedMessage,
     Slot,
+    Verdict,
     Vote,
     decode_body,
     decode_message,
     is_signed,
     list_digest,
+    segment_subject,
     sign_message,
     slice_subject,
 )
@@ -183,11 +187,20 @@ def test_body_of_another_kind_is_neither_signed_nor_read():
         decode_body(replace(SIGNED[Kind.VOTE], slot=slot(Kind.LEAVE)))
 
 
-@pytest.mark.parametrize("kind", [Kind.CHECK, Kind.REVEAL, Kind.RETRACT])
-def test_kind_of_open_runs_is_refused_in_this_version(kind):
-    message = replace(SIGNED[Kind.VOTE], slot=slot(kind))
-    with pytest.raises(DecodeError, match=kind.name):
-        decode_message(encode(message))
+def test_verdict_in_the_slot_of_another_segment_is_refused():
+    message = SIGNED[Kind.VERDICT]
+    other = replace(message.slot, subject=segment_subject(digest(0xA3), 7))
+    with pytest.raises(DecodeError, match="another slot"):
+        decode_message(encode(replace(message, slot=other)))
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_verdict_names_an_end_where_there_is_one(outcome):
+    verdict = partial(Verdict, commit=digest(1), segment=0, outcome=outcome)
+    size = 0 if outcome is Outcome.UNOPENED else 32
+    assert verdict(found=bytes(size)).found == bytes(size)
+    with pytest.raises(ValueError, match=outcome.name):
+        verdict(found=bytes(32 - size))
 
 
 def test_flipped_byte_of_a_message_is_malformed_or_unsigned(seed):

@@ -39,6 +39,7 @@ def test_message_stands_in_the_table_with_its_slot_and_fields(kind):
     parts = [] if kind in WITHOUT_ATTEMPT else ["attempt"]
     if kind in WITH_SUBJECT:
         of = "slice" if kind in (Kind.GRAM, Kind.AGG) else "seal before"
+        of = "segment" if kind is Kind.VERDICT else of
         parts.append(f"subject: {of}")
     place = f" {', '.join(parts)} " if parts else " "
     row = f"| {kind:d} {kind.name} |{place}| {fields(messages._BODIES[kind])} |"

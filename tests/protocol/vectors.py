@@ -52,25 +52,9 @@ from protocol.gossip import (
     Shuffled,
     WantEntries,
 )
-from protocol.grid import (
-    EMPTY_ROOT,
-    ShardSpec,
-    TensorSpec,
-    cell_root,
-    merkle_proof,
-    merkle_root,
-)
+from protocol.grid import EMPTY_ROOT, cell_root, merkle_proof, merkle_root
 from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, peer_id_text
-from protocol.manifest import (
-    CorpusSpec,
-    InnerSpec,
-    ModelSpec,
-    OuterSpec,
-    RunManifest,
-    Setting,
-    TimingSpec,
-    sign_manifest,
-)
+from protocol.manifest import sign_manifest
 from protocol.messages import (
     Agg,
     Body,
@@ -83,6 +67,8 @@ from protocol.messages import (
     Leave,
     List,
     NewAttempt,
+    Outcome,
+    Retract,
     Roster,
     Seal,
     SealCertificate,
@@ -91,17 +77,21 @@ from protocol.messages import (
     Seat,
     SeatRecord,
     Slot,
+    Verdict,
     Vote,
+    Work,
     list_digest,
+    segment_subject,
     sign_message,
     slice_subject,
 )
 from protocol.wire import encode
 from tests.protocol.entry_vectors import entry_vectors
+from tests.protocol.manifest_vector import MANIFEST as MANIFEST
+from tests.protocol.manifest_vector import SIGNER as SIGNER
 
 PATH = Path(__file__).parent.parent / "vectors" / "wire-v1.json"
 
-SIGNER = Ed25519Signer(bytes(range(32)))
 OTHER = Ed25519Signer(bytes(range(32, 64)))
 PEERS = tuple(sorted((SIGNER.peer_id, OTHER.peer_id)))
 
@@ -113,68 +103,6 @@ def digest(number: int) -> bytes:
 
 RUN, BASIS, BEFORE, COMMIT_DIGEST, DRIFT, ROOT = map(digest, range(0xA0, 0xA6))
 SUBJECT = slice_subject(digest(0xB0), 3, 9)
-
-MANIFEST = RunManifest(
-    wire=1,
-    arithmetic=1,
-    title="a barn - und Straße",
-    founder=SIGNER.peer_id,
-    created_unix_s=1_700_000_000,
-    trust="friends",
-    survive="any",
-    rounds=40,
-    model=ModelSpec(
-        name="gpt",
-        settings=(
-            Setting("context", 64),
-            Setting("dropout", 0.5),
-            Setting("norm", "rms"),
-            Setting("offset", -200),
-            Setting("tied", True),
-        ),
-        seed=7,
-    ),
-    shards=(
-        ShardSpec(
-            "model",
-            (TensorSpec("a", ()), TensorSpec("b", (300, 70_000)), TensorSpec("c", (5,))),
-            ((0, 2), (1,)),
-        ),
-    ),
-    cell_elements=1 << 18,
-    corpus=CorpusSpec(
-        name="stdlib",
-        digest=digest(0xC0),
-        num_blocks=1000,
-        block_bytes=65_536,
-        held_out_every=10,
-        permutation_seed=11,
-    ),
-    inner=InnerSpec(
-        inner_steps=20,
-        batch=16,
-        learning_rate=0.003,
-        learning_rate_floor=0.1,
-        warmup_steps=40,
-        beta1=0.9,
-        beta2=0.95,
-        weight_decay=0.1,
-        clip_norm=1.0,
-        drift_max=2,
-    ),
-    outer=OuterSpec(
-        preset="diloco",
-        codec="topk",
-        codec_settings=(Setting("chunk", 1024), Setting("density", 0.0625)),
-        feedback=0.5,
-        aggregator="mean",
-        optimizer="nesterov",
-        learning_rate=0.7,
-        momentum=0.5,
-        overlap=1,
-    ),
-    timing=TimingSpec(deadline_floor_s=2.0, deadline_cap_s=60.0, heartbeat_s=0.5, suspect_s=2.5),
-)
 
 
 def slot(kind: Kind, *, attempt: int = 0, subject: bytes = b"") -> Slot:
@@ -208,6 +136,15 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
             bans=(OTHER.peer_id,),
             is_past_end=True,
             seen=b"\x01\x00\xff",
+            work=(
+                Work(
+                    onion=digest(0xB8),
+                    device="cpu, numpy",
+                    trace=(digest(0xB9), digest(0xBA)),
+                    before=EMPTY_ROOT,
+                    after=digest(0xBB),
+                ),
+            ),
         ),
     ),
     Kind.HAVE: (
@@ -243,6 +180,11 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
     Kind.LEAVE: (slot(Kind.LEAVE), Leave(reason="supper")),
     Kind.PVOTE: (slot(Kind.PVOTE), Vote(list_digest=digest(0xB0))),
     Kind.PSEAL: (slot(Kind.PSEAL, subject=BEFORE), SEAL),
+    Kind.VERDICT: (
+        slot(Kind.VERDICT, subject=segment_subject(COMMIT_DIGEST, 8)),
+        Verdict(commit=COMMIT_DIGEST, segment=8, outcome=Outcome.WRONG, found=digest(0xB7)),
+    ),
+    Kind.RETRACT: (slot(Kind.RETRACT), Retract(commit=COMMIT_DIGEST)),
 }
 SIGNED = {kind: sign_message(SIGNER, *place) for kind, place in BODIES.items()}
 

@@ -19,9 +19,9 @@ def attacked(attack: str = "lying_reducer:0.25", **changes) -> Scenario:
 
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_one_reducer_that_is_believed_makes_the_swarm_seal_a_wrong_sum(aggregator, seed):
-    # Friends sum each cell once.
-    attack = "lying_reducer:0.15"
-    found = run_trial(attacked(attack, trust="friends", aggregator=aggregator), seed)
+    # Friends sum each cell once; in some rounds the liar sums nothing.
+    lied_to = attacked("lying_reducer:0.15", trust="friends", aggregator=aggregator, rounds=30)
+    found = run_trial(lied_to, seed)
     assert found.violation is not None
     assert "not what the listed bytes give" in found.violation.text
 

@@ -14,7 +14,7 @@ from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Gram, Kind, decode_body, sign_message
 from sim.attacks import ATTACKS
-from sim.attacks.alone import ALONE, Liar, Lies, lies_named
+from sim.attacks.alone import ALONE, IN_WORLDS, Liar, Lies, lies_named, lies_of_nodes
 from sim.local.local_node import LYING_COMMAND, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
@@ -63,6 +63,13 @@ def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
     for text in ("scale", "scale:", "scale:0", "scale:0.5", "scale:nan", "scale:x", "alie:0.25"):
         with pytest.raises(ConfigError, match="--attack"):
             lies_named(text, 8)
+
+
+@pytest.mark.parametrize("name", sorted(IN_WORLDS))
+def test_lies_that_only_audits_are_about_are_for_worlds(name):
+    assert lies_named(f"{name}:0.25", 8) == Lies(name, 2)
+    with pytest.raises(ConfigError, match="barnraise sim"):
+        lies_of_nodes(f"{name}:0.25", 8)
 
 
 def test_liars_are_another_program_and_their_run_is_open(tmp_path):

@@ -1,0 +1,22 @@
+"""Work that nobody is shown: what was trained is turned around, and no audit is answered."""
+
+from node.cells.shard_store import Item
+from node.hooks import NodeHooks
+from sim.attacks.seam import Attack
+
+
+class ClosedWork(Attack):
+    """The vectors are those of `sign_flip`; nobody can prove anything."""
+
+    def hooks(self) -> NodeHooks:
+        """See Attack."""
+        # It bends contributions as attacks on values do, which `alone` knows of.
+        from sim.attacks.alone import Liar
+
+        class Closed(Liar):
+            def opened(self, items: list[Item]) -> list[Item]:
+                """See NodeHooks."""
+                del items
+                return []
+
+        return Closed("sign_flip")

@@ -1,0 +1,133 @@
+"""What words on audited work come to: a ban of whoever is wrong, a seat, or nothing at all."""
+
+from dataclasses import replace
+
+import pytest
+
+from node import events as ev
+from node.rules.audit_rounds import NOTHING, AuditedRound
+from node.rules.audit_words import REFUTED_MAX, SHUT_ROUNDS, Judge
+from protocol import limits
+from protocol.entry_kinds import Accusation
+from protocol.evidence import decode_evidence
+from protocol.identity import Ed25519Signer, PeerId
+from protocol.messages import Commit, Outcome, Verdict, decode_body
+from tests.protocol.entry_vectors import (
+    BASIS,
+    JUDGES,
+    RIGHT,
+    RUN,
+    SIGNER,
+    WORK,
+    WRONG,
+    retract_of,
+    verdict_of,
+)
+
+READER = Ed25519Signer(bytes(32))
+UNOPENED = replace(WRONG, outcome=Outcome.UNOPENED, found=b"")
+OTHER_END = replace(WRONG, found=bytes([1]) * 32)
+KEY = (WORK.digest, WRONG.segment)
+
+
+def scene(*said: tuple[Ed25519Signer, Verdict], round_index: int = 41) -> AuditedRound:
+    """A round of four voters, of whom one may lie, with the contribution of the first; and what the
+    others say of it."""
+    commit = decode_body(WORK)
+    assert isinstance(commit, Commit)
+    words = {signer.peer_id: (verdict_of(signer, verdict), verdict) for signer, verdict in said}
+    return AuditedRound(
+        round=round_index,
+        named=BASIS,
+        beacon=bytes(32),
+        commits={WORK.digest: (WORK, commit)},
+        inherited={SIGNER.peer_id: (NOTHING,)},
+        words={KEY: words},
+    )
+
+
+def judge_of(me: PeerId = READER.peer_id, *without: str) -> Judge:
+    return Judge(me, without=frozenset(without))
+
+
+def evidence_of(actions: list[ev.RoundAction]) -> dict[PeerId, Accusation]:
+    found = [action.evidence for action in actions if isinstance(action, ev.Accuse)]
+    checked = [decode_evidence(one.encoded, RUN, READER) for one in found]
+    return {one.subject: one.accusation for one in checked}
+
+
+ONE, TWO, THREE = JUDGES
+
+
+def test_two_who_found_the_same_end_convict_once():
+    judge = judge_of()
+    on = scene((ONE, WRONG), (TWO, WRONG))
+    assert evidence_of(list(judge.judge(on, KEY))) == {SIGNER.peer_id: Accusation.WRONG_WORK}
+    assert list(judge.judge(on, KEY)) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(ONE, WRONG)],
+        [(ONE, WRONG), (TWO, OTHER_END)],
+        [(ONE, WRONG), (TWO, OTHER_END), (THREE, UNOPENED)],
+        [(ONE, WRONG), (TWO, RIGHT)],
+    ],
+)
+def test_less_than_that_convicts_nobody(said):
+    judge = judge_of()
+    assert list(judge.judge(scene(*said), KEY)) == []
+    assert not judge.shunned
+
+
+def test_whoever_calls_right_work_wrong_is_convicted_by_those_who_found_it_right():
+    judge = judge_of()
+    actions = list(judge.judge(scene((ONE, WRONG), (TWO, RIGHT), (THREE, RIGHT)), KEY))
+    assert evidence_of(actions) == {ONE.peer_id: Accusation.WRONG_VERDICT}
+
+
+def test_work_that_two_could_not_open_costs_the_seat_and_no_ban():
+    judge = judge_of()
+    assert list(judge.judge(scene((ONE, UNOPENED), (TWO, UNOPENED)), KEY)) == []
+    assert judge.shunned == {SIGNER.peer_id}
+    seats = tuple(seat for seat in BASIS.roster.seats if seat.peer != SIGNER.peer_id)
+    assert not judge.is_shut(SIGNER.peer_id)
+    later = replace(BASIS, round=42, roster=replace(BASIS.roster, seats=seats))
+    judge.sealed(later, frozenset(), frozenset())
+    assert judge.is_shut(SIGNER.peer_id)
+    assert not judge.shunned
+    judge.sealed(replace(later, round=42 + SHUT_ROUNDS), frozenset(), frozenset())
+    assert not judge.is_shut(SIGNER.peer_id)
+
+
+def test_who_often_cannot_open_what_others_can_loses_its_seat():
+    judge = judge_of()
+    for number in range(REFUTED_MAX):
+        assert not judge.shunned
+        on = scene((ONE, UNOPENED), (TWO, RIGHT), (THREE, RIGHT), round_index=41 + number)
+        assert list(judge.judge(on, KEY)) == []
+    assert judge.shunned == {ONE.peer_id}
+
+
+def test_nobody_convicts_itself_and_none_without_bans():
+    on = scene((ONE, WRONG), (TWO, WRONG))
+    assert list(judge_of(SIGNER.peer_id).judge(on, KEY)) == []
+    assert list(judge_of(READER.peer_id, "bans").judge(on, KEY)) == []
+
+
+def test_work_that_is_taken_back_costs_the_seat_and_a_second_time_is_a_ban():
+    judge = judge_of()
+    on = scene((ONE, WRONG), (TWO, WRONG))
+    on.retracted.add(WORK.digest)
+    assert list(judge.retracted(retract_of(SIGNER, 41))) == []
+    assert list(judge.judge(on, KEY)) == []
+    assert judge.shunned == {SIGNER.peer_id}
+    again = list(judge.retracted(retract_of(SIGNER, 41 + limits.RETRACT_ROUNDS)))
+    assert evidence_of(again) == {SIGNER.peer_id: Accusation.TWO_RETRACTS}
+
+
+def test_second_retract_much_later_is_no_ban():
+    judge = judge_of()
+    assert list(judge.retracted(retract_of(SIGNER, 41))) == []
+    assert list(judge.retracted(retract_of(SIGNER, 42 + limits.RETRACT_ROUNDS))) == []

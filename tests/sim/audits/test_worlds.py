@@ -1,0 +1,94 @@
+"""Audits in worlds: who sends what it did not train is banned by those who ran it again."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.entry_kinds import Accusation
+from protocol.evidence import Evidence
+from protocol.wire import decode
+from sim.trials.outcome import Outcome
+from sim.trials.scenario import overridden
+from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import run_trial
+
+ROUNDS = 9
+
+
+def audited(
+    attack: str | None, seed: int, *, peers: int = 7, rounds: int = ROUNDS, **changes
+) -> Outcome:
+    """So many voters, of whom a quarter lies; each contribution meets an audit, on average."""
+    calm = overridden(
+        read_scenario("open-calm"), peers=peers, rounds=rounds, attack=attack, audits=1.0
+    )
+    return run_trial(replace(calm, **{"cells": 2} | changes), seed)
+
+
+def accusations(found: Outcome) -> dict[str, Accusation]:
+    return {
+        name: decode(Evidence, bytes.fromhex(data)).accusation
+        for name, data in found.evidence.items()
+    }
+
+
+def test_liar_who_sends_what_it_did_not_train_is_banned(seed):
+    found = audited("sign_flip:0.25", seed)
+    assert found.violation is None
+    assert found.honest_digests_equal
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (ROUNDS, 1, 0)
+    assert accusations(found) == {"n06": Accusation.WRONG_WORK}
+
+
+def test_without_audits_the_same_liar_stays(seed):
+    found = audited("sign_flip:0.25", seed, rounds=6, audits=0.0)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
+
+
+def test_auditor_who_calls_right_work_wrong_is_banned_and_nobody_else(seed):
+    found = audited("lying_auditor:0.25", seed)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (ROUNDS, 1, 0)
+    assert accusations(found) == {"n06": Accusation.WRONG_VERDICT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["scale", "shift", "slow_drift"])
+def test_liars_of_other_kinds_are_banned(attack, seed):
+    found = audited(f"{attack}:0.25", seed, peers=9, rounds=14)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (14, 2, 0)
+    assert set(accusations(found).values()) == {Accusation.WRONG_WORK}
+
+
+@pytest.mark.slow
+def test_liar_whose_segments_do_not_lead_to_each_other_is_banned_when_one_is_met(seed):
+    # One of eight is bent in nearly each round: an audit meets it with one chance in nine.
+    found = audited("bent_segment:0.15", seed, peers=9, rounds=70)
+    assert found.violation is None
+    assert (found.banned, found.false_bans) == (1, 0)
+
+
+@pytest.mark.slow
+def test_work_that_nobody_is_shown_costs_the_seat_for_good(seed):
+    found = audited("closed_work:0.25", seed, peers=9, rounds=20)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.evidence, found.false_bans) == (20, {}, 0)
+    assert found.seats_last == 7
+
+
+@pytest.mark.slow
+def test_without_bans_liars_stay_though_all_is_said(seed):
+    found = audited("sign_flip:0.25", seed, peers=9, without=("bans",))
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.evidence) == (ROUNDS, 0, {})
+
+
+@pytest.mark.slow
+def test_honest_peers_are_audited_at_the_rate_of_the_run_and_nothing_is_said(seed):
+    found = audited(None, seed, peers=12, rounds=20)
+    assert found.violation is None
+    assert (found.banned, found.false_bans, found.evidence) == (0, 0, {})
+    # One of eight segments per contribution of all rounds but the last two: 216 draws.
+    assert abs(found.audited_share - 0.9 / 8) < 0.03
