@@ -49,7 +49,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where workers share a run, one of them has all tests with real sockets: they are timed."""
+    """Where workers share a run, one of them has all tests with real sockets: they are timed.
+
+    It has them first, or the others would wait for it in the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("net") is None)
     for item in items:
         if item.get_closest_marker("net"):
             item.add_marker(pytest.mark.xdist_group("net"))
