@@ -141,11 +141,16 @@ def fork_evidence(first: SignedHeader, second: SignedHeader) -> Evidence:
 def two_messages_evidence(first: SignedMessage, second: SignedMessage) -> Evidence:
     """The proof that the sender of both filled one slot twice. They must be two in one slot."""
     assert (first.slot, first.sender) == (second.slot, second.sender)
+    return _of_both(Accusation.TWO_MESSAGES, first, second)
+
+
+def _of_both(accusation: Accusation, first: SignedMessage, second: SignedMessage) -> Evidence:
+    """Two messages of one sender that it must not both have signed, in the order of their bytes."""
     low, high = sorted((encode(first.filled), encode(second.filled)))
     return Evidence(
         version=1,
         run=first.slot.run,
-        accusation=Accusation.TWO_MESSAGES,
+        accusation=accusation,
         subject=first.sender,
         first=low,
         second=high,
@@ -208,15 +213,7 @@ def wrong_verdict_evidence(
 def two_retracts_evidence(first: SignedMessage, second: SignedMessage) -> Evidence:
     """The proof that the sender of both took back two contributions soon after each other."""
     assert first.sender == second.sender
-    low, high = sorted((encode(first.filled), encode(second.filled)))
-    return Evidence(
-        version=1,
-        run=first.slot.run,
-        accusation=Accusation.TWO_RETRACTS,
-        subject=first.sender,
-        first=low,
-        second=high,
-    )
+    return _of_both(Accusation.TWO_RETRACTS, first, second)
 
 
 def _words(others: tuple[SignedMessage, ...]) -> tuple[Word, ...]:

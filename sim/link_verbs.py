@@ -19,10 +19,12 @@ class LinkVerbs(Around):
         """Call a verb when that much time has passed."""
 
     @abstractmethod
-    def _living(self) -> list[SimNode]: ...
+    def _living(self) -> list[SimNode]:
+        """The nodes whose process runs."""
 
     @abstractmethod
-    def _verb(self, name: str, *peers: PeerId) -> None: ...
+    def _verb(self, name: str, *peers: PeerId) -> None:
+        """Note in the trace what is done to whom."""
 
     def cut(self, one: PeerId, other: PeerId) -> None:
         """The link of two nodes breaks, both hear of it, and no new one comes until `heal`."""

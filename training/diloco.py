@@ -349,11 +349,9 @@ class DiLoCo:
             self._left.clear()
             for later in self._pending.values():
                 later.is_void = True
-        elif is_void:
-            pass
-        elif outcome.listed:
+        elif outcome.listed and not is_void:
             feedback.commit()
-        else:
+        elif not is_void:
             feedback.abort()
 
 

@@ -206,11 +206,9 @@ class MadeUpTrainer:
             self._restore([None] * len(self._feedback))
             for later in self._open.values():
                 later.is_void = True
-        elif one.is_void:
-            pass
-        elif outcome.listed:
+        elif outcome.listed and not one.is_void:
             feedback.commit()
-        else:
+        elif not one.is_void:
             feedback.abort()
         return outcome
 
