@@ -280,7 +280,9 @@ class ChannelExchange:
         elif isinstance(frame, Proceed) and self._awaits_turn:
             self._awaits_turn = False
             changed = self._read_anchors(frame.others)
-            self._turn = Turn(clock=frame.clock, lease=frame.lease, others=changed)
+            self._turn = Turn(
+                clock=frame.clock, lease=frame.lease, others=changed, members=frame.members
+            )
         else:
             raise TrainerError(f"an unexpected {type(frame).__name__} frame")
 

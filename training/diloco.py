@@ -5,7 +5,8 @@ N elements of a fragment
 The pseudo-gradient is anchor minus local weights. It goes out through error feedback and codec as
 a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer. With
 two rounds in flight (R5) training goes on while a fragment is on its way (Streaming DiLoCo,
-Douillard et al. 2025), and its outcome is taken over within the next round.
+Douillard et al. 2025), and its outcome is taken over within the next round; with a delay of a whole
+round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that the round began with.
 """
 
 import logging
@@ -93,18 +94,21 @@ class DiLoCo:
         self._inner_optimizer = inner_optimizer
         self._exchange = exchange
         self._manifest = manifest
-        self._shard = manifest.shards[shard]
+        self._shard, self._layout = manifest.shards[shard], manifest.layout(shard)
         fragments = range(len(self._shard.fragments))
         self._overlap = spec.overlap
-        inner_steps = manifest.inner.inner_steps
-        self._method = make_method(spec.preset, inner_steps, len(fragments), spec.overlap)
+        self._method = make_method(spec, manifest.inner.inner_steps, len(fragments))
+        self._codec = make_codec(spec)
+        self._members = start.members
         self._feedback = [
-            ErrorFeedback(make_codec(spec), spec.feedback, cell_elements=manifest.cell_elements)
+            ErrorFeedback(self._codec, spec.feedback, cell_elements=manifest.cell_elements)
             for _ in fragments
         ]
         self._anchors = list(start.anchors)
         for fragment in fragments:
             write_fragment(model, self._shard, fragment, start.anchors[fragment])
+        self._ahead: dict[int, NDArray[np.float32]] = {}
+        """By fragment the weights that the round in hand began with, where the anchor is not."""
         self._pending: dict[int, _Pending] = {}
         """By fragment, oldest first."""
         self._clock = start.clock
@@ -116,7 +120,8 @@ class DiLoCo:
         """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
         if inner_store is not None:
-            recalled = recall(inner_store, start, overlap=self._overlap)
+            is_delayed = self._method.is_delayed
+            recalled = recall(inner_store, start, overlap=self._overlap, is_delayed=is_delayed)
             if recalled is not None:
                 self._take_up(recalled)
 
@@ -175,9 +180,9 @@ class DiLoCo:
         due = self._due(self._local_step)
         outcome = None
         for fragment in due.begin:
-            self._begin(fragment)
+            outcome = self._begin(fragment, is_joined=fragment in due.join)
             if self._overlap > 1:
-                outcome = self._proceed()
+                outcome = self._proceed() or outcome
         for fragment in due.finish:
             outcome = self._finish(fragment)
         return self._take_over(due) or outcome
@@ -219,6 +224,8 @@ class DiLoCo:
         self._left = recalled.under_way
         for fragment, local_N in recalled.drifting.items():
             write_fragment(self._model, self._shard, fragment, local_N)
+            if self._method.is_delayed:
+                self._ahead[fragment] = local_N
         logger.info(
             "inner state taken up round=%d of=%d under_way=%s",
             self._clock.round,
@@ -242,12 +249,17 @@ class DiLoCo:
         self._samples = 0
         self._loss_total = 0.0
 
-    def _begin(self, fragment: int) -> None:
+    def _begin(self, fragment: int, *, is_joined: bool) -> Outcome | None:
+        """Hand over what drifted; first, where that `is_joined`, take the round before over."""
         local_N = read_fragment(self._model, self._shard, fragment)
-        drift_N = self._anchors[fragment] - local_N
+        drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
+        # The residual that this is encoded with depends on it, the drift does not.
+        outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         encoded = self._feedback[fragment].encode(drift_N)
+        if self._method.is_delayed:
+            self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
             fragment=fragment,
             payloads=encoded.payloads,
@@ -260,6 +272,19 @@ class DiLoCo:
         )
         self._keep(contribution)
         self._hand_over(contribution)
+        return outcome
+
+    def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
+        """What the next round begins with, while this one is in flight."""
+        numels = self._layout.cell_numels[fragment]
+
+        def own() -> NDArray[np.float32]:
+            cells = zip(payloads, numels, strict=True)
+            return np.concatenate([self._codec.decode(cell, numel) for cell, numel in cells])
+
+        ahead_N = self._method.merge.ahead(self._anchors[fragment], own, self._members)
+        write_fragment(self._model, self._shard, fragment, ahead_N)
+        self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
         fragment = contribution.fragment
@@ -315,7 +340,7 @@ class DiLoCo:
             if not turn.lease or pending.round <= turn.clock.round - self._overlap:
                 outcome = self._finish(fragment)
         self._drop(turn.others)
-        self._clock, self._lease = turn.clock, turn.lease
+        self._clock, self._lease, self._members = turn.clock, turn.lease, turn.members
         self._begin_round()
         return outcome
 
@@ -329,6 +354,7 @@ class DiLoCo:
             merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
         write_fragment(self._model, self._shard, fragment, merged_N)
         self._anchors[fragment] = outcome.anchor_N
+        self._ahead.pop(fragment, None)
         self._drop(outcome.others)
         if self._overlap == 1:
             self._clock, self._lease = outcome.clock, outcome.lease
@@ -340,6 +366,7 @@ class DiLoCo:
         for fragment, anchor_N in anchors.items():
             write_fragment(self._model, self._shard, fragment, anchor_N)
             self._anchors[fragment] = anchor_N
+            self._ahead.pop(fragment, None)
 
     def _settle(self, fragment: int, outcome: Outcome, *, is_void: bool) -> None:
         feedback = self._feedback[fragment]

@@ -33,7 +33,8 @@ class RunStart:
 
     At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
     rounds from `since` on whose seals have the own contribution in them; what was contributed
-    before belongs to weights long gone (R6). The caller does not write to the anchors.
+    before belongs to weights long gone (R6). `members` is how many have a seat in the round in
+    hand. The caller does not write to the anchors.
     """
 
     anchors: tuple[NDArray[np.float32], ...]
@@ -41,6 +42,7 @@ class RunStart:
     lease: Lease
     since: int = 0
     listed: tuple[int, ...] = ()
+    members: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +90,13 @@ class Turn:
     """For which round to go on, where two are in flight (R5): its clock and lease.
 
     `lease` is empty when the run is finished. `others` are new anchors of fragments that no outcome
-    of this trainer has told of.
+    of this trainer has told of. `members` is how many have a seat in that round.
     """
 
     clock: RunClock
     lease: Lease
     others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    members: int = 1
 
 
 class Ticket(Protocol):

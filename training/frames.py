@@ -51,13 +51,14 @@ class Start:
 
     `listed` names the rounds from `since` on whose seals have the own contribution in them: a
     trainer that goes on from disk needs it to settle its residual (R6). What was before `since` is
-    not known any more, or was left behind by a resync.
+    not known any more, or was left behind by a resync. `members` have a seat in that round.
     """
 
     clock: RunClock
     lease: Lease
     since: int = 0
     listed: tuple[int, ...] = ()
+    members: int = 1
     validate: bool = False
 
 
@@ -83,12 +84,13 @@ class Proceed:
     """To the trainer, where two rounds are in flight (R5): go on for the round of that clock.
 
     Comes once behind each contribution, which need not have its outcome yet. New anchors of the
-    fragments in `others` lie in the mapping.
+    fragments in `others` lie in the mapping. `members` have a seat in that round.
     """
 
     clock: RunClock
     lease: Lease
     others: tuple[int, ...] = ()
+    members: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

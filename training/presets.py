@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from protocol.manifest import RunManifest
+from protocol.errors import ConfigError
+from protocol.manifest import OuterSpec, RunManifest
 from training.exchange import Lease
 from training.leases import lease_size
-from training.merge import MERGES, Merge
+from training.merge import MERGES, Eager, Merge
+from training.outer import make_outer
 from training.registry import Registry
 from training.schedule import SCHEDULES, Schedule
 
@@ -57,31 +59,63 @@ class Preset:
     is_paced: bool = False
     """Whether each peer takes as many steps of a round as it sees fit, `inner_steps` at most."""
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a round is trained beside the exchange of the one before, which is about the same
+        whole model: two in flight on one fragment (R5)."""
+        return self.schedule == "delayed"
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """What a trainer does: when fragments travel, and how anchors come home.
 
-    Where it `is_paced`, a round has the steps that its lease is long enough for.
+    Where it `is_paced`, a round has the steps that its lease is long enough for; where it
+    `is_delayed`, it begins from the anchor before last (`Preset.is_delayed`).
     """
 
     schedule: Schedule
     merge: Merge
     is_paced: bool = False
+    is_delayed: bool = False
 
 
 PRESETS: Registry[Preset] = Registry("preset")
 """Factories `(rounds)`: short runs want other numbers than long ones."""
 
 
-def make_method(name: str, inner_steps: int, num_fragments: int, overlap: int = 1) -> Method:
-    """The schedule and merge of a preset. Raises ConfigError for an unknown one."""
-    preset = PRESETS[name](SHORT_RUN_ROUNDS)
-    if overlap > 1:
+def make_method(spec: OuterSpec, inner_steps: int, num_fragments: int) -> Method:
+    """The schedule and merge of the manifest's preset. Raises ConfigError for an unknown one, and
+    for rounds in flight that it has no rule for."""
+    preset = PRESETS[spec.preset](SHORT_RUN_ROUNDS)
+    wrong = wrong_flight(spec.preset, fragments=num_fragments, overlap=spec.overlap)
+    if wrong is not None:
+        key, value, why, instead = wrong
+        raise ConfigError(f"{key} is {value}, and {why}; it must be {instead}")
+    if preset.is_delayed:
+        schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
+        merge = Eager(make_outer(spec)) if preset.merge == "eager" else MERGES[preset.merge]()
+        return Method(schedule, merge, is_delayed=True)
+    if spec.overlap > 1:
         in_flight = SCHEDULES["in_flight"](inner_steps, num_fragments, preset.tau)
         return Method(in_flight, MERGES["blend"](preset.blend), preset.is_paced)
     schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
     return Method(schedule, MERGES[preset.merge](), preset.is_paced)
+
+
+def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, str, str] | None:
+    """What a preset cannot do with so many rounds in flight over so many fragments: the key, its
+    value, why, and what it should be; None where all is well (R5). Raises ConfigError for an
+    unknown name."""
+    if PRESETS[name](SHORT_RUN_ROUNDS).is_delayed:
+        if overlap == 1:
+            return "overlap", overlap, f"{name!r} trains a round beside the one before", "2"
+        if fragments > 1:
+            return "fragments", fragments, f"each round of {name!r} is about the whole model", "1"
+    elif fragments < overlap:
+        why = f"{overlap} rounds in flight of {name!r} are about different ones"
+        return "fragments", fragments, why, f"{overlap}, or overlap 1"
+    return None
 
 
 def is_paced(name: str) -> bool:
@@ -216,6 +250,52 @@ AUTO = "auto"
 PRESETS.register(AUTO, _auto)
 
 
+DELAY_MOMENTUM = 0.5
+"""Of the methods that a round of delay leaves any: momentum and staleness do not mix."""
+
+
+def _delayed(rounds: int, *, merge: str = "replace", summary: str) -> Preset:
+    """PCCL's example of asynchronous DiLoCo; with `eager` that of Kale et al. 2025."""
+    del rounds
+    return Preset(
+        summary=summary,
+        schedule="delayed",
+        merge=merge,
+        codec="int8",
+        momentum=DELAY_MOMENTUM,
+        overlap=2,
+    )
+
+
+_BESIDE = "a round is trained beside the exchange of the one before"
+PRESETS.register("one_step_delay", partial(_delayed, summary=f"one-step delay: {_BESIDE}"))
+_EAGER = f"eager updates: {_BESIDE}, the own share of it applied at once"
+PRESETS.register("eager", partial(_delayed, merge="eager", summary=_EAGER))
+
+
+def _co2(rounds: int) -> Preset:
+    """Sun et al. 2024. Its gap penalty is off, as in its authors' code: a norm over the whole
+    anchor is nothing that peers compute cell by cell."""
+    return replace(
+        _delayed(rounds, summary=f"CO2 without its penalty: {_BESIDE}, slow momentum"),
+        optimizer="heavy_ball",
+    )
+
+
+PRESETS.register("co2", _co2)
+
+
+def _dilocox(rounds: int) -> Preset:
+    """Qi et al. 2025, at one rank and one H throughout."""
+    return replace(
+        _delayed(rounds, summary=f"DiLoCoX at a fixed rank: {_BESIDE}, as factors of rank 16"),
+        codec="lowrank",
+    )
+
+
+PRESETS.register("dilocox", _dilocox)
+
+
 def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
     """EDiT (Cheng et al. 2024) with its guard across peers; A-EDiT is the same with rounds by time.
 
@@ -234,13 +314,8 @@ def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
 PRESETS.register("edit", _edit)
 PRESETS.register("a_edit", partial(_edit, is_paced=True))
 
-_DELAY = "two rounds in flight on one fragment, and R5 has them on different ones"
 _OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
 NOT_YET: Mapping[str, str] = {
-    "one_step_delay": f"{_DELAY}; streaming_diloco is the nearest",
-    "eager": f"{_DELAY}; its {_OWN_WEIGHTS}",
-    "co2": _DELAY,
-    "dilocox": f"{_DELAY}; its codec alone is diloco_lowrank",
     "scaffold": "a control variate beside the pseudo-gradient",
     "modest": "sampled peers beyond the seats",
     "demo": "an exchange after every step, of momentum",

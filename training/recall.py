@@ -34,10 +34,17 @@ class Recalled:
     drifting: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
-def recall(store: InnerStore, start: RunStart, *, overlap: int) -> Recalled | None:
-    """What of the store is good for this start; None if nothing is there."""
+def recall(
+    store: InnerStore, start: RunStart, *, overlap: int, is_delayed: bool = False
+) -> Recalled | None:
+    """What of the store is good for this start; None if nothing is there.
+
+    Where a round `is_delayed` by the one before, which is about the same fragment, what lies there
+    of the round in hand is what it began with: weights of an anchor that is not the newest.
+    """
     next_round = start.clock.round
-    newest = store.newest(next_round + overlap - 1)
+    # Who waited for the outcome of the round before has handed over no later one without it.
+    newest = store.newest(next_round + (0 if is_delayed else overlap - 1))
     if newest is None:
         return None
     if newest.round < start.since:
@@ -49,7 +56,8 @@ def recall(store: InnerStore, start: RunStart, *, overlap: int) -> Recalled | No
     drifting = {
         fragment: local_N
         for fragment, (digest, local_N) in newest.drifting.items()
-        if fragment not in settled and digest == anchor_digest(start.anchors[fragment])
+        if (is_delayed and newest.round == next_round - 1)
+        or (fragment not in settled and digest == anchor_digest(start.anchors[fragment]))
     }
     if newest.round >= next_round and not _is_live(newest, start):
         return Recalled(newest=newest, residuals=None, drifting=drifting)

@@ -11,9 +11,11 @@ class Due:
     """What follows a local step: fragments to hand over, then fragments to await, in order.
 
     The outcome of `take` is taken over if it is here; if not, it is asked for again at a later
-    step, and awaited at the end of the round.
+    step, and awaited at the end of the round. That of `join` is of the round before on a fragment
+    of `begin`, and awaited before that is handed over again.
     """
 
+    join: tuple[int, ...] = ()
     begin: tuple[int, ...] = ()
     finish: tuple[int, ...] = ()
     take: tuple[int, ...] = ()
@@ -71,3 +73,25 @@ class InFlight:
 
 
 SCHEDULES.register("in_flight", InFlight)
+
+
+class Delayed:
+    """One-step delay: after H steps await the round before, hand over what was trained beside it,
+    and go on from the anchor that the round before led to (R5).
+
+    The order is that of PCCL's example of asynchronous DiLoCo. A round is about the whole model.
+    """
+
+    def __init__(self, inner_steps: int, num_fragments: int) -> None:
+        self._inner_steps = inner_steps
+        self._num_fragments = num_fragments
+
+    def due(self, local_step: int, round_index: int) -> Due:
+        """See Schedule."""
+        if local_step < self._inner_steps:
+            return Due()
+        fragment = round_index % self._num_fragments
+        return Due(join=(fragment,), begin=(fragment,))
+
+
+SCHEDULES.register("delayed", Delayed)

@@ -167,6 +167,7 @@ def _run_start(exchange: ChannelExchange) -> RunStart:
         lease=opening.lease,
         since=opening.since,
         listed=opening.listed,
+        members=opening.members,
     )
 
 

@@ -22,12 +22,6 @@ class Flight:
     sealed: tuple[bool, ...] = ()
     own_seals: frozenset[int] = frozenset()
 
-    def __post_init__(self) -> None:
-        if self.num_fragments < self.lag:
-            raise ValueError(
-                f"{self.lag} rounds in flight need as many fragments, not {self.num_fragments}"
-            )
-
     @property
     def final_round(self) -> int:
         """The last round that is final here; 0 is genesis."""
@@ -61,19 +55,22 @@ def proof_round(flight: Flight, round_index: int) -> int:
     return max(0, round_index - flight.lag)
 
 
-def base_version(flight: Flight, round_index: int, *, delay: int = 0) -> int:
-    """The version of the round's fragment that its COMMITs are relative to, `delay` rounds old.
+def base_version(flight: Flight, round_index: int) -> int:
+    """The version of the round's fragment that its COMMITs are relative to: that which the seal
+    left that names the round.
 
-    A version more for each earlier round on the fragment that was summed. All of these are final
-    where the round may be opened, since there are at least as many fragments as rounds in flight.
+    A version more for each round up to that seal that was about the fragment and summed. With as
+    many fragments as rounds in flight none of those between is about it, and this is the version
+    that the round steps on. With fewer it is a round or more older (one-step delay). Never the
+    newest that happens to be here: the round before may be sealed for one member and not for
+    another, and their COMMITs would be relative to different weights.
     """
-    fragment = fragment_of(flight, round_index)
-    version = sum(
+    named_by, fragment = naming_round(flight, round_index), fragment_of(flight, round_index)
+    return sum(
         was_summed
-        for earlier, was_summed in enumerate(flight.sealed, start=1)
-        if earlier < round_index and fragment_of(flight, earlier) == fragment
+        for earlier, was_summed in enumerate(flight.sealed[:named_by], start=1)
+        if fragment_of(flight, earlier) == fragment
     )
-    return max(0, version - delay)
 
 
 def may_open(flight: Flight, round_index: int) -> bool:

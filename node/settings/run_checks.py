@@ -26,7 +26,7 @@ from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.outer import OUTER_OPTIMIZERS
-from training.presets import AUTO, NOT_YET, PRESETS
+from training.presets import AUTO, NOT_YET, PRESETS, wrong_flight
 
 _KINDS = {
     "run": RunManifest,
@@ -133,19 +133,20 @@ def impossible(expanded: RunFile) -> Iterator[str]:
 
 
 def _in_flight(expanded: RunFile) -> Iterator[str]:
-    """R5: rounds in flight are about different fragments; an outcome comes home within a round."""
+    """R5: rounds in flight are about different fragments, but for methods with a delay; an outcome
+    comes home within a round."""
     outer, steps = expanded.outer, expanded.inner.inner_steps
     assert outer.overlap is not None, "written out"
     assert outer.fragments is not None, "written out"
     assert steps is not None, "written out"
-    if outer.overlap == 1:
+    wrong = wrong_flight(outer.preset, fragments=outer.fragments, overlap=outer.overlap)
+    if wrong is not None:
+        key, value, why, instead = wrong
+        yield f"[outer] {key} is {value}, and {why}; set it to {instead}"
+    preset = PRESETS[outer.preset](expanded.run.rounds)
+    if outer.overlap == 1 or preset.is_delayed:
         return
-    if outer.fragments < outer.overlap:
-        yield (
-            f"[outer] fragments is {outer.fragments}, and {outer.overlap} rounds in flight are "
-            f"about different ones; set it to {outer.overlap}, or overlap to 1"
-        )
-    tau = PRESETS[outer.preset](expanded.run.rounds).tau
+    tau = preset.tau
     if tau >= steps:
         yield (
             f"[inner] inner_steps is {steps}, and {outer.preset!r} takes an outcome over {tau} "

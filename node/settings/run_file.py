@@ -177,7 +177,7 @@ def _expanded(parsed: RunFile) -> RunFile:
         "optimizer": optimizer,
         "learning_rate": preset.learning_rate,
         "momentum": momentum,
-        "fragments": max(preset.fragments, given.overlap or 1),
+        "fragments": 1 if preset.is_delayed else max(preset.fragments, given.overlap or 1),
         "overlap": preset.overlap,
     }
     settings = dict(codec_defaults(codec))

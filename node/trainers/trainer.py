@@ -149,7 +149,14 @@ class Trainer:
             raise self._failure
         await self._write_anchors(turn.others)
         self._finished = not turn.lease
-        await self._send(Proceed(clock=turn.clock, lease=turn.lease, others=tuple(turn.others)))
+        await self._send(
+            Proceed(
+                clock=turn.clock,
+                lease=turn.lease,
+                others=tuple(turn.others),
+                members=turn.members,
+            )
+        )
 
     async def _write_anchors(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
         for changed, anchor_N in anchors.items():

@@ -71,6 +71,11 @@ class _Wanted:
         """What names that round."""
         return self.action.basis
 
+    @property
+    def num_members(self) -> int:
+        """How many have a seat by that seal."""
+        return len(self.action.certificate.value.roster.members)
+
 
 class TrainerWork:
     """Keeps one trainer busy with what the core wants. `run` owns the process.
@@ -244,6 +249,7 @@ class TrainerWork:
             lease=self._lease(wanted),
             since=fates.since,
             listed=fates.listed,
+            members=wanted.num_members,
             validate=self._validates(wanted),
         )
         fates.taken_over(self._round, wanted.sealed)
@@ -272,7 +278,12 @@ class TrainerWork:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
         self._taken, self._round, self._is_open = wanted, wanted.round, False
         others = self._changed_since_told(wanted)
-        turn = Turn(clock=self._clock(wanted), lease=self._lease(wanted), others=others)
+        turn = Turn(
+            clock=self._clock(wanted),
+            lease=self._lease(wanted),
+            others=others,
+            members=wanted.num_members,
+        )
         self._fates.taken_over(self._round, wanted.sealed)
         await trainer.proceed(turn)
 

@@ -85,6 +85,7 @@ UNLIKE = BranchSpan(
 OVERLAPS: dict[str, OverlapBounds] = {
     "2 rounds in flight, 4 rounds": OverlapBounds(rounds=4),
     "2 rounds in flight, 3 fragments": OverlapBounds(rounds=3, fragments=3),
+    "2 rounds in flight on 1 fragment": OverlapBounds(rounds=4, fragments=1),
     "1 round in flight": OverlapBounds(rounds=4, lag=1, fragments=1),
 }
 """Seconds each, for `Overlap`; 5 rounds take a minute."""

@@ -65,8 +65,9 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         fragments = max(fragments, preset.fragments)
     rule = "default" if options.trust == "open" else outer.aggregator
     lag = options.lag or outer.overlap
-    # Two rounds in flight are about different fragments (R5).
-    fragments = max(fragments, lag)
+    if preset is None or not preset.is_delayed:
+        # Two rounds in flight are about different fragments (R5).
+        fragments = max(fragments, lag)
     manifest = replace(
         base,
         title="barnraise local",

@@ -119,17 +119,27 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         ),
         (
             LEAST + "[outer]\npreset = 'x'",
-            "[outer] preset 'x' is unknown; known are a_edit, auto, diloco, ",
+            "[outer] preset 'x' is unknown; known are a_edit, auto, co2, diloco, ",
         ),
         (
-            LEAST + "[outer]\npreset = 'one_step_delay'",
-            "[outer] preset 'one_step_delay' is not there yet: it needs two rounds in flight on",
+            LEAST + "[outer]\npreset = 'sparta'",
+            "[outer] preset 'sparta' is not there yet: it needs replicas without a common anchor",
+        ),
+        (
+            LEAST + "[outer]\npreset = 'one_step_delay'\noverlap = 1",
+            "[outer] overlap is 1, and 'one_step_delay' trains a round beside the one before; set "
+            "it to 2",
+        ),
+        (
+            LEAST + "[outer]\npreset = 'eager'\nfragments = 2",
+            "[outer] fragments is 2, and each round of 'eager' is about the whole model; set it "
+            "to 1",
         ),
         (LEAST + "[outer]\noverlap = 3", "[outer] overlap is 3; it must be 1 to 2"),
         (
             LEAST + "[outer]\noverlap = 2\nfragments = 1",
-            "[outer] fragments is 1, and 2 rounds in flight are about different ones; set it to 2, "
-            "or overlap to 1",
+            "[outer] fragments is 1, and 2 rounds in flight of 'diloco' are about different ones; "
+            "set it to 2, or overlap 1",
         ),
         (
             LEAST + "[inner]\ninner_steps = 2\n[outer]\npreset = 'streaming_diloco'",

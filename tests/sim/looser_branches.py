@@ -226,6 +226,24 @@ def fragment_advances_with_sums() -> Iterator[None]:
 
 
 @contextmanager
+def base_is_the_newest_version() -> Iterator[None]:
+    """R5: a COMMIT is relative to the newest version of the fragment that is known."""
+
+    def loosen(_):
+        def base_version(flight, round_index):
+            fragment = overlap.fragment_of(flight, round_index)
+            earlier = enumerate(flight.sealed[: round_index - 1], start=1)
+            return sum(
+                was for number, was in earlier if overlap.fragment_of(flight, number) == fragment
+            )
+
+        return base_version
+
+    with _instead(overlap, "base_version", loosen):
+        yield
+
+
+@contextmanager
 def seals_out_of_order() -> Iterator[None]:
     """13: a round is SEALed as soon as its result is here."""
 

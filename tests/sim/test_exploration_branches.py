@@ -163,3 +163,16 @@ def test_looser_wording_of_overlap_is_found(loosen, violation):
         found = explore(Overlap(OverlapBounds(rounds=4)), Bound())
     assert found.violation.startswith(violation), found
     assert 0 < len(found.trace) <= 6
+
+
+def test_two_rounds_in_flight_on_one_fragment_are_for_the_version_of_the_seal_that_names_them():
+    """One-step delay: who has heard of the seal before must not take its weights for the base."""
+    bounds = OverlapBounds(rounds=4, fragments=1)
+    with looser.base_is_the_newest_version():
+        found = explore(Overlap(bounds), Bound())
+        assert found.violation.startswith("R5: COMMITs of round 2 are for"), found
+        assert 0 < len(found.trace) <= 8
+        # Where rounds in flight are about different fragments the two wordings are one.
+        apart = explore(Overlap(OverlapBounds(rounds=4)), Bound())
+    assert (apart.outcome, apart.violation) == ("exhausted", "")
+    assert explore(InFlight(bounds), Bound()).outcome == "violated", "two are in flight"
