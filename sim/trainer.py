@@ -63,10 +63,15 @@ class SimTrainer:
         ]
         self._saved: dict[int, _Saved] = {}
         self._lag = manifest.outer.overlap
+        self._is_delayed = self._layout.num_fragments < self._lag
+        """Whether rounds in flight are about one fragment: one is trained beside the other (R5)."""
         self._pending: tuple[int, ...] = ()
         """Rounds that were contributed to, and are not known to be over (R5)."""
         self._round = -1
         self._anchor_N: Vector | None = None
+        """What the round in hand began from."""
+        self._newest_N: Vector | None = None
+        """The newest anchor that it knows; with a delay not what the round began from."""
         self._drift_N: Vector | None = None
         """By how much the weights are below the anchor; None stands for zero."""
         self._lease: Lease = ()
@@ -103,7 +108,7 @@ class SimTrainer:
         again and nothing is trained. `sealed` is the last round that is final, by default the one
         before.
         """
-        self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+        self._go_on(round_index, anchor_N, lease)
         if self._lag > 1:
             self._recall(round_index - 1 if sealed is None else sealed, fates)
             return self._take_up()
@@ -129,10 +134,14 @@ class SimTrainer:
 
     def _recall(self, sealed: int, fates: Fates) -> None:
         """R5: residuals and drift as the disk has them, with up to two rounds in flight."""
-        newest = max((index for index in self._saved if index <= sealed + self._lag), default=-1)
+        # Who waited for the outcome of the round before has handed in no later one without it.
+        last = sealed + (1 if self._is_delayed else self._lag)
+        newest = max((index for index in self._saved if index <= last), default=-1)
         saved = self._saved.get(newest)
         if saved is None or fates.is_behind(newest):
             return
+        if self._is_delayed and newest == self._round - 1:
+            self._anchor_N = saved.anchor_N
         self._restore(saved.before)
         settled = []
         for index in (*saved.pending, newest):
@@ -153,14 +162,28 @@ class SimTrainer:
         version of its fragment: then the same bytes go out again."""
         saved, fragment = self._saved.get(self._round), self._layout.fragment_of(self._round)
         span = self._layout.fragment_span(fragment)
-        assert self._anchor_N is not None
+        assert self._newest_N is not None
         if saved is None or not self._lease or self._round in self._pending:
             return False
-        if not np.array_equal(saved.anchor_N[span], self._anchor_N[span]):
+        if not np.array_equal(saved.anchor_N[span], self._newest_N[span]):
             return False
         self.feedback[fragment].reopen(saved.before[fragment], saved.after_N)
         self._under_way = saved.encoded
         return True
+
+    def _go_on(self, round_index: int, anchor_N: Vector, lease: Lease) -> None:
+        self._round, self._lease = round_index, lease
+        self._anchor_N = self._newest_N = anchor_N
+
+    def waits_for(self) -> int | None:
+        """The round whose outcome is needed before the one in hand is contributed to: its residual
+        goes on from there. None where there is no delay, or no such round."""
+        return self._pending[-1] if self._is_delayed and self._pending else None
+
+    def join(self, anchor_N: Vector, sealed: int, fates: Fates) -> None:
+        """R5: the outcome of the round before is here; what the round in hand began from stays."""
+        self._settle(anchor_N, sealed, fates)
+        self._newest_N = anchor_N
 
     def _settle(self, anchor_N: Vector, sealed: int, fates: Fates) -> None:
         """R5, R6: what became of the rounds that are over by now; anchors that moved."""
@@ -244,9 +267,12 @@ class SimTrainer:
         fragment = self._layout.fragment_of(self._round)
         encoded = self.feedback[fragment].encode(drift_N[self._layout.fragment_span(fragment)])
         after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
+        assert self._newest_N is not None
         self._saved[self._round] = _Saved(
-            self._anchor_N, encoded, before, after_N, drift_N, pending, traced
+            self._newest_N, encoded, before, after_N, drift_N, pending, traced
         )
+        if self._is_delayed:
+            self._drift_N = None  # It comes back in the mean.
         # Of later rounds there may be some of a branch that was given up.
         num_kept = TRACES_KEPT if traced else INNER_STATES_KEPT
         kept = sorted(index for index in self._saved if index <= self._round)[-num_kept:]
@@ -264,8 +290,12 @@ class SimTrainer:
         """What became of the contribution; the next round, and its anchor. As `start`."""
         layout, contributed = self._layout, self._round
         if self._lag > 1:
-            self._settle(anchor_N, round_index - 1 if sealed is None else sealed, fates)
-            self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+            sealed, before_N = round_index - 1 if sealed is None else sealed, self._newest_N
+            is_behind = any(fates.is_behind(index) for index in self._pending)
+            self._settle(anchor_N, sealed, fates)
+            self._go_on(round_index, anchor_N, lease)
+            if self._is_delayed and sealed == round_index - 1 == contributed and not is_behind:
+                self._anchor_N = before_N  # It was late: the next round's own base is not yet old.
             return self._take_up()
         fragment = layout.fragment_of(contributed)
         if (saved := self._saved.get(contributed)) is not None:
@@ -283,7 +313,7 @@ class SimTrainer:
             self._drift_N = self._drift_N.copy()
             for index in range(contributed, round_index)[: layout.num_fragments]:
                 self._drift_N[layout.fragment_span(layout.fragment_of(index))] = 0.0
-        self._round, self._anchor_N, self._lease = round_index, anchor_N, lease
+        self._go_on(round_index, anchor_N, lease)
         return False
 
 

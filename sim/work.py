@@ -51,6 +51,8 @@ class SimWork:
         self._owed_s = 0.0
         """What audits took of the machine since the last round of training began."""
         self._is_open = False
+        self._is_waiting = False
+        """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
         self.round = -1
         self.is_done = False
         """Whether the trainer has taken over that the run is finished."""
@@ -64,6 +66,9 @@ class SimWork:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
         self._wanted = Wanted(action, anchor_N)
+        if self._is_waiting and not self._is_held():
+            self._is_waiting = False
+            self._world.push(self._world.now_s, self._node, self._contribute)
         self._feed()
 
     def _feed(self) -> None:
@@ -114,9 +119,21 @@ class SimWork:
                 nap_s = begin_s + share * train_s
                 self._world.push(nap_s, self._node, self._world.nap, self._node)
 
+    def _is_held(self) -> bool:
+        """R5: whether an earlier round on the same fragment has no outcome yet."""
+        assert self._wanted is not None
+        awaited = self._node.trainer.waits_for()
+        return awaited is not None and self._wanted.sealed < awaited
+
     def _contribute(self) -> None:
         """Store a contribution that is for the round under way; a late one is only answered."""
-        world, node = self._world, self._node
+        world, node, wanted = self._world, self._node, self._wanted
+        assert wanted is not None
+        if self._is_held():
+            self._is_waiting = True
+            return
+        if node.trainer.waits_for() is not None:
+            node.trainer.join(wanted.anchor_N, wanted.sealed, self._fates)
         encoded = node.trainer.contribute(world.luck(f"learn/{self._path}"))
         world.labour.trained += 1
         if node.trainer.loss is not None:

@@ -250,19 +250,19 @@ AUTO = "auto"
 PRESETS.register(AUTO, _auto)
 
 
-DELAY_MOMENTUM = 0.5
-"""Of the methods that a round of delay leaves any: momentum and staleness do not mix."""
-
-
 def _delayed(rounds: int, *, merge: str = "replace", summary: str) -> Preset:
-    """PCCL's example of asynchronous DiLoCo; with `eager` that of Kale et al. 2025."""
+    """PCCL's example of asynchronous DiLoCo; with `eager` that of Kale et al. 2025.
+
+    Without momentum, for it and staleness do not mix. Measured, nats per byte: 2.19 and 2.13, with
+    a momentum of 0.5 2.65 and 2.28, where DiLoCo comes to 1.96.
+    """
     del rounds
     return Preset(
         summary=summary,
         schedule="delayed",
         merge=merge,
         codec="int8",
-        momentum=DELAY_MOMENTUM,
+        optimizer="sgd",
         overlap=2,
     )
 
@@ -275,10 +275,13 @@ PRESETS.register("eager", partial(_delayed, merge="eager", summary=_EAGER))
 
 def _co2(rounds: int) -> Preset:
     """Sun et al. 2024. Its gap penalty is off, as in its authors' code: a norm over the whole
-    anchor is nothing that peers compute cell by cell."""
+    anchor is nothing that peers compute cell by cell. Its momentum at the rate that comes to the
+    same step in the long run; at 0.7 it comes to 2.60 nats per byte, so to 2.24."""
     return replace(
         _delayed(rounds, summary=f"CO2 without its penalty: {_BESIDE}, slow momentum"),
         optimizer="heavy_ball",
+        learning_rate=0.35,
+        momentum=0.5,
     )
 
 

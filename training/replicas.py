@@ -86,7 +86,8 @@ class Swarm:
         """That round in the hands of a replica, which need not be the one behind the last seal."""
         ahead = (round_index - self.clock.round) * self.manifest.inner.inner_steps
         clock = replace(self.clock, round=round_index, step=self.clock.step + ahead)
-        return Turn(clock=clock, lease=self.lease(replica, round_index))
+        lease = self.lease(replica, round_index)
+        return Turn(clock=clock, lease=lease, members=self.replicas)
 
     def outcome(self, replica: int) -> Outcome:
         """Of the round that was sealed last, for one replica."""
@@ -157,7 +158,7 @@ class MemorySession:
         """See Session."""
         swarm = self.swarm
         anchors, lease = tuple(swarm.anchors), swarm.lease(self.replica, swarm.clock.round)
-        return RunStart(anchors=anchors, clock=swarm.clock, lease=lease)
+        return RunStart(anchors=anchors, clock=swarm.clock, lease=lease, members=swarm.replicas)
 
     def begin(self, fragment: int, contribution: Contribution) -> "MemoryTicket":
         """See Exchange."""

@@ -55,7 +55,8 @@ class Kept:
     """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
 
     `before` are the residuals of all fragments, `after_N` that of its own behind the round.
-    `pending` are the rounds before it that had no outcome yet, with theirs.
+    `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
+    round began from, where that is not the newest anchor.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Kept:
     before: tuple[Vector | None, ...]
     after_N: Vector | None
     pending: tuple[tuple[int, Vector | None], ...] = ()
+    begun_N: Vector | None = None
 
 
 @dataclass(slots=True)
@@ -130,6 +132,9 @@ class MadeUpTrainer:
             )
             for _ in range(self._layout.num_fragments)
         ]
+        self._is_delayed = self._layout.num_fragments < manifest.outer.overlap
+        self._begun_N: Vector | None = None
+        """With a delay: the version that the round in hand began from (R5)."""
         self._open: dict[int, _Open] = {}
         """By round, oldest first."""
 
@@ -158,15 +163,25 @@ class MadeUpTrainer:
             outcome = self._settle(contributed)
             return outcome.clock, outcome.lease
         turn = self._exchange.proceed()
+        if self._is_delayed:
+            # What is in flight is about the same fragment: its outcome is asked for when the next
+            # round is handed over.
+            self._begun_N = turn.others.get(0, self._begun_N)
+            return turn.clock, turn.lease
         for index in [index for index, one in self._open.items() if one.ticket.is_here()]:
             self._settle(index)
         return turn.clock, turn.lease
 
     def _hand_over(self, clock: RunClock) -> None:
         fragment = self._layout.fragment_of(clock.round)
+        begun_N = self._begun_N
+        if self._is_delayed:
+            for index in list(self._open):
+                self._settle(index)
         anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
         before = tuple(one.residual_N for one in self._feedback)
-        encoded = feedback.encode(self._drift(anchor_N, self._name, clock.round))
+        started_N = anchor_N if begun_N is None else begun_N
+        encoded = feedback.encode(self._drift(started_N, self._name, clock.round))
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
             kept = Kept(
@@ -179,6 +194,7 @@ class MadeUpTrainer:
                     for index, one in self._open.items()
                     if not one.is_void
                 ),
+                begun_N=begun_N,
             )
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self._kept, [_packed(kept)])
@@ -196,6 +212,8 @@ class MadeUpTrainer:
             residual_after=encoded.residual_after,
             loss=_distance(anchor_N),
         )
+        if self._is_delayed:
+            self._begun_N = anchor_N
         self._before_handing(clock.round)
         self._open[clock.round] = _Open(self._exchange.begin(fragment, contribution))
 
@@ -230,6 +248,8 @@ class MadeUpTrainer:
         is_ahead = start.clock.round <= kept.round < start.clock.round + lag
         if is_over or (is_ahead and kept.anchor == anchor_digest(anchor_N)):
             self._restore(kept.before)
+            if kept.round == start.clock.round:
+                self._begun_N = kept.begun_N
             for index, after_N in (*kept.pending, (kept.round, kept.after_N)):
                 if index >= start.clock.round:
                     continue  # It is made up again, the same.
@@ -261,7 +281,7 @@ def _packed(kept: Kept) -> bytes:
     rounds, afters = [index for index, _ in kept.pending], [after_N for _, after_N in kept.pending]
     vectors = [
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
-        for x_N in (*afters, *kept.before, kept.after_N)
+        for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
     ]
     body: bytes = msgpack.packb([kept.round, kept.anchor, rounds, *vectors])
     return body
@@ -275,7 +295,7 @@ def kept_at(path: Path) -> Kept | None:
         )
     except FileNotFoundError:
         return None
-    *before, after_N = (
+    *before, after_N, begun_N = (
         None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
     )
     afters, before = before[: len(rounds)], before[len(rounds) :]
@@ -285,6 +305,7 @@ def kept_at(path: Path) -> Kept | None:
         before=tuple(before),
         after_N=after_N,
         pending=tuple(zip(rounds, afters, strict=True)),
+        begun_N=begun_N,
     )
 
 

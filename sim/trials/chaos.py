@@ -118,9 +118,11 @@ class Chaos:
         living = [nodes[peer] for peer in sorted(nodes) if nodes[peer].is_alive]
         if not living:
             return False
-        head = max((node.core.machine.head for node in living), key=lambda head: head.round)
+        bases = [node.core.machine.standing.base for node in living]
+        # Of the round that is final next: with two in flight (R5) the head names a later one.
+        roster = max(bases, key=lambda base: base.index).named.roster
         able = {node.peer for node in living if not node.core.machine.is_muted}
-        return has_quorum(head.roster, able, trust=self._world.manifest.trust)
+        return has_quorum(roster, able, trust=self._world.manifest.trust)
 
     # When ---------------------------------------------------------------------------------------
 

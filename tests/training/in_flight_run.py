@@ -16,6 +16,7 @@ from training.genesis import genesis_weights
 from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
 from training.inner_state import InnerFolder
 from training.models import build_model, read_fragment
+from training.presets import PRESETS
 
 MOMENTS_TO_DIE = ("training", "saving", "announced", "turned")
 """In the midst of the steps; when the state is kept and nobody was told; with the contribution
@@ -38,6 +39,9 @@ class InFlightRun:
     unlisted: frozenset[int] = frozenset()
     resyncs: frozenset[int] = frozenset()
     deaths: Mapping[int, str] = field(default_factory=dict)
+    is_early: bool = False
+    """Whether a round is sealed while the trainer is in the midst of the next one."""
+
     sent: dict[int, list[Contribution]] = field(default_factory=dict)
     starts: int = 0
     steps: int = 0
@@ -49,6 +53,7 @@ class InFlightRun:
         self.left_deaths = dict(self.deaths)
         self.next_round = 0
         self.looked = 0
+        self.is_delayed = PRESETS[self.manifest.outer.preset](self.manifest.rounds).is_delayed
         self.taken_after: dict[int, int] = {}
         """Of each round: steps of the trainer until its outcome was taken over."""
 
@@ -128,6 +133,8 @@ class InFlightRun:
             batch_BW = windows[diloco.clock.round * inner_steps + diloco.local_step]
             loss = accumulate_gradient(model, optimizer, batch_BW)
             if diloco.local_step == inner_steps // 2:
+                while self.is_early and self.sealed < diloco.clock.round - 1:
+                    self.seal()
                 self.dies("training", diloco.clock.round)
             self.steps += 1
             diloco.step(loss)
@@ -163,6 +170,10 @@ class Flying:
 
     def result(self) -> Outcome:
         run = self.run
+        if run.is_delayed:
+            # The trainer has nothing to do meanwhile: it waits for the round before (R5).
+            while run.sealed < self.index:
+                run.seal()
         assert run.sealed >= self.index, "the trainer would block for no reason"
         run.taken_after[self.index] = run.steps - self.handed_at
         return Outcome(
