@@ -1,4 +1,4 @@
-"""E6: a round of delay on one fragment (R5). One-step delay and eager updates against references."""
+"""E6: a round of delay on one fragment (R5): one-step delay and eager against references."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ from training.schedule import SCHEDULES, Due
 STEPS, ROUNDS = 3, 6
 DELAYED = tuple(name for name in sorted(PRESETS) if PRESETS[name](100).is_delayed)
 
-Weights = NDArray[np.float32]
+Weights = NDArray[np.floating]
 
 
 def manifest_of(
@@ -33,9 +33,7 @@ def manifest_of(
     return replace(
         small_manifest(
             inner=replace(INNER, inner_steps=STEPS, learning_rate=0.02),
-            outer=replace(
-                OUTER, preset=preset, overlap=overlap, codec=codec, momentum=momentum
-            ),
+            outer=replace(OUTER, preset=preset, overlap=overlap, codec=codec, momentum=momentum),
         ),
         rounds=ROUNDS,
         cell_elements=1 << 16,
@@ -47,9 +45,7 @@ def windows_of(seed: int, replicas: int) -> NDArray[np.uint8]:
     return random_windows(seed, steps=steps * replicas).reshape(steps, replicas, 4, 9)
 
 
-def trained(
-    manifest: RunManifest, seed: int, replicas: int
-) -> tuple[Swarm, list[list[Weights]]]:
+def trained(manifest: RunManifest, seed: int, replicas: int) -> tuple[Swarm, list[list[Weights]]]:
     """The swarm behind its last round, and what each replica began the rounds from the second on
     with, the weights behind the last one among them."""
     windows = windows_of(seed, replicas)
@@ -155,7 +151,7 @@ def test_eager_of_one_replica_is_diloco(seed: int, codec: str) -> None:
 
 @pytest.mark.parametrize("preset", DELAYED)
 def test_what_was_applied_is_what_was_sealed(seed: int, preset: str) -> None:
-    """Off by one round in time and by nothing in the sum; anchors of all replicas have equal bits."""
+    """Off by one round in time, by nothing in the sum; all replicas end with equal bits."""
     manifest = manifest_of(preset, momentum=0.0)
     outer = replace(manifest.outer, optimizer="sgd", learning_rate=1.0)
     manifest = replace(manifest, outer=outer)

@@ -19,7 +19,7 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
 from training.compression import make_codec
-from training.exchange import Outcome, RunClock
+from training.exchange import Outcome, RunClock, Turn
 from training.frames import Ready, Start
 
 pytestmark = pytest.mark.slow
@@ -32,14 +32,20 @@ COMMAND = (sys.executable, "-P", "-m", "sim.local.made_up_trainer")
 LEASE = ((0, 8),)
 
 
+DELAYED = local_manifest(
+    LocalOptions(peers=3, folder=Path(), elements=4000, preset="one_step_delay"),
+    Ed25519Signer(FOUNDER_SEED).peer_id,
+)
+
+
 @asynccontextmanager
-async def trainer(folder, name="B", *more: str):
+async def trainer(folder, name="B", *more: str, manifest=MANIFEST):
     folder = folder / name
     folder.mkdir(exist_ok=True)
     path = folder / "manifest"
-    path.write_bytes(encode(signed(MANIFEST)))
+    path.write_bytes(encode(signed(manifest)))
     config = TrainerConfig(
-        folder=folder, manifest=MANIFEST, manifest_path=path, inner_folder=folder / "inner"
+        folder=folder, manifest=manifest, manifest_path=path, inner_folder=folder / "inner"
     )
     command = (*COMMAND, "--seed", "1", "--name", name, "--round-s", "0.01", *more)
     with trio.fail_after(30):
@@ -81,8 +87,8 @@ async def go_on(one: Trainer, round_index: int, anchor_N, *, listed: bool, resyn
     return await contribution(one)
 
 
-def decoded(one):
-    codec, layout = make_codec(MANIFEST.outer), MANIFEST.layout(0)
+def decoded(one, manifest=MANIFEST):
+    codec, layout = make_codec(manifest.outer), manifest.layout(0)
     cells = [codec.decode(p, layout.cell_numel(0, c)) for c, p in enumerate(one.payloads)]
     return np.concatenate(cells)
 
@@ -141,6 +147,37 @@ async def test_trainer_that_died_goes_on_as_one_that_did_not(tmp_path, next_roun
         assert await go_on(one, 2, anchor(2.9), listed=True) == under_way
         index = 1 + next_round
         assert await go_on(one, index, anchor(value), listed=listed, resync=resync) == after
+
+
+async def test_with_a_round_of_delay_it_waits_for_the_round_before_and_restarts_with_it(tmp_path):
+    """R5: the drift is that of the version it began from, the residual that of the outcome."""
+    lease = LEASE
+    async with trainer(tmp_path, manifest=DELAYED) as one:
+        first = await begin(one, 1, anchor(3.0))
+        await one.proceed(Turn(clock=clock(2), lease=lease))
+        with trio.move_on_after(0.5) as scope:
+            await contribution(one)
+        assert scope.cancelled_caught
+        outcome = Outcome(listed=True, anchor_N=anchor(1.0), clock=clock(2), lease=())
+        await one.deliver(outcome)
+        second = await contribution(one)
+        await one.proceed(Turn(clock=clock(3), lease=lease))
+        outcome = Outcome(listed=True, anchor_N=anchor(1.0), clock=clock(3), lease=())
+        await one.deliver(outcome)
+        third = await contribution(one)
+    assert second.residual_before == first.residual_after != first.residual_before
+    assert np.abs(decoded(second, DELAYED) - 0.2).max() < 0.02
+    assert np.abs(decoded(third, DELAYED)).max() < 0.02
+    # While its second one was under way.
+    (tmp_path / "again").mkdir()
+    async with trainer(tmp_path / "again", manifest=DELAYED) as one:
+        assert await begin(one, 1, anchor(3.0)) == first
+        await one.proceed(Turn(clock=clock(2), lease=lease))
+        outcome = Outcome(listed=True, anchor_N=anchor(1.0), clock=clock(2), lease=())
+        await one.deliver(outcome)
+        assert await contribution(one) == second
+    async with trainer(tmp_path / "again", manifest=DELAYED) as one:
+        assert await begin(one, 2, anchor(1.0), listed=True) == second
 
 
 def test_trainer_is_small_and_loads_neither_torch_nor_trio():

@@ -1,0 +1,205 @@
+"""Worlds with a round of delay: two rounds in flight on one fragment (R5)."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from node.reporting.tracing import Adopted, Record, Signed
+from node.rules.fates import Fates
+from node.rules.round_view import RoundConfig
+from protocol.messages import Commit, Kind, decode_body
+from sim.checks.arithmetic import aggregate, slices_after
+from sim.devices import Device
+from sim.invariants import InvariantBroken
+from sim.links import Link
+from sim.toy_run import toy_run
+from sim.trainer import Learned, SimTrainer
+from sim.trials.scenario import overridden
+from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import run_trial
+from tests.node.builders import peers_named, toy_manifest
+from tests.sim.test_trainer import LEASE, train
+from tests.sim.worlds import WatchedWorld
+from training.compression import make_codec
+
+ROUNDS, PEERS = 10, 4
+
+
+def world_of(
+    seed: int, *, lag: int = 2, optimizer: str = "nesterov", train_s: tuple[float, float] = (0.8, 1)
+) -> WatchedWorld:
+    peers = peers_named(PEERS)
+    manifest = toy_run(peers[0], rounds=ROUNDS, cells=(3,), timing=toy_manifest(peers[0]).timing)
+    outer = replace(manifest.outer, codec="int4", overlap=lag, optimizer=optimizer)
+    if optimizer == "sgd":
+        outer = replace(outer, momentum=0.0, learning_rate=1.0)
+    manifest = replace(manifest, outer=outer)
+    # Agreement takes about as long as training.
+    world = WatchedWorld(
+        manifest, seed=seed, link=Link(latency_s=(0.1, 0.2)), device=Device(train_s=train_s)
+    )
+    config = RoundConfig.from_manifest(manifest)
+    for number, peer in enumerate(peers):
+        waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
+        world.join(peer, config=waiting)
+    return world
+
+
+def test_a_round_is_trained_beside_the_exchange_of_the_one_before(seed):
+    beside, alone = world_of(seed), world_of(seed, lag=1)
+    beside.finish()
+    alone.finish()
+    assert beside.now_s < 0.8 * alone.now_s
+
+
+def test_contribution_waits_for_the_round_before_and_counts_from_the_one_before_that(seed):
+    """What is learned of begins at the version that seal r - 2 left, on every peer."""
+    learned = {}
+
+    def noted(trainer, *args):
+        real = trainer._learner
+
+        def learner(weights_N, lease, stream):
+            learned[trainer._peer, trainer._round] = weights_N.tobytes()
+            return real(weights_N, lease, stream)
+
+        with patch.object(trainer, "_learner", learner):
+            return contribute(trainer, *args)
+
+    contribute = SimTrainer.contribute
+    world = world_of(seed)
+    anchors: dict[int, bytes] = {}
+    sealed: dict[bytes, int] = defaultdict(int)
+    waited: list[bool] = []
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Adopted):
+            value = record.certificate.value
+            anchors[value.round] = world.nodes[record.peer].store.final.anchor_N.tobytes()
+            sealed[record.peer] = value.round
+        elif isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            index = record.message.slot.round
+            # Who contributed to none before need not wait.
+            if (record.peer, index - 1) in learned:
+                waited.append(sealed[record.peer] == index - 1)
+
+    world.tracers.append(saw)
+    anchors[0] = next(iter(world.nodes.values())).store.final.anchor_N.tobytes()
+    with patch.object(SimTrainer, "contribute", noted):
+        world.finish()
+    assert all(waited)
+    assert len(waited) >= PEERS * (ROUNDS - 4)
+    assert len(learned) >= PEERS * (ROUNDS - 3)
+    for (_, index), begun in learned.items():
+        assert begun == anchors[max(0, index - 2)], index
+    assert len(set(anchors.values())) == ROUNDS + 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
+    """The sum of the aggregates of all seals is the way from the first anchor to the last one."""
+    world = world_of(seed, optimizer="sgd")
+    codec, layout = make_codec(world.manifest.outer), world.manifest.layout(0)
+    wires, commits, seals = {}, {}, {}
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            body = decode_body(record.message)
+            assert isinstance(body, Commit)
+            commits[record.message.digest] = (record.message.sender, body)
+            store = world.nodes[record.peer].store
+            parts = store.parts(body.root, range(layout.num_cells(0)))
+            wires[body.root] = np.concatenate(
+                [codec.decode(p.payload, layout.cell_numel(0, p.index)) for p in parts]
+            )
+        elif isinstance(record, Adopted):
+            value = record.certificate.value
+            seals[value.digest] = value
+
+    world.tracers.append(saw)
+    first_N = next(iter(world.nodes.values())).store.final.anchor_N.astype(np.float64)
+    *_, other, last = peers_named(PEERS)
+    world.until_round(3)
+    world.crash(last)
+    world.until_round(4)
+    world.bounce(other)
+    world.until_round(6)
+    world.bounce(last)
+    world.finish()
+    total_N, rounds = np.zeros_like(first_N), set()
+    for value in seals.values():
+        rounds.add(value.round)
+        listed = [commits[digest] for digest in value.commits]
+        if listed:
+            rows = [(sender, body.tokens, wires[body.root]) for sender, body in listed]
+            named = seals.get(value.basis)
+            cuts = slices_after(named, layout.num_cells(0), "friends") if named else ()
+            total_N += aggregate(world.manifest.outer, rows, layout.cell_elements, cuts)
+    assert rounds == set(range(1, ROUNDS + 1))
+    assert len(seals) == ROUNDS, "one seal of each round"
+    ends = {node.store.final.anchor_N.tobytes() for node in world.living()}
+    assert len(ends) == 1, "equal bits on every node"
+    (end,) = ends
+    applied_N = first_N - np.frombuffer(end, dtype=np.float32)
+    assert np.abs(applied_N - total_N).max() <= 1e-5
+    assert np.abs(total_N).max() > 0.1
+
+
+@pytest.mark.parametrize("moment", ["contributed", "joined"])
+def test_restart_hands_over_the_same_bytes_and_goes_on_from_the_same_version(moment):
+    """R6: also where the round before was sealed meanwhile: that version is not the newest."""
+    manifest = world_of(0).manifest
+    anchors = [np.full(manifest.layout(0).numel, 1.0 - 0.1 * n, np.float32) for n in range(5)]
+
+    def learner(weights_N, lease, stream):
+        return Learned(weights_N * np.float32(0.25), 0.0)
+
+    def begun():
+        trainer, fates = SimTrainer(manifest, learner), Fates()
+        fates.hear(train(0))
+        trainer.start(1, anchors[0], LEASE, fates, 0)
+        fates.taken_over(1, 0)
+        first = trainer.contribute(random.Random(1))
+        trainer.finish(2, anchors[0], LEASE, fates, 0)
+        fates.taken_over(2, 0)
+        assert trainer.waits_for() == 1
+        return trainer, fates, first
+
+    trainer, fates, first = begun()
+    fates.hear(train(1, listed=True))
+    trainer.join(anchors[1], 1, fates)
+    second = trainer.contribute(random.Random(1))
+    assert second.residual_before == first.residual_after
+    # It began from genesis, though the first round is sealed.
+    other, others_fates, _ = begun()
+    if moment == "joined":
+        others_fates.hear(train(1, listed=True))
+        other.join(anchors[1], 1, others_fates)
+        other.contribute(random.Random(1))
+    fresh, fates = other.restarted(), Fates()
+    fates.hear(train(1, listed=True))
+    is_under_way = fresh.start(2, anchors[1], LEASE, fates, 1)
+    assert is_under_way == (moment == "joined")
+    assert fresh.contribute(random.Random(1)) == second
+
+
+def test_residual_that_does_not_wait_for_the_round_before_is_found(seed):
+    """A trainer that takes every contribution for lost (R6)."""
+
+    def hasty(trainer, anchor_N, sealed, fates):
+        trainer.feedback[0].abort()
+        trainer._pending, trainer._newest_N = (), anchor_N
+
+    with patch.object(SimTrainer, "join", hasty), pytest.raises(InvariantBroken, match="I5"):
+        world_of(seed).finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_a_round_of_delay_keeps_all_promises_whatever_goes_wrong(seed):
+    scenario = overridden(read_scenario("one-step-delay"), peers=6)
+    assert run_trial(scenario, seed).violation is None
