@@ -271,8 +271,6 @@ class SimTrainer:
         self._saved[self._round] = _Saved(
             self._newest_N, encoded, before, after_N, drift_N, pending, traced
         )
-        if self._is_delayed:
-            self._drift_N = None  # It comes back in the mean.
         # Of later rounds there may be some of a branch that was given up.
         num_kept = TRACES_KEPT if traced else INNER_STATES_KEPT
         kept = sorted(index for index in self._saved if index <= self._round)[-num_kept:]

@@ -55,7 +55,8 @@ class InnerState:
 
     `residuals` are those of all fragments before the contribution, `residual_after_N` that of the
     contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
-    anchor that the contribution is relative to. `optimizer` names the class that `moments` are of.
+    anchor that the contribution is relative to; with a round of delay of the newest that was known
+    when it was handed over. `optimizer` names the class that `moments` are of.
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no

@@ -187,6 +187,31 @@ def test_restart_hands_over_the_same_bytes_and_goes_on_from_the_same_version(mom
     assert fresh.contribute(random.Random(1)) == second
 
 
+def test_who_is_late_begins_the_next_round_where_all_began_it():
+    """Round 2 was sealed without it, and round 3 counts from the version that seal 1 left."""
+    manifest = world_of(0).manifest
+    anchors = [np.full(manifest.layout(0).numel, 1.0 - 0.1 * n, np.float32) for n in range(4)]
+    begun = []
+
+    def learner(weights_N, lease, stream):
+        del lease, stream
+        begun.append(float(weights_N[0]))
+        return Learned(np.zeros_like(weights_N), 0.0)
+
+    trainer, fates = SimTrainer(manifest, learner), Fates()
+    fates.hear(train(0))
+    trainer.start(1, anchors[0], LEASE, fates, 0)
+    for sealed in (1, 2, 3):
+        if trainer.waits_for() is not None:
+            trainer.join(anchors[sealed - 1], sealed - 1, fates)
+        trainer.contribute(random.Random(1))
+        fates.hear(train(sealed))
+        trainer.finish(sealed + 1, anchors[sealed], LEASE, fates, sealed)
+        fates.taken_over(sealed + 1, sealed)
+    trainer.contribute(random.Random(1))
+    assert begun == [float(anchors[index][0]) for index in (0, 0, 1, 2)]
+
+
 def test_residual_that_does_not_wait_for_the_round_before_is_found(seed):
     """A trainer that takes every contribution for lost (R6)."""
 

@@ -291,6 +291,13 @@ def test_turn_with_anchors_of_fragments_that_are_not_there_is_an_error(channel, 
         channel.goes_on(others=others)
 
 
+def test_turn_says_how_many_have_a_seat(channel):
+    channel.open()
+    channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.send(Proceed(clock=CLOCK, lease=((0, 9),), members=7))
+    assert channel.exchange.proceed().members == 7
+
+
 def test_second_turn_behind_one_contribution_is_an_error(channel):
     channel.open()
     ticket = channel.exchange.begin(0, contribution(0, b"first"))

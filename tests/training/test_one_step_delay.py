@@ -12,6 +12,7 @@ from protocol.errors import ConfigError
 from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
+from tests.training.solo import Killed
 from training.compression import make_codec, residual_root
 from training.diloco import DiLoCo
 from training.genesis import genesis_weights, shard_spec
@@ -256,6 +257,29 @@ def test_a_restart_with_a_round_of_delay_changes_no_bit(
         # What was handed over is handed over again, byte for byte.
         assert set(run.sent[index]) == set(whole.sent[index])
     assert found == expected
+
+
+def test_state_of_a_round_that_no_seal_is_known_for_any_more_is_passed_over(
+    tmp_path: Path, seed: int
+) -> None:
+    """The node lost the last seal: what was contributed to the round before is handed over again,
+    though a later round's state lies beside it."""
+
+    class Remembering(InFlightRun):
+        def seal(self) -> None:
+            before.append([anchor_N.copy() for anchor_N in self.anchors])
+            super().seal()
+
+    before: list[list[Weights]] = []
+    run = Remembering(manifest_of(codec="int4"), tmp_path, seed, deaths={3: "saving"})
+    with pytest.raises(Killed):
+        run.live()
+    assert run.sealed == 2
+    run.sealed, run.anchors = 1, before[2]
+    run.listed.discard(2)
+    run.live()
+    first, again = run.sent[2]
+    assert first == again
 
 
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from protocol.manifest import RunManifest
 from sim.toy_run import toy_run
+from tests.node.builders import peers_named, roster_of
 from tests.node.edge import toy_manifest
 from tests.node.trainers.test_work import LEASE, Heard, Scene
 from training.exchange import Outcome, Turn
@@ -72,12 +73,14 @@ class FlyingScene(Scene):
         super().__init__(folder, in_flight())
         self.trainer: Strict = Strict()
         self.sealed = 0
+        self.seated = 1
 
     def wants(self, sealed: int, *, lease=LEASE, listed=False, resync=False, ahead=1) -> None:
         """The seal of that round is here; `ahead` is 2 where the next one has its contribution."""
         self.sealed = sealed
         genesis = self.desk.core.machine.certificate
-        head = replace(genesis, value=replace(genesis.value, round=sealed))
+        roster = roster_of(peers_named(self.seated))
+        head = replace(genesis, value=replace(genesis.value, round=sealed, roster=roster))
         layout = self.desk.store.layout
         anchor_N = np.zeros(layout.numel, dtype=np.float32)
         for index in range(max(0, sealed - len(CELLS) + 1), sealed + 1):
@@ -94,8 +97,9 @@ class FlyingScene(Scene):
 
 
 @asynccontextmanager
-async def flying(folder: Path) -> AsyncIterator[FlyingScene]:
+async def flying(folder: Path, *, seated: int = 1) -> AsyncIterator[FlyingScene]:
     scene = FlyingScene(folder)
+    scene.seated = seated
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.work._feed, scene.trainer)
         scene.wants(4)
@@ -132,6 +136,22 @@ async def test_turn_waits_for_the_seal_that_names_it(tmp_path):
         scene.wants(5, ahead=2)
         await wait_all_tasks_blocked()
         assert scene.trainer.told[1:] == [("outcome", 5), ("turn", 7)]
+
+
+async def test_trainer_hears_how_many_have_a_seat_in_its_round(tmp_path, monkeypatch):
+    async with flying(tmp_path, seated=3) as scene:
+        assert [start.members for start in scene.trainer.starts] == [3]
+        turns: list[Turn] = []
+
+        async def heard(turn: Turn) -> None:
+            turns.append(turn)
+
+        monkeypatch.setattr(scene.trainer, "proceed", heard)
+        await scene.hands_over()
+        scene.seated = 5
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        assert [turn.members for turn in turns] == [5]
 
 
 async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path, monkeypatch):
