@@ -198,7 +198,8 @@ class DiLoCo:
         while (state := self._left.pop(self._clock.round, None)) is not None:
             contribution = state.contribution
             fragment = contribution.fragment
-            if state.anchor != anchor_digest(self._anchors[fragment]):
+            is_same = state.anchor == anchor_digest(self._anchors[fragment])
+            if not is_same and not self._method.is_delayed:
                 break  # It was to another version of the fragment.
             before_N = state.residuals[fragment]
             self._feedback[fragment].reopen(before_N, state.residual_after_N)

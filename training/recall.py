@@ -40,7 +40,8 @@ def recall(
     """What of the store is good for this start; None if nothing is there.
 
     Where a round `is_delayed` by the one before, which is about the same fragment, what lies there
-    of the round in hand is what it began with: weights of an anchor that is not the newest.
+    of the round in hand is what it began with: weights of an anchor that is not the newest. What
+    was contributed to it is to that version, whatever is the newest: no branch has another one.
     """
     next_round = start.clock.round
     # Who waited for the outcome of the round before has handed over no later one without it.
@@ -59,7 +60,7 @@ def recall(
         if (is_delayed and newest.round == next_round - 1)
         or (fragment not in settled and digest == anchor_digest(start.anchors[fragment]))
     }
-    if newest.round >= next_round and not _is_live(newest, start):
+    if newest.round >= next_round and not _is_live(newest, start, is_delayed=is_delayed):
         return Recalled(newest=newest, residuals=None, drifting=drifting)
     residuals = list(newest.residuals)
     for index in over:
@@ -72,7 +73,9 @@ def recall(
     under_way = {
         index: state
         for index, state in kept.items()
-        if index >= next_round and state is not None and _is_live(state, start)
+        if index >= next_round
+        and state is not None
+        and _is_live(state, start, is_delayed=is_delayed)
     }
     return Recalled(
         newest=newest, residuals=tuple(residuals), under_way=under_way, drifting=drifting
@@ -84,7 +87,7 @@ def _kept(store: InnerStore, index: int) -> InnerState | None:
     return state if state is not None and state.round == index else None
 
 
-def _is_live(state: InnerState, start: RunStart) -> bool:
+def _is_live(state: InnerState, start: RunStart, *, is_delayed: bool) -> bool:
     """Whether its contribution is to the same version of its fragment, and there is a round."""
     anchor_N = start.anchors[state.contribution.fragment]
-    return bool(start.lease) and state.anchor == anchor_digest(anchor_N)
+    return bool(start.lease) and (is_delayed or state.anchor == anchor_digest(anchor_N))

@@ -15,6 +15,7 @@ from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
 from training.compression import make_codec, residual_root
 from training.diloco import DiLoCo
+from training.exchange import RunStart
 from training.genesis import genesis_weights, shard_spec
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.models import build_model, read_fragment, write_fragment
@@ -280,6 +281,38 @@ def test_state_of_a_round_that_no_seal_is_known_for_any_more_is_passed_over(
     run.live()
     first, again = run.sent[2]
     assert first == again
+
+
+def test_newcomer_that_dies_hands_over_the_same_bytes_though_it_never_heard_of_the_seal_before(
+    tmp_path: Path, seed: int
+) -> None:
+    """It contributed to round 3 by the seal of round 1, and is told of that of round 2 alone."""
+
+    class Newcomer(InFlightRun):
+        @property
+        def start(self) -> RunStart:
+            start = super().start
+            self.next_round = self.sealed + (2 if self.starts == 1 else 1)
+            lease, clock = self.lease(self.next_round), self.clock(self.next_round)
+            return replace(start, clock=clock, lease=lease)
+
+    unlisted = frozenset({0, 1, 2})
+    run = Newcomer(
+        manifest_of(codec="int4"),
+        tmp_path,
+        seed,
+        unlisted=unlisted,
+        deaths={3: "announced"},
+        is_early=True,
+    )
+    run.seal()
+    run.seal()
+    run.train()
+    assert run.starts == 2
+    assert sorted(run.sent) == [3, 4, 5]
+    first, again = run.sent[3]
+    assert first == again
+    assert run.sent[4][0].residual_before == first.residual_after
 
 
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
