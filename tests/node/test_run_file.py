@@ -127,13 +127,11 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         ),
         (
             LEAST + "[outer]\npreset = 'one_step_delay'\noverlap = 1",
-            "[outer] overlap is 1, and 'one_step_delay' trains a round beside the one before; set "
-            "it to 2",
+            "overlap is 1, and 'one_step_delay' trains a round beside the one before; set it to 2",
         ),
         (
             LEAST + "[outer]\npreset = 'eager'\nfragments = 2",
-            "[outer] fragments is 2, and each round of 'eager' is about the whole model; set it "
-            "to 1",
+            "fragments is 2, and each round of 'eager' is about the whole model; set it to 1",
         ),
         (LEAST + "[outer]\noverlap = 3", "[outer] overlap is 3; it must be 1 to 2"),
         (

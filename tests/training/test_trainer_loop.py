@@ -13,7 +13,7 @@ from tests.training.replicas import INNER
 from training.channel import ChannelExchange, ChannelFile, channel_spec
 from training.control_pipe import ControlPipe
 from training.data import open_corpus
-from training.exchange import RunClock
+from training.exchange import RunClock, RunStart
 from training.frames import (
     FROM_TRAINER,
     Contributed,
@@ -28,7 +28,13 @@ from training.frames import (
 )
 from training.genesis import genesis_weights
 from training.models import build_model, read_fragment
-from training.trainer_loop import VALIDATION_WINDOWS, TrainerOptions, anchor_loss, train
+from training.trainer_loop import (
+    VALIDATION_WINDOWS,
+    TrainerOptions,
+    _run_start,
+    anchor_loss,
+    train,
+)
 
 STEPS, SAMPLES = INNER.inner_steps, INNER.inner_steps * INNER.batch
 
@@ -100,6 +106,20 @@ def test_the_loop_trains_each_lease_and_ends_with_the_empty_one(told):
     # Steps are counted from the sealed clock, not from what this node has done.
     assert [p.step for p in told.of(Progress)] == [*range(STEPS), *range(100, 100 + STEPS)]
     assert told.of(Validation) == []
+
+
+def test_the_loop_begins_with_all_that_the_start_says():
+    class Opened:
+        anchors = ()
+
+        def opening(self):
+            return Start(clock=clock(3), lease=((0, 9),), since=2, listed=(2,), members=5)
+
+    begun = _run_start(Opened())
+    expected = RunStart(
+        anchors=(), clock=clock(3), lease=((0, 9),), since=2, listed=(2,), members=5
+    )
+    assert begun == expected
 
 
 def test_a_lease_in_pieces_is_the_same_as_one_of_the_same_samples(told, tmp_path):

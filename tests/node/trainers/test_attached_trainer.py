@@ -15,7 +15,7 @@ from node.trainers.trainer_channel import TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from training.channel import ChannelFile, channel_spec
-from training.exchange import Outcome, RunClock
+from training.exchange import Outcome, RunClock, Turn
 from training.frames import (
     TO_USER,
     Attach,
@@ -24,6 +24,7 @@ from training.frames import (
     Failed,
     FrameReader,
     Leaving,
+    Proceed,
     Progress,
     Ready,
     Start,
@@ -129,6 +130,8 @@ async def test_a_users_process_is_told_of_the_run_and_trains_like_any_trainer(us
             )
             assert isinstance(await user.hear(), Deliver)
             assert np.array_equal(channel.read_anchor(0), -anchor_N)
+            await trainer.proceed(Turn(clock=CLOCK, lease=((9, 10),), members=4))
+            assert await user.hear() == Proceed(clock=CLOCK, lease=((9, 10),), members=4)
 
 
 @pytest.mark.parametrize("leave", ["word", "death"])
