@@ -73,7 +73,9 @@ def test_two_rounds_in_flight_end_in_every_order_of_what_follows_their_commits()
     assert result.states > 5000
 
 
-def test_random_walks_with_two_rounds_in_flight_break_nothing(seed):
-    span = replace(FLYING, rounds=3, restarts=1, sleeps=1)
+@pytest.mark.parametrize("fragment_cells", [(1, 2), (2,)])
+def test_random_walks_with_two_rounds_in_flight_break_nothing(seed, fragment_cells):
+    """Also where both are about one fragment: a round of delay."""
+    span = replace(FLYING, rounds=3, restarts=1, sleeps=1, fragment_cells=fragment_cells)
     result = walk(Rounds(span), Bound(states=400, depth=60), seed=seed)
     assert not result.violation, (result.seed, result.trace)
