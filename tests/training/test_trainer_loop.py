@@ -1,6 +1,7 @@
 """The trainer's loop over a channel whose other end has said everything beforehand."""
 
 import os
+from typing import cast
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_the_loop_begins_with_all_that_the_start_says():
         def opening(self):
             return Start(clock=clock(3), lease=((0, 9),), since=2, listed=(2,), members=5)
 
-    begun = _run_start(Opened())
+    begun = _run_start(cast("ChannelExchange", Opened()))
     expected = RunStart(
         anchors=(), clock=clock(3), lease=((0, 9),), since=2, listed=(2,), members=5
     )
