@@ -112,7 +112,7 @@ class BulkStreams:
             await sent.wait()
 
     async def _carry(self, due: ev.Push, sent: trio.Event, nursery: trio.Nursery) -> None:
-        """One transfer. The next one begins when this one is sent, or when it is through."""
+        """One transfer. The next one begins when this one is all but sent, or when it is through."""
 
         def is_sent() -> None:
             self._queue.sent(due)
@@ -175,13 +175,17 @@ class BulkStreams:
         if push.bulk is Bulk.STATE:
             meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
             before = serving.turns()
-        pause = self._line.turn(before)
+        pause, is_limited = self._line.turn(before), self._line.turn(None) is not None
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
                 await stream.send_frame(encode(header))
+                num_left = header.items
                 while found := await cells.more():
                     for item in found:
+                        num_left -= 1
+                        if not is_limited and meter.is_rest(num_left * len(item.payload)):
+                            is_sent()
                         sent = self._hooks.sent_item(push.bulk, item)
                         await send_item(stream, sent, meter, scope, pause)
                 is_sent()
