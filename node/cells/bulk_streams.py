@@ -6,6 +6,7 @@ What is sent when is decided in `node.cells.bulk_queue`.
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -112,7 +113,7 @@ class BulkStreams:
             await sent.wait()
 
     async def _carry(self, due: ev.Push, sent: trio.Event, nursery: trio.Nursery) -> None:
-        """One transfer. The next one begins when this one is all but sent, or when it is through."""
+        """One transfer. The next one begins when this is sent but for its rest, or through."""
 
         def is_sent() -> None:
             self._queue.sent(due)
@@ -134,6 +135,10 @@ class BulkStreams:
             return
         if push.bulk in bulk.IS_SERVED:
             cells: Outgoing = await self._serving.cells(push)
+        elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):
+            spans = bulk.result_spans(self._owner.core, push)
+            find = partial(bulk.results_of, self._owner.store, push, spans)
+            cells = InMemory(await self._serving.wait_for_disk(find))
         else:
             cells = InMemory(bulk.outgoing(self._owner.core, self._owner.store, push))
         count = cells.count

@@ -14,7 +14,7 @@ checkpoint that is kept has them in it.
 import errno
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -328,6 +328,10 @@ class FileJournal:
     def results(self, round_index: int) -> Mapping[bytes, bytes]:
         """See Journal; files that are not whole are left out, with a warning."""
         return self._results.of_round(round_index)
+
+    def find_result(self, round_index: int, digest: bytes) -> Callable[[int, int], bytes] | None:
+        """Reads bytes of the result of a LIST (start, size); None unless it is kept and whole."""
+        return self._results.reader(round_index, digest)
 
     def close(self) -> None:
         """Close the files."""

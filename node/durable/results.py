@@ -10,8 +10,9 @@ little. Until it is whole a file has a name that the next start removes.
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -166,6 +167,11 @@ class ResultFiles:
                 self._whole.discard(name)
                 logger.warning("result skipped path=%s reason=not what was written", path)
         return found
+
+    def reader(self, round_index: int, digest: bytes) -> Callable[[int, int], bytes] | None:
+        """Reads bytes of a result from byte to size; None unless this process knows it whole."""
+        name = _name(round_index, digest)
+        return partial(self._files.content, self._folder / name) if name in self._whole else None
 
     def close(self) -> None:
         """What is unfinished goes."""

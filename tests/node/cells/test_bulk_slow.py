@@ -86,7 +86,8 @@ class LongLine(SlowLine):
 
     async def open_stream(self, peer: PeerId, protocol: str) -> SlowStream:
         self.opened += 1
-        await trio.sleep_until(max(self.free_s, trio.current_time()) + ROUND_TRIP_S)
+        with trio.move_on_at(max(self.free_s, trio.current_time()) + ROUND_TRIP_S):
+            await trio.Event().wait()
         return YieldingStream(self, peer)
 
 
@@ -94,7 +95,8 @@ class YieldingStream(SlowStream):
     """Others have their turn before bytes are on the line, as with a socket."""
 
     async def send_all(self, data) -> None:
-        await trio.sleep(0.01)
+        with trio.move_on_after(0.01):
+            await trio.Event().wait()
         await super().send_all(data)
 
 
