@@ -6,7 +6,7 @@ from itertools import accumulate
 from protocol.grid import MerkleTree, cell_root
 
 ReadBack = Callable[[int, int], bytes]
-"""Bytes of a result that lies in a file, from a byte on, so many. Raises OSError."""
+"""Bytes of a result that lies in a file (`node.durable.results`)."""
 
 
 class ResultCells:

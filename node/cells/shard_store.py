@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from node.cells.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
 from node.cells.cell_store import CellStore as CellStore
 from node.cells.cell_store import Step as Step
+from node.cells.result_cells import ResultCells
 from node.cells.states import CellSizes as CellSizes
 from node.cells.states import Item as Item
 from node.cells.states import State as State
@@ -50,6 +51,10 @@ class ShardStore(CellStore):
         and not when this round is sealed. Who asks for that one now has it from a checkpoint."""
         if self.lag == 1 and self.final is self.state:
             self._states = {self.state.root: self.state}
+
+    def result_of(self, digest: bytes) -> ResultCells | None:
+        """The result of a LIST as far as it is here; None of one that nothing is known of."""
+        return self._results.get(digest)
 
     def is_on_disk(self, digest: bytes) -> bool:
         """Whether the result of a LIST is read from a file when it is asked for."""

@@ -30,6 +30,9 @@ last of them only, and the syncs of other files for one."""
 _DIGEST_BYTES = 32
 _NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
 
+ReadBack = Callable[[int, int], bytes]
+"""Bytes of a result, from a byte on, so many; fewer at the end of its file. Raises OSError."""
+
 Placed = tuple[int, bytes]
 """Where a cell begins in its file, and its bytes."""
 
@@ -168,8 +171,8 @@ class ResultFiles:
                 logger.warning("result skipped path=%s reason=not what was written", path)
         return found
 
-    def reader(self, round_index: int, digest: bytes) -> Callable[[int, int], bytes] | None:
-        """Reads bytes of a result from byte to size; None unless this process knows it whole."""
+    def reader(self, round_index: int, digest: bytes) -> ReadBack | None:
+        """Of the file of a result; None unless this process has written it or found it whole."""
         name = _name(round_index, digest)
         return partial(self._files.content, self._folder / name) if name in self._whole else None
 
