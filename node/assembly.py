@@ -97,8 +97,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     is_ours = node.attached is None
     model_file = kept_model_file(manifest, config.model_file, folder) if is_ours else None
     journal = _open_journal(node, folder)
-    anchor_N = joined(genesis_weights(manifest, SHARD))
-    store = ShardStore(manifest, SHARD, anchor_N)
+    store = _make_store(manifest, journal)
     rounds = replace(
         RoundConfig.from_manifest(manifest, SHARD),
         wait_seats=config.wait_seats,
@@ -231,6 +230,13 @@ def _opens_trainer(node: Node) -> OpenTrainer:
 def _check_able(manifest: RunManifest) -> None:
     if manifest.audits.rate:
         raise ConfigError("the run has audits: no trainer of this version keeps a trace for them")
+
+
+def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
+    """At the genesis of the run."""
+    store = ShardStore(manifest, SHARD, joined(genesis_weights(manifest, SHARD)))
+    store.find_file = journal.find_result
+    return store
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:

@@ -49,6 +49,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         if shared is None
         else SharedStore(manifest, 0, anchor_N, shared)
     )
+    store.find_file = lambda index, digest: owned.disk.journal.find_result(index, digest)
     start = genesis_of(manifest, store.state.root, world.settings.seated)
     values = None if shared is None else shared.seal_value
     config = replace(

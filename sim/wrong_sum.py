@@ -12,7 +12,8 @@ from protocol.grid import cell_root
 def spoiled_sum(store: ShardStore, digest: bytes, first: int, stop: int) -> bytes:
     """Spoil what was just summed of cells [first, stop); the root that its AGG names then."""
     held = store._results[digest]
-    payload = held[first]
+    payload = held.get(first)
+    assert payload is not None, "just summed"
     payload = bytes([payload[0] ^ 1]) + payload[1:]
     held.put(first, payload, cell_root(payload))
     return held.root(first, stop)

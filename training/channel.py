@@ -42,6 +42,8 @@ _REGION_BYTES = 4096
 
 CHANNEL_SUFFIX = ".channel"
 
+_NOTHING = np.empty(0, dtype=np.float32)
+
 
 @dataclass(frozen=True)
 class ChannelSpec:
@@ -306,6 +308,8 @@ class ChannelExchange:
         if not set(fragments) <= set(range(len(self._anchors))):
             raise TrainerError(f"anchors of fragments {fragments}")
         for fragment in fragments:
+            # Let go of first: unless somebody holds it, the next one takes its memory.
+            self._anchors[fragment] = _NOTHING
             self._anchors[fragment] = self._channel.read_anchor(fragment)
         return {fragment: self._anchors[fragment] for fragment in fragments}
 

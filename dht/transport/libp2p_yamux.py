@@ -67,8 +67,7 @@ class Yamux(IMuxedConn):
         self._next_id = 1 if conn.is_initiator else 2
         self._num_inbound = 0
         self._usual_window = WINDOW_BYTES_START
-        """That of the last stream that was opened to us and ended. Transfers follow each other, and
-        one that began anew would take five round trips until it fills a long line."""
+        """That of the last stream that was opened to us and ended."""
         self._accepted, self._to_accept = trio.open_memory_channel[MuxedStream](INBOUND_STREAMS_MAX)
         self._sending = trio.Lock()
         self._unsent = bytearray()
@@ -281,12 +280,19 @@ class Yamux(IMuxedConn):
         self._accepted.send_nowait(stream)
         self.streams[stream_id] = stream
         self._num_inbound += 1
-        more = self._usual_window - WINDOW_BYTES_START
+        more = self._window_to_begin_with() - WINDOW_BYTES_START
         if more and not self.may_widen(more):
             more = 0
         stream.begin_with(WINDOW_BYTES_START + more)
         self.post(WINDOW_UPDATE, ACK, stream_id, more)
         return stream
+
+    def _window_to_begin_with(self) -> int:
+        """As wide as that of the streams before it. Transfers follow each other, each opened while
+        the one before is on its way, and one that began anew would take five round trips until it
+        fills a long line."""
+        theirs = (one.window_target for one in self.streams.values() if not one.is_ours)
+        return max(self._usual_window, *theirs, WINDOW_BYTES_START)
 
     def may_widen(self, num_bytes: int) -> bool:
         """Whether the windows of all streams together may grow by so many bytes."""

@@ -3,7 +3,7 @@
 Synchronous and without I/O; `node.exchange` and the simulator's world both use it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,7 +75,7 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
             root = None if index is None else part_root(core, push.subject, index)
             return store.parts(root, cells) if root else []
         case Bulk.RESULT:
-            return _results(core, store, push.subject, set(cells))
+            return results_of(store, push, result_spans(core, push))
         case Bulk.WORK:
             return []  # No trainer of a real node keeps a trace yet.
         case _:
@@ -90,18 +90,32 @@ def is_of_use(core: NodeCore, push: Push) -> bool:
     return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
 
 
-def _results(core: NodeCore, store: ShardStore, digest: bytes, wanted: set[int]) -> list[Item]:
-    items: list[Item] = []
+def result_spans(core: NodeCore, push: Push) -> list[list[tuple[int, int]]]:
+    """The slices that a Push of results wants cells of, for each round that it may be about."""
+    wanted, spans = set(push.cells), []
     for view in core.views():
-        for piece in view.slices:
-            # The slices of another round cut the cells otherwise, and other proofs come out.
-            is_here = bool(view.agg_of(digest, piece))
-            if is_here and wanted.intersection(range(piece.first, piece.stop)):
-                found = store.results(digest, first=piece.first, stop=piece.stop)
-                items += [item for item in found if item.index in wanted]
+        # The slices of another round cut the cells otherwise, and other proofs come out.
+        here = (piece for piece in view.slices if view.agg_of(push.subject, piece))
+        cuts = [(piece.first, piece.stop) for piece in here]
+        spans.append([cut for cut in cuts if wanted.intersection(range(*cut))])
+    return spans
+
+
+def results_of(
+    store: ShardStore, push: Push, spans: Sequence[Sequence[tuple[int, int]]]
+) -> list[Item]:
+    """The cells that it wants and that are here; of a final round the disk may be asked."""
+    wanted = set(push.cells)
+    for cuts in spans:
+        items = [
+            item
+            for first, stop in cuts
+            for item in store.results(push.subject, first=first, stop=stop)
+            if item.index in wanted
+        ]
         if items:
-            break
-    return items
+            return items
+    return []
 
 
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:

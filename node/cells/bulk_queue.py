@@ -34,8 +34,8 @@ QUEUED_S = 1.0
 """Of so much waiting on the line the sender does not make more: frames wait behind it."""
 
 DRAINING_MAX = 1
-"""Transfers of one lane to one peer that were sent and are not through, while the next one is on
-its way: opening it takes a round trip, in which a long line would run dry."""
+"""Transfers of one lane to one peer of which all is sent but the rest (`Meter.is_rest`), and that
+are not through, while the next one is on its way."""
 
 Place = tuple[Bulk, bytes]
 
@@ -114,9 +114,12 @@ class PushQueue:
         return due
 
     def sent(self, due: Push) -> None:
-        """All of it is on the line: the next one may begin. It is under way until `done`."""
+        """All of it is on the line or is its rest: the next one may begin. It is under way until
+        `done`."""
         line = self._lines.get(due.to)
-        if line is not None and any(other is due for other in line.under_way):
+        if line is None or any(other is due for other in line.draining):
+            return
+        if any(other is due for other in line.under_way):
             line.draining.append(due)
 
     def done(self, due: Push) -> None:
@@ -194,6 +197,14 @@ class Meter:
         if not self.under_way:
             return True
         return not self._gives_way() and self.under_way + num_bytes <= self._pace.window_bytes
+
+    def is_rest(self, num_bytes: int) -> bool:
+        """Whether so little is left that the next transfer is to open its stream.
+
+        Opening it takes a round trip, and what asks for it goes behind what is under way, at most
+        a window: as long as a window that is sent meanwhile keeps the line full.
+        """
+        return not self._gives_way() and num_bytes <= self._pace.window_bytes
 
     @property
     def piece_bytes(self) -> int:

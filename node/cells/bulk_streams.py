@@ -6,6 +6,7 @@ What is sent when is decided in `node.cells.bulk_queue`.
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -112,7 +113,7 @@ class BulkStreams:
             await sent.wait()
 
     async def _carry(self, due: ev.Push, sent: trio.Event, nursery: trio.Nursery) -> None:
-        """One transfer. The next one begins when this one is sent, or when it is through."""
+        """One transfer. The next one begins when this is sent but for its rest, or through."""
 
         def is_sent() -> None:
             self._queue.sent(due)
@@ -134,6 +135,10 @@ class BulkStreams:
             return
         if push.bulk in bulk.IS_SERVED:
             cells: Outgoing = await self._serving.cells(push)
+        elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):
+            spans = bulk.result_spans(self._owner.core, push)
+            find = partial(bulk.results_of, self._owner.store, push, spans)
+            cells = InMemory(await self._serving.wait_for_disk(find))
         else:
             cells = InMemory(bulk.outgoing(self._owner.core, self._owner.store, push))
         count = cells.count
@@ -175,13 +180,17 @@ class BulkStreams:
         if push.bulk is Bulk.STATE:
             meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
             before = serving.turns()
-        pause = self._line.turn(before)
+        pause, is_limited = self._line.turn(before), self._line.turn(None) is not None
         with trio.fail_after(STALL_S) as scope:
             stream = await self._transport.open_stream(push.to, BULK_PROTOCOL)
             try:
                 await stream.send_frame(encode(header))
+                num_left = header.items
                 while found := await cells.more():
                     for item in found:
+                        num_left -= 1
+                        if not is_limited and meter.is_rest(num_left * len(item.payload)):
+                            is_sent()
                         sent = self._hooks.sent_item(push.bulk, item)
                         await send_item(stream, sent, meter, scope, pause)
                 is_sent()

@@ -8,14 +8,14 @@ one cell of the anchor or of one outer slot, as little-endian float32; of n cell
 i of vector v is number v * n + i, the anchor being vector 0, behind those of the fragments before.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
 
 from node.cells.outer_step import OuterStepping, StepRules
-from node.cells.result_cells import ResultCells
+from node.cells.result_cells import ReadBack, ResultCells
 from node.cells.states import Item, State, Vector, finished, make_state, wire_view
 from node.events import ListEntry
 from protocol import limits
@@ -38,6 +38,8 @@ from training.spare_vectors import SpareVectors
 
 Entries = Sequence[tuple[ListEntry, bytes]]
 """Listed contributions, each with its root."""
+
+FindFile = Callable[[int, bytes], ReadBack | None]
 
 ROUNDS_KEPT = 1
 """So many sealed rounds' contributions, results and states before them stay, for those who are a
@@ -92,6 +94,8 @@ class CellStore:
         self._early: set[bytes] = set()
         """LISTs of no sealed round when the last one was adopted, of which there are results: they
         may be of the round that is under way beside it (R5)."""
+        self.find_file: FindFile = lambda _, __: None
+        """Where results lie on the disk, by round and LIST, once they are durable."""
         self._pinned: set[bytes] = set()
         """Parts of the round that is final next, while a branch goes on behind it."""
 
@@ -258,7 +262,7 @@ class CellStore:
     def result_cells(self, digest: bytes) -> list[bytes]:
         """The encoded result of a LIST, all cells of it; asked when it is whole."""
         held = self._results.get(digest)
-        return [held[cell] for cell in range(len(held))] if held else []
+        return held.whole() if held else []
 
     def whole_result(self, digest: bytes, *, fragment: int = 0) -> list[bytes]:
         """As `result_cells`; none while a cell of it is not here."""

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from node.cells.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
 from node.cells.cell_store import CellStore as CellStore
 from node.cells.cell_store import Step as Step
+from node.cells.result_cells import ResultCells
 from node.cells.states import CellSizes as CellSizes
 from node.cells.states import Item as Item
 from node.cells.states import State as State
@@ -39,10 +40,26 @@ class ShardStore(CellStore):
             return
         ahead = self._ahead
         if ahead is None or ahead[:2] != (digest, step):
+            self._make_room()
             ahead = self._ahead = digest, step, self.stepping(before, round_index=step.round)
         for cell in cells:
             if (payload := held.get(cell)) is not None:
                 ahead[2].take(cell, payload)
+
+    def _make_room(self) -> None:
+        """The step makes a state: of the round before, whose memory it takes, it is let go of here
+        and not when this round is sealed. Who asks for that one now has it from a checkpoint."""
+        if self.lag == 1 and self.final is self.state:
+            self._states = {self.state.root: self.state}
+
+    def result_of(self, digest: bytes) -> ResultCells | None:
+        """The result of a LIST as far as it is here; None of one that nothing is known of."""
+        return self._results.get(digest)
+
+    def is_on_disk(self, digest: bytes) -> bool:
+        """Whether the result of a LIST is read from a file when it is asked for."""
+        held = self._results.get(digest)
+        return held is not None and held.is_on_disk
 
     def results_to_keep(
         self, digest: bytes, cells: Iterable[int], *, round_index: int
@@ -86,6 +103,17 @@ class ShardStore(CellStore):
         self._forget(digest, previous, unsealed)
         self._pinned.clear()
         self._age_parts()
+        self._leave_to_disk(digest)
+
+    def _leave_to_disk(self, digest: bytes) -> None:
+        """A final result is asked for by those alone who are a round behind."""
+        step, held = self._stepped[digest], self._results.get(digest)
+        read = self.find_file(step.round, digest)
+        if held is None or read is None or step.is_empty:
+            return
+        sizes = self.result_sizes(self.layout.fragment_of(step.round))
+        if len(held) == len(sizes):
+            held.leave_to_disk(read, sizes)
 
     def advance(self, digest: bytes, kept: AbstractSet[bytes] = frozenset()) -> None:
         """R4: the anchor goes on by a LIST that is sealed provisionally; what is final stays.

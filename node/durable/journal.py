@@ -20,7 +20,7 @@ from typing import Protocol
 
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
 from node.durable.record_log import PackRecord, RecordLog
-from node.durable.results import Placed, ResultFiles
+from node.durable.results import Placed, ReadBack, ResultFiles
 from node.rules.credit import Folded
 from protocol import limits
 from protocol.errors import DecodeError
@@ -113,6 +113,10 @@ class Journal(Protocol):
 
     def results(self, round_index: int) -> Mapping[bytes, bytes]:
         """By LIST digest the encoded results of a round, all cells behind one another."""
+        ...
+
+    def find_result(self, round_index: int, digest: bytes) -> ReadBack | None:
+        """Reads bytes of the result of a LIST (start, size); None unless it is kept and whole."""
         ...
 
 
@@ -328,6 +332,10 @@ class FileJournal:
     def results(self, round_index: int) -> Mapping[bytes, bytes]:
         """See Journal; files that are not whole are left out, with a warning."""
         return self._results.of_round(round_index)
+
+    def find_result(self, round_index: int, digest: bytes) -> ReadBack | None:
+        """See Journal."""
+        return self._results.reader(round_index, digest)
 
     def close(self) -> None:
         """Close the files."""

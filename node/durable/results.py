@@ -10,8 +10,9 @@ little. Until it is whole a file has a name that the next start removes.
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,6 +29,9 @@ last of them only, and the syncs of other files for one."""
 
 _DIGEST_BYTES = 32
 _NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
+
+ReadBack = Callable[[int, int], bytes]
+"""Bytes of a result, from a byte on, so many; fewer at the end of its file. Raises OSError."""
 
 Placed = tuple[int, bytes]
 """Where a cell begins in its file, and its bytes."""
@@ -166,6 +170,11 @@ class ResultFiles:
                 self._whole.discard(name)
                 logger.warning("result skipped path=%s reason=not what was written", path)
         return found
+
+    def reader(self, round_index: int, digest: bytes) -> ReadBack | None:
+        """Of the file of a result; None unless this process has written it or found it whole."""
+        name = _name(round_index, digest)
+        return partial(self._files.content, self._folder / name) if name in self._whole else None
 
     def close(self) -> None:
         """What is unfinished goes."""

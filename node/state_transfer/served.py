@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from node.cells.result_cells import ResultCells
 from node.cells.shard_store import Item, ShardStore, State
 from node.durable.journal import Journal
 from node.state_transfer.gathered import split
+from protocol import limits
+from protocol.errors import StreamClosedError
 from protocol.frames import Bulk
-from protocol.messages import SealCertificate
+from protocol.messages import SealCertificate, SealValue
 
 STATES_HELD_MAX = 2
 """States that are only there because somebody fetches them."""
@@ -60,9 +63,9 @@ class StateInMemory:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The encoded result of a round."""
+    """The encoded result of a round, in memory or on the disk."""
 
-    cells: Sequence[bytes]
+    cells: ResultCells
 
     @property
     def count(self) -> int:
@@ -70,8 +73,12 @@ class Result:
         return len(self.cells)
 
     def item(self, index: int) -> Item:
-        """See Source."""
-        return Item(index, self.cells[index], ())
+        """See Source. Raises StreamClosedError if the disk has lost the cell."""
+        payload = self.cells.get(index)
+        if payload is None:
+            # Not what it has instead: who steps on wrong cells takes their sender for a liar.
+            raise StreamClosedError(f"cell {index} of a result is not on the disk any more")
+        return Item(index, payload, ())
 
 
 @dataclass(slots=True)
@@ -91,8 +98,9 @@ class Served:
         self._journal = journal
         self._find_checkpoint = find_checkpoint
         self._held: dict[bytes, _Held] = {}
-        self._result: tuple[bytes, Result] | None = None
-        """The one that was read last: it is asked for in pieces."""
+        self._results: dict[bytes, ResultCells] = {}
+        """By LIST those that were read and found whole. They are asked for in pieces, by some
+        joiners at once, and none of them is in memory for that: only the roots of its cells."""
 
     def find(self, bulk: Bulk, certificate: SealCertificate, *, now_s: float) -> Source | None:
         """The cells of a state, or of the step to it; None if they are not here."""
@@ -135,15 +143,22 @@ class Served:
         digest = value.list_digest
         if not value.commits:
             return None  # Its state is the one before.
-        if self._result is not None and self._result[0] == digest:
-            return self._result[1]
-        fragment = self._store.layout.fragment_of(value.round)
-        sizes = self._store.result_sizes(fragment)
-        cells = self._store.whole_result(digest, fragment=fragment)
-        if not cells:
-            data = self._journal.results(value.round).get(digest, b"")
-            if len(data) != sum(sizes):
-                return None
-            cells = split(data, sizes)
-        self._result = (digest, Result(cells))
-        return self._result[1]
+        sizes = self._store.result_sizes(self._store.layout.fragment_of(value.round))
+        held = self._store.result_of(digest)
+        if held is not None and len(held) == len(sizes):
+            return Result(held)
+        held = self._results.get(digest) or self._read_result(value, sizes)
+        return None if held is None else Result(held)
+
+    def _read_result(self, value: SealValue, sizes: Sequence[int]) -> ResultCells | None:
+        digest = value.list_digest
+        data = self._journal.results(value.round).get(digest, b"")
+        read = self._journal.find_result(value.round, digest)
+        if len(data) != sum(sizes) or read is None:
+            return None
+        held = ResultCells(split(data, sizes))
+        held.leave_to_disk(read, sizes)
+        self._results[digest] = held
+        while len(self._results) > limits.RESULT_ROUNDS_KEPT:
+            del self._results[next(iter(self._results))]
+        return held

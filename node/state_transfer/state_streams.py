@@ -223,7 +223,7 @@ class Serving:
         source = None
         if certificate is not None:
             now_s = trio.current_time()
-            source = await self._read(
+            source = await self.wait_for_disk(
                 partial(self._served.find, push.bulk, certificate, now_s=now_s)
             )
         if source is None:
@@ -231,9 +231,10 @@ class Serving:
         # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
         count = source.count
         cells = [index for index in dict.fromkeys(push.cells) if index < count]
-        return _FromSource(source, cells, self._read)
+        return _FromSource(source, cells, self.wait_for_disk)
 
-    async def _read(self, work: Callable[[], T]) -> T:
+    async def wait_for_disk(self, work: Callable[[], T]) -> T:
+        """Do what waits for the disk in a thread."""
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
     @property

@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 
 
+BASE_ELEMENTS = 1_000_003
+"""A prime: no two cells of a vector have the same numbers, though its base comes again."""
+
+
 def base(name: str, numel: int) -> Vector:
-    """Uniform in [-0.5, 0.5): what all contributions of one trainer are multiples of."""
+    """Uniform in [-0.5, 0.5): what all contributions of one trainer are multiples of, again and
+    again. A whole vector of them would be memory that no node of a run needs."""
+    numel = min(numel, BASE_ELEMENTS)
     key = int.from_bytes(blake3(f"{name}/base".encode()).digest(length=16), "little")
     draw_N = np.random.Generator(np.random.Philox(key=key)).random(numel, dtype=np.float32)
     draw_N -= np.float32(0.5)
@@ -31,9 +37,14 @@ class Numbers:
 
     def __init__(self, name: str, numel: int) -> None:
         self.name = name
+        self._numel = numel
         self._base_N = base(name, numel)
 
     def contribution(self, round_index: int, *, out: Vector | None = None) -> Vector:
         """What it hands over in a round; in the memory of `out`, if there is one."""
-        drift_N: Vector = np.multiply(self._base_N, scale(self.name, round_index), out=out)
+        drift_N = np.empty(self._numel, dtype=np.float32) if out is None else out
+        factor = scale(self.name, round_index)
+        for start in range(0, self._numel, BASE_ELEMENTS):
+            piece_N = drift_N[start : start + BASE_ELEMENTS]
+            np.multiply(self._base_N[: len(piece_N)], factor, out=piece_N)
         return drift_N

@@ -41,6 +41,9 @@ class Sampler:
             if used_s > 0.0:
                 stage = stage_of(frame if thread == self._main else running)
                 found[stage] = found.get(stage, 0.0) + used_s
+        # The last of them may be this very frame: a ring, which would hold what all frames below it
+        # hold, whole contributions, until Python looks for rings.
+        del running, frame
         self._clocks_s = clocks_s
         at_s = time.time()
         lines = [f"{at_s:.6f}\t{stage}\t{used_s:.9f}\n" for stage, used_s in found.items()]

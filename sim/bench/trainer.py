@@ -19,20 +19,24 @@ from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
 from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
+from training.compression import Encoded, ErrorFeedback
 
 
-class _Drifts:
+class _Contributions:
     """Makes its numbers when it first knows how many."""
 
     def __init__(self) -> None:
         self._numbers: Numbers | None = None
 
-    def __call__(self, anchor_N: Vector, name: str, round_index: int) -> Vector:
+    def __call__(
+        self, feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int
+    ) -> Encoded:
         if self._numbers is None:
             self._numbers = Numbers(name, len(anchor_N))
             self._drift_N = np.empty_like(anchor_N)
-        # Every time in the same memory: the one before is encoded, and new pages are not free.
-        return self._numbers.contribution(round_index, out=self._drift_N)
+        # Every time in the same memory: the one before is handed over, and new pages are not free.
+        drift_N = self._numbers.contribution(round_index, out=self._drift_N)
+        return feedback.encode(drift_N, in_place=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.gate is not None:
         waits = partial(wait_at, options.gate, options.name)
         pace = Pace(round_s=options.round_s, hold=options.hold, before_handing=waits)
-    return run_trainer(options, None, pace, _Drifts())
+    return run_trainer(options, None, pace, _Contributions())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from protocol.errors import BarnraiseError
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
 from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
-from training.compression import ErrorFeedback, make_codec
+from training.compression import Encoded, ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
 from training.exchange import Contribution, Lease, Outcome, RunClock
@@ -35,8 +35,9 @@ from training.manifest_file import read_manifest
 
 Vector = NDArray[np.float32]
 
-Drift = Callable[[Vector, str, int], Vector]
-"""What a trainer contributes, of an anchor, its own name and a round."""
+Encode = Callable[[ErrorFeedback, Vector, str, int], Encoded]
+"""What a trainer contributes, of an anchor, its own name and a round, as the feedback encodes it.
+The payloads are read until they are handed over."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,13 @@ def made_up_drift(anchor_N: Vector, name: str, round_index: int) -> Vector:
     return drift_N
 
 
+def encoded_drift(
+    feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int
+) -> Encoded:
+    """`made_up_drift`, encoded."""
+    return feedback.encode(made_up_drift(anchor_N, name, round_index))
+
+
 def pace_s(round_s: float, path: str) -> float:
     """How long the training of one round takes, in seconds; a function of `path` alone."""
     draw = int.from_bytes(blake3(path.encode()).digest(length=4), "little") / 2**32
@@ -113,10 +121,10 @@ class MadeUpTrainer:
         *,
         name: str,
         pace: Pace,
-        drift: Drift = made_up_drift,
+        encode: Encode = encoded_drift,
     ) -> None:
         """`name` tells this trainer's drifts from those of others; `kept` is where it keeps."""
-        self._drift = drift
+        self._encode = encode
         self._manifest = manifest
         self._exchange = exchange
         self._kept = kept
@@ -183,7 +191,7 @@ class MadeUpTrainer:
         anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
         before = tuple(one.residual_N for one in self._feedback)
         started_N = anchor_N if begun_N is None else begun_N
-        encoded = feedback.encode(self._drift(started_N, self._name, clock.round))
+        encoded = self._encode(feedback, started_N, self._name, clock.round)
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
             kept = Kept(
@@ -321,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_trainer(
-    options: argparse.Namespace, kept: Path | None, pace: Pace, drift: Drift = made_up_drift
+    options: argparse.Namespace, kept: Path | None, pace: Pace, encode: Encode = encoded_drift
 ) -> int:
     """What `main` does, as the options of `made_up_parser` say."""
     leave_interrupts_to_parent()
@@ -337,7 +345,7 @@ def run_trainer(
                 kept,
                 name=f"{options.seed}/{options.name}",
                 pace=pace,
-                drift=drift,
+                encode=encode,
             )
             trainer.train()
     except (BarnraiseError, OSError) as error:

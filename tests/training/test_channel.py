@@ -210,6 +210,20 @@ def test_anchors_of_rounds_that_were_missed_come_with_the_outcome(channel):
     assert [anchor_N.tolist() for anchor_N in channel.exchange.anchors] == [[8.0] * 5, [1.0] * 3]
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_next_anchor_takes_the_memory_of_the_last_unless_somebody_holds_that(channel, is_held):
+    channel.open()
+    before = channel.exchange.anchors[1].ctypes.data
+    held_N = channel.exchange.anchors[1][1:] if is_held else None
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.file.write_anchor(1, np.full(3, 7, np.float32))
+    channel.send(deliver(0))
+    outcome = ticket.result()
+    assert outcome.anchor_N.tolist() == [7.0] * 3
+    assert (outcome.anchor_N.ctypes.data == before) is (not is_held)
+    assert held_N is None or held_N.tolist() == [1.0] * 2
+
+
 @pytest.mark.parametrize("others", [(1,), (2,), (0, 7)])
 def test_anchors_of_fragments_that_are_not_there_are_an_error(channel, others):
     channel.open()

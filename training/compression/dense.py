@@ -1,5 +1,7 @@
 """Every element in one float: `none` (32 bits) and `fp16`."""
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,3 +81,11 @@ def decode_to_read(
     if isinstance(codec, DenseCodec):
         return codec.decode_to_read(payload, numel, is_checked=is_checked)
     return codec.decode(payload, numel)
+
+
+def encode_to_read(codec: Codec, x_N: Vector) -> bytes:
+    """As `codec.encode`, for those who only read it, before `x_N` changes: float32 as it is needs
+    no copy, and what looks like bytes there is a view of it. Raises ValueError as that does."""
+    if isinstance(codec, Float32Codec) and sys.byteorder == "little":
+        return as_float32(x_N).data.cast("B")  # type: ignore[return-value]  # read like bytes
+    return codec.encode(x_N)

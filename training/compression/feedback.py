@@ -1,11 +1,13 @@
 """Error feedback around any codec, as a transaction."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
+from training.compression.dense import encode_to_read
 from training.compression.seam import Codec
 
 
@@ -57,20 +59,23 @@ class ErrorFeedback:
             self._root = residual_root(self._residual_N, self._cell_elements)
         return self._root
 
-    def encode(self, x_N: NDArray[np.float32]) -> Encoded:
+    def encode(self, x_N: NDArray[np.float32], *, in_place: bool = False) -> Encoded:
         """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
 
-        Raises ValueError if a sum with the residual is not finite. Nothing is then open.
+        Payloads that are `in_place` may lie in the memory of `x_N`, which then stays as it is for
+        as long as they are read. Raises ValueError if a sum with the residual is not finite.
+        Nothing is then open.
         """
         assert not self._is_open, "the contribution before is neither committed nor aborted"
         total_N = x_N
         if self._residual_N is not None:
             total_N = x_N + self._beta * self._residual_N
+        encode = partial(encode_to_read, self._codec) if in_place else self._codec.encode
         payloads = []
         after_N = np.zeros_like(total_N) if self._beta else None
         for cell in _cells(len(total_N), self._cell_elements):
             cell_N = total_N[cell]
-            payloads.append(self._codec.encode(cell_N))
+            payloads.append(encode(cell_N))
             if after_N is not None:
                 decoded_N = self._codec.decode(payloads[-1], len(cell_N))
                 np.subtract(cell_N, decoded_N, out=after_N[cell])

@@ -290,6 +290,16 @@ async def test_next_stream_begins_with_the_window_that_the_last_one_came_to():
     assert granted <= UNREAD_BYTES_MAX + len(muxer.streams) * WINDOW_BYTES_START
 
 
+async def test_stream_that_is_opened_beside_another_begins_with_its_window():
+    muxer, _ = muxers()
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 2, 0))
+    feed_half(muxer.streams[2])
+    posted(muxer)
+    muxer.feed(frame(WINDOW_UPDATE, SYN, 4, 0))
+    assert posted(muxer)[-1] == (WINDOW_UPDATE, ACK, 4, WINDOW_BYTES_START)
+    assert muxer.streams[4].window_target == muxer.streams[2].window_target
+
+
 async def test_small_pieces_of_a_large_record_do_not_hold_it():
     muxed = muxed_stream()
     record = bytes(60_000)

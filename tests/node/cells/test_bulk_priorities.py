@@ -63,7 +63,7 @@ async def scene():
         state = ev.Push(JOINER_ID, Bulk.STATE, certificate.value.digest, tuple(range(8)))
         streams = source.streams(line)  # type: ignore[arg-type]  # a line
         # Virtual time does not wait for threads.
-        streams._serving._read = source.compute  # type: ignore[method-assign]
+        streams._serving.wait_for_disk = source.compute  # type: ignore[method-assign]
         yield streams, parts, state, joiner
         nursery.cancel_scope.cancel()
 

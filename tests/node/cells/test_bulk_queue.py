@@ -62,6 +62,7 @@ def test_next_transfer_begins_when_the_last_is_sent_but_no_third_one():
     queue.offer(part(1, 2), round_index=1)
     assert queue.begin(A) is None
     queue.sent(first)
+    queue.sent(first)
     second = queue.begin(A)
     assert second == part(2), "what is on its way is not sent again"
     queue.offer(result(1), round_index=1)
@@ -172,3 +173,12 @@ def test_one_piece_may_always_be_sent_and_the_window_never_closes():
     assert pace.window_bytes == limits.PIECE_BYTES_MIN
     assert meter.has_room(10 * limits.PIECE_BYTES_MIN)
     assert meter.under_way == 0
+
+
+def test_rest_of_a_transfer_is_a_window_and_never_any_while_it_gives_way():
+    pace = Pace()
+    assert Meter(pace).is_rest(WINDOW_BYTES_START)
+    assert not Meter(pace).is_rest(WINDOW_BYTES_START + 1)
+    pace.took(WINDOW_BYTES_START, 0.1)
+    assert Meter(pace).is_rest(2 * WINDOW_BYTES_START)
+    assert not Meter(pace, gives_way=lambda: True).is_rest(1)

@@ -1,6 +1,7 @@
 """Cells over a line that takes long: no stall while it moves, nothing twice, parts first."""
 
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 import trio
@@ -9,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from node.cells.bulk_queue import Pace
 from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
+from node.cells.line_limits import LineLimits
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError
 from protocol.frames import Bulk
@@ -76,15 +78,37 @@ class SlowLine:
         return SlowStream(self, peer)
 
 
+ROUND_TRIP_S = 1.0
+
+
+class LongLine(SlowLine):
+    """What asks for a stream goes behind what is on the line, and its answer comes back."""
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> SlowStream:
+        self.opened += 1
+        with trio.move_on_at(max(self.free_s, trio.current_time()) + ROUND_TRIP_S):
+            await trio.Event().wait()
+        return YieldingStream(self, peer)
+
+
+class YieldingStream(SlowStream):
+    """Others have their turn before bytes are on the line, as with a socket."""
+
+    async def send_all(self, data) -> None:
+        with trio.move_on_after(0.01):
+            await trio.Event().wait()
+        await super().send_all(data)
+
+
 @asynccontextmanager
-async def slow_line(bytes_per_s: float, target: Desk):
+async def slow_line(bytes_per_s: float, target: Desk, kind: type[SlowLine] = SlowLine):
     network = MemoryNetwork()
     async with (
         network.open(signer_seed=FOUNDER_SEED) as near,
         network.open(signer_seed=b"t" * 32) as far,
         trio.open_nursery() as nursery,
     ):
-        yield SlowLine(near, far, nursery, bytes_per_s, target)
+        yield kind(near, far, nursery, bytes_per_s, target)
         nursery.cancel_scope.cancel()
 
 
@@ -138,6 +162,26 @@ async def test_parts_of_a_peer_go_before_results_that_waited_longer(
     first, second, *later = began
     assert (first, second) == ((Bulk.PART, (0,)), (Bulk.PART, (3,)))
     assert later == [(Bulk.PART, (1, 2)), (Bulk.RESULT, (0, 1))]
+
+
+@pytest.mark.parametrize(("up_bytes_per_s", "round_trips"), [(0.0, 1), (1e9, 2)])
+async def test_a_long_line_is_full_between_two_transfers_unless_its_owner_limits_it(
+    autojump_clock: trio.abc.Clock, up_bytes_per_s: float, round_trips: int
+) -> None:
+    source, target, header, items = good_transfer()
+    limits_of_owner = LineLimits(up_bytes_per_s=up_bytes_per_s)
+    source.state_parts = replace(source.state_parts, line=limits_of_owner)
+    size = sum(len(item.payload) for item in items)
+    async with slow_line(size / 8.0, target, LongLine) as line, trio.open_nursery() as nursery:
+        streams, began_s = source.streams(line), trio.current_time()
+        for cells in ((0, 1), (2, 3)):
+            push = ev.Push(line.far.peer_id, Bulk.PART, header.subject, cells)
+            nursery.start_soon(streams.push, push)
+            await trio.sleep(0.01)
+    assert line.opened == 2
+    on_line_s = line.sent / line.bytes_per_s
+    expected_s = on_line_s + round_trips * ROUND_TRIP_S
+    assert trio.current_time() - began_s == pytest.approx(expected_s, abs=0.3)
 
 
 async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(

@@ -1,9 +1,12 @@
 """Results that are stepped and proven cell by cell, as they come (R7)."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from node.durable.journal import FileJournal
+from protocol.errors import ProofError
 from protocol.grid import cell_root, merkle_proof
 from tests.node.cells.test_shard_store import LIST, contribution, entry, filled, store_of
 
@@ -73,3 +76,97 @@ def test_result_cells_that_are_replaced_get_the_proofs_of_what_is_there_now():
     roots = [cell_root(item.payload) for item in after]
     assert [item.proof for item in after] == [merkle_proof(roots, place) for place in range(3)]
     assert store.results(LIST, first=2, stop=3)[0].proof == ()
+
+
+def sealed_on_disk(journal):
+    """A store that has adopted LIST, whose result the journal keeps; what it said of it before."""
+    store = store_of()
+    store.find_file = journal.find_result
+    filled(store)
+    store.apply(LIST, is_empty=False, round_index=1)
+    journal.keep_result(1, LIST, store.result_cells(LIST))
+    before = store.results(LIST, first=1, stop=4)
+    assert not store.is_on_disk(LIST)
+    store.adopt(LIST)
+    return store, before
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = FileJournal(tmp_path)
+    yield journal
+    journal.close()
+
+
+def test_final_result_is_read_from_the_disk_with_the_same_cells_and_proofs(journal, tmp_path):
+    store, before = sealed_on_disk(journal)
+    assert store.is_on_disk(LIST)
+    assert store.results(LIST, first=1, stop=4) == before
+    assert store.whole_result(LIST)[1:] == [item.payload for item in before]
+    root = store._results[LIST].root(1, 4)
+    store.put_result(LIST, root, before[0], first=1, stop=4)
+    assert not store._results[LIST]._payloads, "what comes late takes no memory"
+    with pytest.raises(ProofError):
+        store.put_result(LIST, root, replace(before[0], payload=b"x"), first=1, stop=4)
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the end", "all"])
+def test_result_that_the_disk_has_lost_is_as_one_that_is_not_here(journal, tmp_path, damage):
+    store, before = sealed_on_disk(journal)
+    (path,) = (tmp_path / "results").iterdir()
+    data, size = path.read_bytes(), len(before[0].payload)
+    match damage:
+        case "a byte":
+            path.write_bytes(data[:size] + bytes([data[size] ^ 1]) + data[size + 1 :])
+        case "the end":
+            path.write_bytes(data[: 2 * size - 1])
+        case _:
+            path.unlink()
+    assert store.results(LIST, first=1, stop=4) == []
+    assert store.whole_result(LIST) == []
+    is_there = damage != "all"
+    assert bool(store.results(LIST, first=0, stop=1)) is is_there, "other cells are whole"
+
+
+def test_result_that_no_file_keeps_stays_in_memory(journal):
+    store = store_of()
+    store.find_file = journal.find_result
+    filled(store)
+    store.apply(LIST, is_empty=False, round_index=1)
+    store.adopt(LIST)
+    assert not store.is_on_disk(LIST)
+    assert len(store.results(LIST, first=0, stop=4)) == 4
+
+
+def test_step_ahead_takes_the_memory_of_the_state_before_the_last():
+    store = store_of()
+    roots, places = [store.state.root], set()
+    for index in range(1, 7):
+        digest = bytes([index]) * 32
+        root, _ = contribution(store, f"round {index}")
+        store.reduce(digest, [(entry(0, 1), root)], first=0, stop=4)
+        held = [store.state_of(known) is not None for known in roots]
+        assert held[-2:] == [True] * len(held[-2:]), "who is a round behind asks for it"
+        store.step_ahead(digest, (), round_index=index, base=b"")
+        held = [store.state_of(known) is not None for known in roots]
+        assert held == [False] * (index - 1) + [True]
+        roots.append(store.apply(digest, is_empty=False, round_index=index))
+        store.adopt(digest)
+        vectors = (store.state.anchor_N, *store.state.slots.values())
+        places |= {vector_N.ctypes.data for vector_N in vectors}
+    assert len(places) == 2 * len(vectors)
+
+
+def test_step_ahead_on_a_branch_lets_go_of_nothing():
+    store = store_of()
+    final = store.state.root
+    for index in (1, 2):
+        digest = bytes([index]) * 32
+        root, _ = contribution(store, f"round {index}")
+        store.reduce(digest, [(entry(0, 1), root)], first=0, stop=4)
+        store.step_ahead(digest, range(4), round_index=index, base=b"")
+        assert store.state_of(final) is not None
+        store.apply(digest, is_empty=False, round_index=index)
+        store.advance(digest)
+    assert store.final.root == final
+    assert store.state_of(final) is not None

@@ -14,6 +14,7 @@ from node.rules.chain import genesis
 from node.state_transfer.checkpoint_source import checkpoint_finder
 from node.state_transfer.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory
 from protocol import limits
+from protocol.errors import StreamClosedError
 from protocol.frames import Bulk
 from protocol.messages import SealCertificate
 from sim.files import SimFiles
@@ -113,6 +114,24 @@ def test_result_that_rotted_on_the_disk_is_not_served():
     files.flip(folder / name, 77)
     assert swarm.find(Bulk.STEP, 2) is None
     assert swarm.find(Bulk.STEP, 3) is not None
+
+
+def test_cell_that_rots_while_a_result_is_fetched_ends_the_transfer_and_is_not_sent():
+    swarm = Swarm()
+    for _ in range(6):
+        swarm.step()
+    source = swarm.find(Bulk.STEP, 2)
+    assert source is not None
+    first, second = source.item(0), source.item(1)
+    folder, files = Path("/run/results"), swarm.journal._files
+    assert isinstance(files, SimFiles)
+    (name,) = [name for name in files.names(folder) if name.startswith("round-000002-")]
+    files.flip(folder / name, 8 * len(first.payload) - 1)
+    for again in (source, swarm.find(Bulk.STEP, 2)):
+        assert again is not None
+        with pytest.raises(StreamClosedError):
+            again.item(0)
+        assert again.item(1) == second
 
 
 def test_round_that_listed_nobody_has_no_result():

@@ -1,11 +1,14 @@
 """Processor time by stage: whose it is, nothing is lost, and a torn file harms nothing."""
 
+import gc
 import re
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protocol.grid import cell_root
@@ -107,3 +110,19 @@ def test_median_counts_rounds_without_a_stage_as_nothing():
     assert median_profile(rounds) == {"network": {"hash": 1.0, "sum": 0.0}}
     assert median_profile([]) == {}
     assert median_profile([{}, {}]) == {}
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clocks of threads")
+def test_sample_holds_nothing_of_what_it_looked_at(tmp_path):
+    sampler = Sampler(tmp_path / "A.network")
+
+    def work():
+        contribution_N = np.zeros(4, dtype=np.float32)
+        sampler.sample(0, sys._getframe())
+        return weakref.ref(contribution_N)
+
+    gc.disable()
+    try:
+        assert work()() is None
+    finally:
+        gc.enable()
