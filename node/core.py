@@ -212,7 +212,7 @@ class NodeCore(CoreState):
         return self._other_frame(peer, frame, now_s)
 
     def _beat(self, peer: PeerId, frame: Heartbeat, now_s: float) -> Iterable[ev.CoreAction]:
-        self.liveness.vouched(frame.links, frame.silent, now_s)
+        self.liveness.vouched(frame.link_set, frame.silent, now_s)
         working, head = frame.round, frame.head
         if frame.branch:
             # Rounds of a branch are none that anybody has to catch up with.
@@ -222,7 +222,9 @@ class NodeCore(CoreState):
             self._rounds[peer] = working
             self._newest = max(self._rounds.values())
         is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
-        filled = self._relay.fill(peer, frame, self.views(), now_s)
+        view = self.machine.view
+        is_it = view.basis == frame.head and view.index == frame.round  # As nearly always.
+        filled = self._relay.fill(peer, frame, (view,) if is_it else self.views(), now_s)
         if is_new and (frame.branch or self.machine.standing.branch):
             return [*filled, *self._meet(now_s)]
         return filled

@@ -134,13 +134,15 @@ class CoreState:
     ) -> Iterator[ev.CoreAction]:
         standing, samples = self.machine.standing, self.machine.config.clock.samples_each
         view, leases = standing.top, {}
+        derived = self.machine.config.derived
+        find = rosters.leased_for if derived is None else derived.leased_for
         if not head.value.clock.ends_run:
-            leases = rosters.leased_for(view.index, view.named, samples)
+            leases = find(view.index, view.named, samples)
         is_needed = view.contribution is None and self._me in leases
         if standing.beside is not None and not is_needed:
             # What the head's round needs of the trainer is here, or nothing is: it has no seat yet.
             view = standing.beside
-            leases = rosters.leased_for(view.index, view.named, samples)
+            leases = find(view.index, view.named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
         self._is_astray = False
         yield ev.Train(head, lease, was_listed, is_resync, view.index, view.basis)

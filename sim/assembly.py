@@ -51,13 +51,12 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     )
     store.find_file = lambda index, digest: owned.disk.journal.find_result(index, digest)
     start = genesis_of(manifest, store.state.root, world.settings.seated)
-    values = None if shared is None else shared.seal_value
     config = replace(
         owned.config,
         rare=_rare(world, path),
         device=DEVICE_CLASS,
         moments=MOMENTS,
-        seal_values=values,
+        derived=shared,
     )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(

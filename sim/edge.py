@@ -45,6 +45,8 @@ LATE_S = 1e-6
 class Edge(Storing):
     """See SimNode. `begin` comes first, once; then the world calls what happens."""
 
+    __deletable__ = ("convicting", "work")
+
     def __init__(self, world: Around, parts: NodeParts) -> None:
         super().__init__(world, parts)
         self.work = SimWork(world, self)
@@ -65,6 +67,12 @@ class Edge(Storing):
         """Until when the last round is served; 0 while the run goes on."""
         self._is_going, self._was_finished = False, False
         self._lingering: Lingering | None = None
+
+    def let_go(self) -> None:
+        """See SimNode."""
+        super().let_go()
+        self._lingering = None
+        del self.convicting, self.work
 
     @property
     def own_s(self) -> float:

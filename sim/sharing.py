@@ -14,13 +14,15 @@ from node.cells.shard_store import ShardStore, State, Step, Vector
 from node.durable.record_log import packed_record
 from node.durable.recovery import StoredState
 from node.rules.chain import seal_value
-from node.rules.roster import ClockRules
+from node.rules.reducers import Slice, slices
+from node.rules.roster import ClockRules, leased_for
 from node.rules.round_view import RoundView
-from protocol.identity import Signer
+from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
-from protocol.messages import SealValue
+from protocol.messages import Roster, SealValue
 from training.compression import Codec
 from training.durable import Bytes
+from training.exchange import Lease
 
 UNSHARED_EACH = 8
 """Of so many seeds of a sweep one shares nothing."""
@@ -47,6 +49,10 @@ class Shared:
         """By the root of the state before, the round, and the encoded result."""
         self.decoded: dict[bytes, Vector] = {}
         self.decoded_results: dict[bytes, Vector] = {}
+        self.proofs: dict[tuple[bytes, PeerId, bytes], bytes] = {}
+        """Of seats: by the root of the state that is proved, who proves it, and for which seal."""
+        self._slices: dict[tuple[bytes, int], tuple[Slice, ...]] = {}
+        self._leased: dict[tuple[int, bytes], dict[PeerId, Lease]] = {}
         self._values: dict[tuple[bytes, bytes, bytes, bytes], SealValue] = {}
         self._records: dict[bytes, bytes] = {}
         self._continuing: dict[bytes, bytes] = {}
@@ -66,6 +72,26 @@ class Shared:
             found = seal_value(view, digest, signer, rules)
             if found is not None:
                 self._values[key] = found
+        return found
+
+    def slices(
+        self, roster: Roster, basis: bytes, num_cells: int, *, trust: str
+    ) -> tuple[Slice, ...]:
+        """As `reducers.slices`; the seal `basis` names the roster."""
+        key = (basis, num_cells)
+        found = self._slices.get(key)
+        if found is None:
+            found = self._slices[key] = slices(roster, basis, num_cells, trust=trust)
+        return found
+
+    def leased_for(
+        self, round_index: int, basis: SealValue, samples_each: int
+    ) -> dict[PeerId, Lease]:
+        """As `roster.leased_for`."""
+        key = (round_index, basis.digest)
+        found = self._leased.get(key)
+        if found is None:
+            found = self._leased[key] = leased_for(round_index, basis, samples_each)
         return found
 
     def pack_record(self, record: bytes, *, continues: bool) -> bytes:
@@ -102,6 +128,13 @@ class SharedStore(ShardStore):
         self, digest: bytes, cells: Iterable[int], *, round_index: int, base: bytes
     ) -> None:
         """See ShardStore. Nothing is to be had from it where most steps are looked up."""
+
+    def _prove(self, state: State, peer: PeerId, basis: bytes) -> bytes:
+        key = (state.root, peer, basis)
+        found = self._shared.proofs.get(key)
+        if found is None:
+            found = self._shared.proofs[key] = super()._prove(state, peer, basis)
+        return found
 
     def _take(self, digest: bytes, step: Step) -> State:
         before = self._states.get(step.base, self.final)

@@ -22,6 +22,8 @@ Computed = OfRound | ev.CheckSeat | ev.ProveSeat
 class Storing(SimNode):
     """See SimNode."""
 
+    __deletable__ = ("transfers",)
+
     def __init__(self, world: Around, parts: NodeParts) -> None:
         super().__init__(parts)
         self.world = world
@@ -35,6 +37,11 @@ class Storing(SimNode):
         self._save_luck = world.luck(f"checkpoint/{path}")
 
     transfers: Transfers
+
+    def let_go(self) -> None:
+        """See SimNode."""
+        super().let_go()
+        del self.transfers
 
     def _finish(self) -> None:
         """The run may be over."""

@@ -1,4 +1,4 @@
-"""A world of nodes in virtual time: one heap of (time, sequence, node, event), no I/O, no threads.
+"""A world of nodes in virtual time: one queue of (time, sequence, node, event), no I/O, no threads.
 
 It runs the shipped NodeCore, ShardStore, journal, recovery, codec and error feedback; links, disks,
 machines and clocks are made up, all from one seed. The same seed gives the same trace, to the byte.
@@ -13,7 +13,7 @@ flow control.
 import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from heapq import heappop, heappush
+from math import inf
 
 from node import events as ev
 from node.durable.recovery import recover
@@ -22,6 +22,7 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.assembly import Owned, assemble
+from sim.calendar_queue import CalendarQueue
 from sim.devices import Device
 from sim.disk import Disk
 from sim.edge import Edge
@@ -42,10 +43,6 @@ Trigger = Callable[["World", SimNode, ev.CoreAction | None], None]
 
 Look = Callable[[SimNode], None]
 """Looks at a node after all actions of an event; must not change anything."""
-
-
-Due = tuple[float, int, SimNode | None, Call | None, tuple[object, ...]]
-"""When, a number that no other has, who, and what with which arguments; None: a frame is heard."""
 
 
 class World(LinkVerbs):
@@ -82,11 +79,12 @@ class World(LinkVerbs):
         self._losses: dict[int, dict[PeerId, float]] = {}
         self._seed = seed
         self._device = device or Device()
-        self._heap: list[Due] = []
+        self.calendar = CalendarQueue()
         self._sequence = 0
         self._streams: dict[str, random.Random] = {}
         self._signers: dict[PeerId, Signer] = {}
         self._owned: dict[PeerId, Owned] = {}
+        self._processes: list[SimNode] = []
         is_real = self.settings.trainer == "model"
         self._learner: Learner = TextModel(manifest, seed) if is_real else drift
         self._trace = TraceHash()
@@ -199,15 +197,16 @@ class World(LinkVerbs):
 
         Raises TimeoutError after `max_s` virtual seconds.
         """
-        heap, end_s, asked_s = self._heap, self.now_s + max_s, -1.0
+        calendar, end_s, asked_s = self.calendar, self.now_s + max_s, -1.0
         while True:
             if self.now_s >= asked_s:
                 if until():
                     return
                 asked_s = self.now_s + every_s
-            if not heap or heap[0][0] > end_s:
+            next_s = calendar.next_s()
+            if next_s > end_s or next_s == inf:
                 raise TimeoutError(f"nothing came of it in {max_s} virtual seconds")
-            self.now_s, _, node, call, arguments = heappop(heap)
+            self.now_s, _, node, call, arguments = calendar.take()
             self.events += 1
             if node is None:
                 assert call is not None
@@ -228,6 +227,14 @@ class World(LinkVerbs):
                 except OSError as error:
                     self._fail(node, error)
 
+    def end(self) -> None:
+        """Nothing is asked of this world any more."""
+        for node in self._processes:
+            node.let_go()
+        self._processes.clear()
+        self.nodes.clear()
+        self.calendar = CalendarQueue()
+
     def later(self, delay_s: float, verb: Callable[[], object]) -> None:
         """Call a verb when that much time has passed."""
         self.push(self.now_s + delay_s, None, verb)
@@ -237,12 +244,12 @@ class World(LinkVerbs):
     def push(self, time_s: float, node: SimNode | None, call: Call, *args: object) -> None:
         """See Around."""
         self._sequence += 1
-        heappush(self._heap, (time_s, self._sequence, node, call, args))
+        self.calendar.put((time_s, self._sequence, node, call, args))
 
     def deliver(self, time_s: float, wire: Wire, event: ev.FrameArrived) -> None:
         """See Around. Two of three events are frames: no bound method is made for each."""
         self._sequence += 1
-        heappush(self._heap, (time_s, self._sequence, wire.to, None, (wire, event)))
+        self.calendar.put((time_s, self._sequence, wire.to, None, (wire, event)))
 
     def luck(self, path: str) -> random.Random:
         """See Around. One stream per purpose, so that a new node changes no other node's luck."""
@@ -307,6 +314,7 @@ class World(LinkVerbs):
         """The next process of a peer, from what it owns."""
         parts, start = assemble(self, peer, owned)
         node = self.makes_node(self, parts)
+        self._processes.append(node)
         old = self.nodes.get(peer)
         if old is not None:
             node.sealed, node.anchors = old.sealed, old.anchors

@@ -137,8 +137,9 @@ class CellStore:
         `root` is of another state than the one that is worked on; empty if that is not here.
         """
         state = self._states.get(root) if root else self.state
-        if state is None:
-            return b""
+        return b"" if state is None else self._prove(state, peer, basis)
+
+    def _prove(self, state: State, peer: PeerId, basis: bytes) -> bytes:
         hasher = blake3(key=blake3(peer + basis).digest())
         for vector_N in (state.anchor_N, *state.slots.values()):
             hasher.update(wire_view(vector_N))

@@ -25,7 +25,7 @@ from node.rules.credit import Folded
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
-from protocol.wire import decode, encode
+from protocol.wire import decode
 from training.durable import SYSTEM_FILES, Files
 
 logger = logging.getLogger(__name__)
@@ -271,7 +271,7 @@ class FileJournal:
         first = certificates[0].value.round
         assert first <= self._chain_round + 1, "a chain has no gaps"
         with self._lock:
-            records = [encode(certificate) for certificate in certificates]
+            records = [certificate.encoded for certificate in certificates]
             if first <= self._chain_round:
                 kept = self._chain.read(0, first - 1)
                 if len(kept) < first - 1:
@@ -288,7 +288,7 @@ class FileJournal:
         with self._lock:
             if self._branch is None:
                 self._branch = RecordLog(self._branch_path, files=self._files, pack=self._pack)
-            record, value = encode(certificate), certificate.value
+            record, value = certificate.encoded, certificate.value
             if len(self._branch) and (
                 value.before != self._branch_head or value.round == self._chain_round + 1
             ):

@@ -47,7 +47,7 @@ class RecordLog:
         self._file = files.append(path)
         self._is_broken = False
         data = files.content(path)
-        self._opened, self._size, self.is_damaged = _read(data)
+        self._opened, self._size, self.is_damaged = _read(data, self._pack)
         self._sizes = array("I", map(len, self._opened))
         if self.is_damaged:
             on_damage()
@@ -85,7 +85,7 @@ class RecordLog:
         start = sum(self._sizes[:index]) + index * _HEADER.size
         wanted = self._sizes[index:] if count is None else self._sizes[index : index + count]
         size = sum(wanted) + len(wanted) * _HEADER.size
-        return list(_records(self._files.content(self.path, start, size), 0))
+        return list(_records(self._files.content(self.path, start, size), self._pack))
 
     def __len__(self) -> int:
         """Number of records in the file."""
@@ -148,7 +148,7 @@ def read_records(path: Path, files: Files = SYSTEM_FILES) -> tuple[list[bytes], 
 
     It is damaged where a later append follows a bad record: a torn tail has nothing behind it.
     """
-    return _read(files.content(path))
+    return _read(files.content(path), packed_record)
 
 
 def stream_records(path: Path, *, size: int, is_plain: bool = False) -> Iterator[bytes]:
@@ -165,7 +165,7 @@ def stream_records(path: Path, *, size: int, is_plain: bool = False) -> Iterator
             if not 0 <= length <= RECORD_BYTES_MAX or size < 0:
                 return
             data = header + file.read(length)
-            whole = next(_records(data, 0), None)
+            whole = next(_records(data, packed_record), None)
             if whole is None or (is_plain and pack_record(whole) != data):
                 return
             yield whole
@@ -176,8 +176,8 @@ def pack_record(record: bytes) -> bytes:
     return packed_record(record, continues=False)
 
 
-def _read(data: bytes) -> tuple[list[bytes], int, bool]:
-    records = list(_records(data, 0))
+def _read(data: bytes, pack: "PackRecord") -> tuple[list[bytes], int, bool]:
+    records = list(_records(data, pack))
     position = sum(map(len, records)) + len(records) * _HEADER.size
     return records, position, _has_append(data, position + 1)
 
@@ -201,17 +201,20 @@ def _digest(record: bytes | memoryview, *, continues: bool) -> bytes:
     return blake3(b"".join((record, _CONTINUED)) if continues else record).digest(8)
 
 
-def _records(data: bytes, position: int) -> Iterator[bytes]:
-    while position + _HEADER.size <= len(data):
-        length, digest = _HEADER.unpack_from(data, position)
+def _records(data: bytes, pack: "PackRecord") -> Iterator[bytes]:
+    """The whole records: each stands in the file as `pack` would have it."""
+    start, header_bytes, size = 0, _HEADER.size, len(data)
+    while start + header_bytes <= size:
+        length = int.from_bytes(data[start : start + 4], "big")
         continues, length = length >= _CONTINUES, length % _CONTINUES
-        position += _HEADER.size
-        record = data[position : position + length]
-        is_whole = len(record) == length <= RECORD_BYTES_MAX
-        if not is_whole or _digest(record, continues=continues) != digest:
+        stop = start + header_bytes + length
+        if length > RECORD_BYTES_MAX or stop > size:
+            return
+        record = data[start + header_bytes : stop]
+        if pack(record, continues=continues) != data[start:stop]:
             return
         yield record
-        position += length
+        start = stop
 
 
 def _has_append(data: bytes, position: int) -> bool:

@@ -5,6 +5,7 @@ scheduling lag, so that a node that was itself late does not accuse the others.
 """
 
 import math
+from collections.abc import Collection
 
 from node.rules.rare import Rare, never
 from protocol.identity import PeerId
@@ -102,7 +103,7 @@ class Liveness:
         self._direct_s[peer] = now_s
         self.heard(peer, now_s)
 
-    def vouched(self, links: tuple[PeerId, ...], silent: tuple[PeerId, ...], now_s: float) -> None:
+    def vouched(self, links: Collection[PeerId], silent: Collection[PeerId], now_s: float) -> None:
         """A linked peer is linked to these, and hears all but the silent ones.
 
         What SWIM asks others for, heartbeats say anyway. It counts for peers without a link only:

@@ -247,6 +247,10 @@ class Ballots:
             return _NOTHING  # As nearly always: no set is made for it.
         return self._id_set - held
 
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._by_digest)
+
     def named(self, message_id: bytes) -> SignedMessage:
         """The message of one of `ids`."""
         return self._by_id[message_id]
@@ -258,6 +262,10 @@ class Ballots:
     def of(self, kind: Kind, attempt: int = 0, subject: bytes = b"") -> dict[PeerId, Entry]:
         """The messages in one place, by sender. The caller must not change the dict."""
         return self._slots.get((kind, attempt, subject), {})
+
+    def has_said(self, kind: Kind, sender: PeerId) -> bool:
+        """Whether there is a message of `kind` from that sender, for any attempt and subject."""
+        return any(place[0] is kind and sender in there for place, there in self._slots.items())
 
     def bodies(
         self, kind: Kind, body: type[BodyT], attempt: int = 0, subject: bytes = b""

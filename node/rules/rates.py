@@ -50,9 +50,8 @@ class Rates:
 
     def report(self, members: Sequence[PeerId], me: PeerId) -> bytes:
         """A byte for each member, as a COMMIT has them (`seen`)."""
-        return bytes(
-            1 + self.level(peer) if peer in self.linked or peer == me else 0 for peer in members
-        )
+        near = {me, *self.linked}
+        return bytes([1 + self.level(peer) if peer in near else 0 for peer in members])
 
     def fade(self) -> None:
         """A round is over: what was measured in it counts less in the next."""

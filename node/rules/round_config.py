@@ -1,12 +1,11 @@
 """What a RoundMachine needs to know besides the chain."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.rules import roster as rosters
+from node.rules.derived import Derived
 from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
-from protocol.messages import SealValue
 from training.aggregation import AGGREGATORS
 
 
@@ -23,8 +22,8 @@ class RoundConfig:
     inner state has: `moments`, AdamW's two.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
-    to one round. A liar stands by its work without "retract". `seal_values` finds what seals say,
-    in a simulated world that does it once for all nodes; None: each by itself.
+    to one round. A liar stands by its work without "retract". `derived` is there in a simulated
+    world that works out once for all nodes what follows from seals; None: each does by itself.
     """
 
     trust: str
@@ -41,9 +40,7 @@ class RoundConfig:
     moments: int = 2
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
-    seal_values: Callable[..., SealValue | None] | None = field(
-        default=None, compare=False, repr=False
-    )
+    derived: Derived | None = field(default=None, compare=False, repr=False)
 
     @property
     def may_branch(self) -> bool:

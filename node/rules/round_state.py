@@ -13,6 +13,7 @@ from node.rules.chain import seal_value
 from node.rules.deadlines import LearnedDeadline
 from node.rules.rates import Rates
 from node.rules.reach import Reach
+from node.rules.reducers import slices
 from node.rules.restart import Restart, refill
 from node.rules.round_view import RoundConfig, RoundView
 from node.rules.silence import Silence
@@ -239,7 +240,8 @@ class RoundState:
         """What the seal of a LIST says, once its result is applied."""
         known = view.values
         if digest not in known or known[digest].root != view.applied.get(digest):
-            find = self.config.seal_values or seal_value
+            derived = self.config.derived
+            find = seal_value if derived is None else derived.seal_value
             value = find(view, digest, self._signer, self.config.clock)
             if value is not None:
                 known[digest] = value
@@ -251,6 +253,7 @@ class RoundState:
     ) -> RoundView:
         """The round behind `head`; `before` is the seal before that, of genesis genesis. None: the
         round behind that one, beside it (R5)."""
+        derived = self.config.derived
         view = RoundView(
             me=self._signer.peer_id,
             head=head.value,
@@ -267,6 +270,7 @@ class RoundState:
             uses_gram=self.config.uses_gram,
             without=self.config.without,
             admission=self.config.clock.admission,
+            cut=slices if derived is None else derived.slices,
         )
         if self._restart is not None:
             refill(view, self._restart, now_s=now_s)

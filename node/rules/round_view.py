@@ -1,6 +1,6 @@
 """What one round knows: the messages, who holds which cells, and the questions asked of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from node.events import Contributed
@@ -59,9 +59,9 @@ class RoundView(Holding):
     while `is_meeting` there may be one that is not known yet.
 
     `belief` says whose equal words of a slice are enough; `without` are defences that a test
-    switches off. `agreed` has the result roots that are believed in open runs, by LIST and first
-    cell of the slice; `grams` the same of partial Gram matrices, which there are if the run
-    `uses_gram`; `measured` says of how many slices, and since when.
+    switches off; `cut` finds the slices. `agreed` has the result roots that are believed in open
+    runs, by LIST and first cell of the slice; `grams` the same of partial Gram matrices, which
+    there are if the run `uses_gram`; `measured` says of how many slices, and since when.
     `convicted` are peers against whom there is evidence: they count as suspected, and a closer
     lists none of them.
     """
@@ -78,6 +78,7 @@ class RoundView(Holding):
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
     admission: AdmissionSpec = NO_ADMISSION
+    cut: Callable[..., tuple[Slice, ...]] = slices
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
     time_outs: int = 0
@@ -133,7 +134,7 @@ class RoundView(Holding):
         self.is_member = self.me in self.member_set
         self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
-        self.slices = slices(self.roster, self.basis, self.num_cells, trust=self.trust)
+        self.slices = self.cut(self.roster, self.basis, self.num_cells, trust=self.trust)
         self._gathering = Gathering(self.slices, self.me, self.belief)
 
     @property
@@ -149,7 +150,7 @@ class RoundView(Holding):
     @property
     def is_voter(self) -> bool:
         """Whether this node votes here: with VOTEs, or in a provisional round with PVOTEs."""
-        return self.me in (self.ballots.sealers or self.electorate)
+        return self.me in (self.ballots.sealers or self.roster.voter_set)
 
     @property
     def is_speaker(self) -> bool:

@@ -48,12 +48,14 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     if view.opened_s is None:
         return
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
+    gathering = view.gathering()
+    if not gathering.kept:
+        return  # As nearly everybody.
     certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
     # Of a certified LIST also what its sender contradicts: another voter may be locked on it.
     known = [(commit[0], d) for d in wanted if (commit := view.ballots.commit_of(d))]
     contributed = sorted(known) if certified else [(s, d) for s, d, _ in view.commits()]
-    gathering = view.gathering()
     for piece in gathering.kept:
         if certified and all(
             _reduce_of(view, digest, piece) in view.requested for digest, _ in certified

@@ -74,8 +74,11 @@ class Bounds:
         yield "messages whose coming is noted", len(core._relay._heard_s), messages
         yield "peers that left", len(core.machine._left), seats + STRANGERS_MAX
         for view in views:
-            held = sum(1 for _ in view.ballots.messages())
-            yield "messages of a round", held, _messages_max(seats, _attempts(view), copies)
+            yield (
+                "messages of a round",
+                len(view.ballots),
+                _messages_max(seats, _attempts(view), copies),
+            )
             yield "messages of the next round", len(view.early), store.lag * messages
             # What arrives late, of the round before, is filed in this one.
             yield "contributions", len(view.parts), 2 * seats
@@ -96,7 +99,7 @@ class Bounds:
         yield "next states", len(store._candidates), attempts + 1
         yield "bytes on the disk", node.disk.bytes_used, self._disk_max(node, seats)
         pairs = len(self._world.nodes) ** 2
-        yield "events of the world", len(self._world._heap), HEAP_EACH * max(4, pairs)
+        yield "events of the world", len(self._world.calendar), HEAP_EACH * max(4, pairs)
 
     def _disk_max(self, node: SimNode, seats: int) -> int:
         store = node.store

@@ -7,7 +7,6 @@ import base58
 
 from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
 from protocol.identity import PeerId
-from protocol.wire import encode
 from sim.checks.history import History
 
 
@@ -72,9 +71,9 @@ def _said(record: Record) -> bytes:
         case Signed(message=message):
             return message.encoded
         case Began(head=certificate) | Adopted(certificate=certificate):
-            return encode(certificate)
+            return certificate.encoded
         case Synced(certificate=certificate):
-            return encode(certificate)
+            return certificate.encoded
         case Accused(reason=reason) | Diverged(reason=reason) | Ended(reason=reason):
             return reason.encode()
         case _:

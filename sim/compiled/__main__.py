@@ -5,6 +5,7 @@ the node nor the simulator needs any of them. A build that fails leaves nothing 
 one.
 """
 
+import compileall
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,8 @@ NATIVE = {
     "node/state_transfer": "catchup cell_fetch fetch_events gathered partial_cells served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
-    "sim": "assembly convicting devices disk edge file_bytes files invariants link_verbs links"
-    " nodes sessions sharing storing trace_hash transfers watching work world",
+    "sim": "assembly calendar_queue convicting devices disk edge file_bytes files invariants"
+    " link_verbs links nodes sessions sharing storing trace_hash transfers watching work world",
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
     " history leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases",
@@ -85,6 +86,8 @@ def build(folder: Path, root: Path | None = None) -> None:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
         shutil.rmtree(made / "made-c", ignore_errors=True)
+        # Each worker imports them anew, and some environments have Python keep nothing of that.
+        compileall.compile_dir(made, quiet=2)
         mark_complete(made)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)

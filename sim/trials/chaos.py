@@ -16,7 +16,7 @@ from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from sim.trials.blows import BLOWS, Blow, Members, Undo
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault
-from sim.trials.phases import PHASES, phase_of
+from sim.trials.phases import PHASES, Phase, phase_of
 from sim.world import SimNode, World
 
 DISK_ENDED = "disk:"
@@ -33,6 +33,12 @@ class _Armed:
     fault: Fault
     open: list[str]
     struck: list[PeerId] = field(default_factory=list)
+    round: int = field(init=False)
+    is_there: Phase = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is asked of it at every action is at hand."""
+        self.round, self.is_there = self.fault.round, PHASES[self.fault.phase]
 
 
 class Chaos:
@@ -175,13 +181,13 @@ class Chaos:
 
     def _asked(self, world: World, node: SimNode, action: ev.CoreAction | None) -> None:
         del world
-        for armed in list(self._armed):
-            is_there = PHASES[armed.fault.phase]
-            for view in node.core.views():
-                if view.index != armed.fault.round or not node.is_alive:
+        views = node.core.views()
+        for armed in tuple(self._armed):
+            for view in views:
+                if view.index != armed.round or not node.is_alive:
                     continue
                 role = self._role(armed, node, view)
-                if role is not None and is_there(view, action):
+                if role is not None and armed.is_there(view, action):
                     armed.open.remove(role)
                     armed.struck.append(node.peer)
                     if not armed.open:

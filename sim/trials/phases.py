@@ -37,10 +37,7 @@ def recorded(kind: Kind) -> Phase:
 
 
 def _has_signed(view: RoundView, kind: Kind) -> bool:
-    return any(
-        message.sender == view.me and message.slot.kind is kind
-        for message in view.ballots.messages()
-    )
+    return view.ballots.has_said(kind, view.me)
 
 
 def _before_parts(view: RoundView, action: ev.CoreAction | None) -> bool:

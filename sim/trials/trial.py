@@ -85,7 +85,9 @@ def _played(scenario: Scenario, seed: int, tracer: Tracer | None, *, is_sharing:
     began_s = time.perf_counter()
     trial = _Trial(settled(scenario, seed), seed, tracer, is_sharing=is_sharing)
     violation = trial.run()
-    return trial.told(violation, time.perf_counter() - began_s)
+    told = trial.told(violation, time.perf_counter() - began_s)
+    trial.world.end()
+    return told
 
 
 class _Trial:

@@ -14,7 +14,7 @@ from protocol import limits
 from protocol.errors import DecodeError
 from protocol.frames import WantChain, decode_frame, encode_frame
 from protocol.manifest import Setting, SignedManifest, sign_manifest
-from protocol.messages import Held, List
+from protocol.messages import Held, List, SealCertificate
 from protocol.slots import Kind
 from protocol.wire import INT_MAX, OneOf, Range, Size, decode, encode
 from tests.protocol import vectors
@@ -50,6 +50,13 @@ def test_value_decodes_to_itself(kind, data):
 def test_frame_decodes_to_itself(kind, data):
     frame = data.draw(values(kind))
     assert decode_frame(encode_frame(frame)) == frame
+
+
+@settings(deadline=None, max_examples=50)
+@given(values(SealCertificate))
+def test_bytes_that_a_seal_and_its_certificate_keep_are_their_encoding(certificate):
+    assert certificate.value.encoded == encode(certificate.value)
+    assert certificate.encoded == encode(certificate)
 
 
 @pytest.mark.parametrize("value", ["text", "", 0, -1, INT_MAX, -INT_MAX, 0.0, 1e300, True, False])

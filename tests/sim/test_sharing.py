@@ -10,6 +10,7 @@ from protocol.errors import DecodeError
 from sim.sharing import UNSHARED_EACH, Shared, SharedStore, shares
 from sim.trials.build import build_world
 from sim.trials.trial import run_trial
+from sim.world import World
 from tests.node.cells.test_shard_store import LIST, MANIFEST, contribution, filled, vector
 from tests.sim.trials.scenarios import scenario, with_faults
 
@@ -56,6 +57,7 @@ def test_nodes_hold_one_state_and_one_seal_where_they_share_and_their_own_where_
         return worlds[-1]
 
     monkeypatch.setattr("sim.trials.trial.build_world", kept)
+    monkeypatch.setattr(World, "end", lambda world: None)
     found = []
     for is_sharing in (True, False):
         run_trial(scenario(), 1, is_sharing=is_sharing)

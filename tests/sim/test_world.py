@@ -1,8 +1,10 @@
 """Whole swarms in virtual time: the shipped decisions and bytes, a made-up network."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 from node import events as ev
@@ -12,6 +14,7 @@ from node.rules import roster as rosters
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealCertificate
+from sim.edge import Edge
 from sim.invariants import ALL
 from sim.world import World, peer_named
 from tests.node.builders import peers_named
@@ -222,3 +225,21 @@ def test_latecomer_gets_from_the_journal_what_of_the_chain_is_no_longer_in_memor
     world.join(late)
     world.finish(max_s=1000.0)
     assert late in world.listed[world.manifest.rounds]
+
+
+def test_world_that_is_over_is_gone_without_the_collector(seed):
+    world = world_of(4, seed=seed, rounds=3)
+    world.finish()
+    nodes = [node for node in world.nodes.values() if isinstance(node, Edge)]
+    world.bounce(nodes[0].peer)
+    nodes += [node for node in world.nodes.values() if isinstance(node, Edge)]
+    parts = [weakref.ref(part) for node in nodes for part in (node.core, node.transfers)]
+    assert len({part() for part in parts}) == 2 * 5, "one of them has had two processes"
+    nodes.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        world.end()
+        assert [part() for part in parts if part() is not None] == []
+    finally:
+        gc.enable()
