@@ -11,6 +11,7 @@ from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore
+from node.cells.work_desk import WorkDesk
 from node.config import NodeConfig
 from node.core import NodeCore
 from node.durable.checkpoints import Checkpoints, stored_states
@@ -46,13 +47,16 @@ from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_train
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
-from protocol.manifest import RunManifest, SignedManifest
+from protocol.manifest import SignedManifest
 from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
+from training.presets import is_paced
+from training.traces import TRACES_FOLDER, TraceFolder
 
 SHARD = 0
 INNER_FOLDER = "inner"
+AUDITS_FOLDER = "audits"
 BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -103,6 +107,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         RoundConfig.from_manifest(manifest, SHARD),
         wait_seats=config.wait_seats,
         wait_seats_s=config.wait_seats_s,
+        without=node.hooks.without,
     )
     start = genesis(manifest, SHARD, store.state.root)
     core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
@@ -118,6 +123,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     checkpoints = Checkpoints(
         folder / CHECKPOINTS_FOLDER, manifest, SHARD, on_saved=journal.saved_up_to
     )
+    desk = _work_desk(node, core, store, folder)
     parts = DriverParts(
         core=core,
         store=store,
@@ -126,7 +132,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         journal=journal,
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
-        states=_state_parts(node, store, journal, fetched),
+        states=replace(_state_parts(node, store, journal, fetched), work=desk),
         hooks=node.hooks,
         trace=node.trace,
     )
@@ -153,7 +159,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         finds_nobody=node.hooks.finds_nobody,
         access=access,
     )
-    work = _trainer_work(node, folder, driver, model_file)
+    work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
@@ -161,7 +167,17 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
 
 
-def _trainer_work(node: Node, folder: Path, driver: Driver, model_file: Path | None) -> TrainerWork:
+def _work_desk(node: Node, core: NodeCore, store: ShardStore, folder: Path) -> WorkDesk | None:
+    manifest = node.signed.manifest
+    if not manifest.audits.rate:
+        return None
+    traces = TraceFolder(folder / INNER_FOLDER / TRACES_FOLDER, manifest)
+    return WorkDesk(core, store.layout, traces, folder / AUDITS_FOLDER, node.hooks)
+
+
+def _trainer_work(
+    node: Node, folder: Path, driver: Driver, model_file: Path | None, desk: WorkDesk | None
+) -> TrainerWork:
     config = node.config
     return TrainerWork(
         WorkParts(
@@ -173,6 +189,7 @@ def _trainer_work(node: Node, folder: Path, driver: Driver, model_file: Path | N
             validate_every=config.validate_every,
             is_observer=config.is_observer,
             opens_trainer=_opens_trainer(node),
+            desk=desk,
         ),
         TrainerConfig(
             folder=folder,
@@ -228,13 +245,21 @@ def _opens_trainer(node: Node) -> OpenTrainer:
     return open_trainer
 
 
-def _check_able(manifest: RunManifest) -> None:
-    if manifest.audits.rate:
-        raise ConfigError("the run has audits: no trainer of this version keeps a trace for them")
+def _check_able(node: Node) -> None:
+    manifest = node.signed.manifest
+    if not manifest.audits.rate:
+        return
+    if node.attached is not None:
+        raise ConfigError(
+            "the run has audits, so others must be able to run again what is trained here: "
+            "`barnraise join` does that, a training loop of one's own cannot"
+        )
+    if is_paced(manifest.outer.preset):
+        raise ConfigError("the run has audits, and rounds of as many steps as each node likes")
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:
-    _check_able(node.signed.manifest)  # Before anything of the run is on the disk.
+    _check_able(node)  # Before anything of the run is on the disk.
     is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
     journal = FileJournal(folder, is_wiped=not is_new)
     unmark_unsigned(folder)

@@ -56,6 +56,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         rare=_rare(world, path),
         device=DEVICE_CLASS,
         moments=MOMENTS,
+        tail=0,
         seal_values=values,
     )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))

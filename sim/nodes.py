@@ -110,7 +110,7 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
-        self.works = WorkStore(self.store.layout, self.trainer.kept)
+        self.works = WorkStore(self.store.layout, self.trainer.kept, has_tail=False)
 
     def anchor(self, round_index: int) -> Vector | None:
         """The anchor that a round led to here; zeros of genesis."""

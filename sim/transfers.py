@@ -71,7 +71,7 @@ class Transfers:
         """What is here of it, and of which round it is."""
         node = self._node
         if due.bulk is Bulk.WORK:
-            items = node.hooks.opened(node.works.items(due.subject, due.cells))
+            items = node.works.items(due.subject, due.cells) if node.hooks.opens else []
             return items, node.core.machine.view.index
         about = bulk.round_of(node.core, due)
         if due.bulk in bulk.IS_SERVED:

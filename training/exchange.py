@@ -44,11 +44,25 @@ class RunStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRoots:
+    """What a trainer keeps of a round, as its COMMIT says it: the roots of the states between all
+    segments, and those of the moments before and behind the round; EMPTY_ROOT of none."""
+
+    trace: tuple[bytes, ...]
+    before: bytes
+    after: bytes
+
+
+NO_TRACE = TraceRoots(trace=(), before=b"", after=b"")
+"""Of a run without audits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """One peer's encoded pseudo-gradient of one fragment.
 
     `payloads[c]` is the wire form of cell c. `residual_before` and `residual_after` are the roots
-    of the error feedback around it (R6).
+    of the error feedback around it (R6). `traced` is there in runs with audits.
     """
 
     fragment: int
@@ -60,6 +74,8 @@ class Contribution:
     residual_after: bytes
     loss: float
     """Mean training loss over the round, nats per byte: shown to people, never decided upon."""
+
+    traced: TraceRoots | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
 from protocol.messages import SealValue
 from training.aggregation import AGGREGATORS
+from training.segments import MOMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class RoundConfig:
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
-    inner state has: `moments`, AdamW's two.
+    inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
     to one round. A liar stands by its work without "retract". `seal_values` finds what seals say,
@@ -38,7 +39,8 @@ class RoundConfig:
     wait_seats_s: float = 12.0
     uses_gram: bool = False
     device: str = ""
-    moments: int = 2
+    moments: int = MOMENTS
+    tail: int = 1
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
     seal_values: Callable[..., SealValue | None] | None = field(

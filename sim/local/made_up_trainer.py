@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
@@ -22,16 +22,19 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol.errors import BarnraiseError
+from protocol.errors import BarnraiseError, ConfigError
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
 from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
 from training.compression import ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
-from training.exchange import Contribution, Lease, Outcome, RunClock
-from training.frames import Ready, Start, Validation
+from training.exchange import Contribution, Lease, Outcome, RunClock, TraceRoots
+from training.frames import Audit, Ready, Start, Validation
 from training.manifest_file import read_manifest
+from training.rerun import run_audit
+from training.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
+from training.traces import TRACES_FOLDER, TraceFolder
 
 Vector = NDArray[np.float32]
 
@@ -94,6 +97,21 @@ def made_up_drift(anchor_N: Vector, name: str, round_index: int) -> Vector:
     return drift_N
 
 
+class MadeUpSegments:
+    """RunsSegments without torch and without moments: the pull of `made_up_drift` in parts, with
+    noise that follows from the place of a segment, so that everybody makes up the same."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+
+    def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+        """See RunsSegments."""
+        path = luck_of(self._manifest, place.round, place.lease, place.segment)
+        share = np.float32(1.0 / self._manifest.audits.segments)
+        drift_N = share * made_up_drift(state.weights_N, str(path), place.round)
+        return replace(state, weights_N=state.weights_N - drift_N)
+
+
 def pace_s(round_s: float, path: str) -> float:
     """How long the training of one round takes, in seconds; a function of `path` alone."""
     draw = int.from_bytes(blake3(path.encode()).digest(length=4), "little") / 2**32
@@ -132,13 +150,27 @@ class MadeUpTrainer:
         ]
         self._open: dict[int, _Open] = {}
         """By round, oldest first."""
+        self._traces: TraceFolder | None = None
+        self._segments = MadeUpSegments(manifest)
+        if manifest.audits.rate:
+            if kept is None:
+                raise ConfigError("a run with audits needs a folder for its states")
+            self._traces = TraceFolder(kept.parent / TRACES_FOLDER, manifest)
+            exchange.audits = self._audited
 
     def train(self) -> None:
         """Until an outcome brings no lease. Raises TrainerError, OSError as the real one does."""
         exchange = self._exchange
         numel = self._layout.numel
         exchange.send(
-            Ready(threads=1, parameters=numel, device="made up", precision="float32", micro_batch=1)
+            Ready(
+                threads=1,
+                parameters=numel,
+                device="made up",
+                precision="float32",
+                micro_batch=1,
+                device_class="made up",
+            )
         )
         start = exchange.opening()
         self._validate_if_asked()
@@ -148,7 +180,7 @@ class MadeUpTrainer:
             time.sleep(_LOOK_S)
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
-            self._hand_over(clock)
+            self._hand_over(clock, lease)
             clock, lease = self._go_on(clock.round)
             self._validate_if_asked()
 
@@ -162,11 +194,32 @@ class MadeUpTrainer:
             self._settle(index)
         return turn.clock, turn.lease
 
-    def _hand_over(self, clock: RunClock) -> None:
+    def _audited(self, frame: Audit) -> bytes:
+        assert self._traces is not None
+        return run_audit(self._manifest, frame, self._traces, self._segments)
+
+    def _trained(
+        self, clock: RunClock, lease: Lease, anchor_N: Vector
+    ) -> tuple[Vector, TraceRoots | None]:
+        """What drifted in a round; in a run with audits in segments, which others make up again."""
+        if self._traces is None:
+            return self._drift(anchor_N, self._name, clock.round), None
+        writer = self._traces.writer(clock.round)
+        zeros_N = np.zeros_like(anchor_N)
+        state = SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0)
+        writer.add(state)
+        for segment in range(self._manifest.audits.segments):
+            place = SegmentPlace(round=clock.round, step=clock.step, segment=segment, lease=lease)
+            state = self._segments.run(state, place)
+            writer.add(state)
+        return anchor_N - state.weights_N, writer.close(state, self._feedback[0].residual_N)
+
+    def _hand_over(self, clock: RunClock, lease: Lease) -> None:
         fragment = self._layout.fragment_of(clock.round)
         anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
         before = tuple(one.residual_N for one in self._feedback)
-        encoded = feedback.encode(self._drift(anchor_N, self._name, clock.round))
+        drift_N, traced = self._trained(clock, lease, anchor_N)
+        encoded = feedback.encode(drift_N)
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
             kept = Kept(
@@ -195,6 +248,7 @@ class MadeUpTrainer:
             residual_before=encoded.residual_before,
             residual_after=encoded.residual_after,
             loss=_distance(anchor_N),
+            traced=traced,
         )
         self._before_handing(clock.round)
         self._open[clock.round] = _Open(self._exchange.begin(fragment, contribution))

@@ -11,12 +11,15 @@ from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.manifest import OuterSpec, RunManifest, Setting, sign_manifest
+from protocol.manifest import AuditSpec, OuterSpec, RunManifest, Setting, sign_manifest
 from protocol.wire import encode
 from sim.local.options import LocalOptions
 from training.compression import codec_defaults
 from training.genesis import shard_spec
 from training.presets import PRESETS, Preset
+
+SEGMENTS = 8
+"""Of a round, in runs with audits; a made-up round has as many steps."""
 
 ROUNDS_WITHOUT_END = 1_000_000
 CELLS = 24
@@ -75,18 +78,21 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         trust=options.trust,
         outer=replace(outer, aggregator=rule, overlap=lag),
     )
+    audits = AuditSpec(rate=options.audits, segments=SEGMENTS) if options.audits else base.audits
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
         steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
         inner = replace(manifest.inner, inner_steps=steps)
-        return replace(manifest, shards=(shard,), inner=inner)
+        return replace(manifest, shards=(shard,), inner=inner, audits=audits)
     model = replace(manifest.model, settings=model_settings(options.elements))
     shard = shard_spec(model, fragments=fragments)
     numel = sum(tensor.numel for tensor in shard.tensors) // fragments
     cell = 1 << max(0, (numel // CELLS).bit_length() - 1)
     cell = min(max(cell, limits.CELL_ELEMENTS_MIN), limits.CELL_ELEMENTS_MAX)
-    inner = replace(manifest.inner, inner_steps=1, batch=1)
-    return replace(manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner)
+    inner = replace(manifest.inner, inner_steps=SEGMENTS if options.audits else 1, batch=1)
+    return replace(
+        manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner, audits=audits
+    )
 
 
 def outer_spec(name: str, preset: Preset) -> OuterSpec:
