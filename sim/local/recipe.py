@@ -22,6 +22,10 @@ SEGMENTS = 8
 """Of a round, in runs with audits; a made-up round has as many steps."""
 
 ROUNDS_WITHOUT_END = 1_000_000
+PATIENT = {"deadline_floor_s": 10.0, "deadline_cap_s": 30.0}
+"""Of runs with liars: nodes of one machine are slow to start, and no rule bears a round of whose
+contributions only those of the liars are there in time."""
+
 CELLS = 24
 """At least about so many, so that there are some for every reducer."""
 
@@ -67,6 +71,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         outer = outer_spec(options.preset, preset)
         fragments = max(fragments, preset.fragments)
     rule = "default" if options.trust == "open" else outer.aggregator
+    timing = replace(base.timing, **PATIENT) if options.attack else base.timing
     lag = options.lag or outer.overlap
     # Two rounds in flight are about different fragments (R5).
     fragments = max(fragments, lag)
@@ -76,6 +81,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         rounds=rounds,
         created_unix_s=int(time.time()),
         trust=options.trust,
+        timing=timing,
         outer=replace(outer, aggregator=rule, overlap=lag),
     )
     audits = AuditSpec(rate=options.audits, segments=SEGMENTS) if options.audits else base.audits
