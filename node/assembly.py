@@ -103,14 +103,8 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     journal = _open_journal(node, folder)
     anchor_N = joined(genesis_weights(manifest, SHARD))
     store = ShardStore(manifest, SHARD, anchor_N)
-    rounds = replace(
-        RoundConfig.from_manifest(manifest, SHARD),
-        wait_seats=config.wait_seats,
-        wait_seats_s=config.wait_seats_s,
-        without=node.hooks.without,
-    )
     start = genesis(manifest, SHARD, store.state.root)
-    core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
+    core = NodeCore(manifest, _round_config(node), node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.
     stored = stored_states(
         folder / CHECKPOINTS_FOLDER,
@@ -164,6 +158,15 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     entries.connect(links)
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
+    )
+
+
+def _round_config(node: Node) -> RoundConfig:
+    return replace(
+        RoundConfig.from_manifest(node.signed.manifest, SHARD),
+        wait_seats=node.config.wait_seats,
+        wait_seats_s=node.config.wait_seats_s,
+        without=node.hooks.without,
     )
 
 

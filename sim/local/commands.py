@@ -103,8 +103,6 @@ def local(
 
     if duration is None and rounds is None:
         duration = "60s"
-    folder = Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S")) if out is None else out
-    rate = (AUDITS_USUAL if attack else 0.0) if audits is None else audits
     options = LocalOptions(
         peers=peers,
         rounds=rounds,
@@ -121,11 +119,11 @@ def local(
         preset=preset,
         lag=lag,
         steps=steps,
-        folder=folder.absolute(),
+        folder=(out or Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S"))).absolute(),
         keep_state=keep,
         trust=trust if attack is None else "open",
         attack=None if attack is None else lies_of_nodes(attack, peers),
-        audits=rate,
+        audits=(AUDITS_USUAL if attack else 0.0) if audits is None else audits,
         test_switch=test_switch,
     )
     console = Console(stderr=json, highlight=False)
