@@ -82,8 +82,9 @@ class End:
 
     def __init__(self, seed: bytes, folder: Path, hooks: NodeHooks | None = None) -> None:
         self.desk, self.hooks = Desk(seed, MANIFEST), hooks or NodeHooks()
-        self.audits: Any = Told()
-        self.desk.core.audits = self.audits
+        self.audits = Told()
+        core: Any = self.desk.core
+        core.audits = self.audits
         traces = TraceFolder(folder, MANIFEST)
         if seed == FOUNDER_SEED:
             writer = traces.writer(1)

@@ -22,7 +22,8 @@ class Around:
     """The desk, the trainer and the core of one node; `write` makes the file of a task."""
 
     def __init__(self, folder: Path, hooks: NodeHooks | None = None) -> None:
-        self.folder, self.told = folder, []
+        self.folder = folder
+        self.told: list[Any] = []
         self.asked: list[Audit] = []
         self.write: Any = self.written
         self.changed = trio.Event()
