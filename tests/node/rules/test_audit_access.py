@@ -1,4 +1,4 @@
-"""Who may see work, and from when on: whom the beacon may have drawn, behind the seal that draws."""
+"""Who may see work: whom the beacon may have drawn for it, behind the seal that draws (R10)."""
 
 from dataclasses import replace
 
