@@ -11,6 +11,7 @@ from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore
+from node.cells.work_desk import WorkDesk
 from node.config import NodeConfig
 from node.core import NodeCore
 from node.durable.checkpoints import Checkpoints, stored_states
@@ -50,9 +51,12 @@ from protocol.manifest import RunManifest, SignedManifest
 from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
+from training.presets import is_paced
+from training.traces import TRACES_FOLDER, TraceFolder
 
 SHARD = 0
 INNER_FOLDER = "inner"
+AUDITS_FOLDER = "audits"
 BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -98,13 +102,8 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     model_file = kept_model_file(manifest, config.model_file, folder) if is_ours else None
     journal = _open_journal(node, folder)
     store = _make_store(manifest, journal)
-    rounds = replace(
-        RoundConfig.from_manifest(manifest, SHARD),
-        wait_seats=config.wait_seats,
-        wait_seats_s=config.wait_seats_s,
-    )
     start = genesis(manifest, SHARD, store.state.root)
-    core = NodeCore(manifest, rounds, node.signer, start, now_s=trio.current_time())
+    core = NodeCore(manifest, _round_config(node), node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.
     stored = stored_states(
         folder / CHECKPOINTS_FOLDER,
@@ -117,6 +116,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     checkpoints = Checkpoints(
         folder / CHECKPOINTS_FOLDER, manifest, SHARD, on_saved=journal.saved_up_to
     )
+    desk = _work_desk(node, core, store, folder)
     parts = DriverParts(
         core=core,
         store=store,
@@ -125,7 +125,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         journal=journal,
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
-        states=_state_parts(node, store, journal, fetched),
+        states=replace(_state_parts(node, store, journal, fetched), work=desk),
         hooks=node.hooks,
         trace=node.trace,
     )
@@ -152,7 +152,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         finds_nobody=node.hooks.finds_nobody,
         access=access,
     )
-    work = _trainer_work(node, folder, driver, model_file)
+    work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
@@ -160,7 +160,26 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
 
 
-def _trainer_work(node: Node, folder: Path, driver: Driver, model_file: Path | None) -> TrainerWork:
+def _round_config(node: Node) -> RoundConfig:
+    return replace(
+        RoundConfig.from_manifest(node.signed.manifest, SHARD),
+        wait_seats=node.config.wait_seats,
+        wait_seats_s=node.config.wait_seats_s,
+        without=node.hooks.without,
+    )
+
+
+def _work_desk(node: Node, core: NodeCore, store: ShardStore, folder: Path) -> WorkDesk | None:
+    manifest = node.signed.manifest
+    if not manifest.audits.rate:
+        return None
+    traces = TraceFolder(folder / INNER_FOLDER / TRACES_FOLDER, manifest)
+    return WorkDesk(core, store.layout, traces, folder / AUDITS_FOLDER, node.hooks)
+
+
+def _trainer_work(
+    node: Node, folder: Path, driver: Driver, model_file: Path | None, desk: WorkDesk | None
+) -> TrainerWork:
     config = node.config
     return TrainerWork(
         WorkParts(
@@ -172,6 +191,7 @@ def _trainer_work(node: Node, folder: Path, driver: Driver, model_file: Path | N
             validate_every=config.validate_every,
             is_observer=config.is_observer,
             opens_trainer=_opens_trainer(node),
+            desk=desk,
         ),
         TrainerConfig(
             folder=folder,
@@ -227,9 +247,17 @@ def _opens_trainer(node: Node) -> OpenTrainer:
     return open_trainer
 
 
-def _check_able(manifest: RunManifest) -> None:
-    if manifest.audits.rate:
-        raise ConfigError("the run has audits: no trainer of this version keeps a trace for them")
+def _check_able(node: Node) -> None:
+    manifest = node.signed.manifest
+    if not manifest.audits.rate:
+        return
+    if node.attached is not None:
+        raise ConfigError(
+            "the run has audits, so others must be able to run again what is trained here: "
+            "`barnraise join` does that, a training loop of one's own cannot"
+        )
+    if is_paced(manifest.outer.preset):
+        raise ConfigError("the run has audits, and rounds of as many steps as each node likes")
 
 
 def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
@@ -240,7 +268,7 @@ def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:
-    _check_able(node.signed.manifest)  # Before anything of the run is on the disk.
+    _check_able(node)  # Before anything of the run is on the disk.
     is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
     journal = FileJournal(folder, is_wiped=not is_new)
     unmark_unsigned(folder)

@@ -137,8 +137,9 @@ class NodeCore(CoreState):
                 yield from self._resynced(event, now_s)
             case _ if isinstance(event, ev.FetchEvent):
                 yield from self.catchup.take(event, now_s=now_s)
-            case ev.TrainerReady():
+            case ev.TrainerReady(device=device):
                 self.wants_seat = True
+                self.audits.device = device or self.audits.device
             case ev.Leaving():
                 self.wants_seat = False
                 yield from self._expand(self.machine.leave(), now_s)

@@ -321,7 +321,9 @@ class SeatProven:
 
 @dataclass(frozen=True, slots=True)
 class TrainerReady:
-    """The own trainer is up: only now would a seat be of use."""
+    """The own trainer is up: only now would a seat be of use. `device` is its class, for audits."""
+
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

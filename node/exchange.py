@@ -1,8 +1,7 @@
 """The driver of a node: feeds the core with events and carries its actions out, in order.
 
 All decisions are in `node.core`, all bytes in `node.cells.shard_store`. Here are the edges: the
-event queue, worker threads, bulk streams, the write-ahead log, the trainer, checkpoints. Topology
-(who sums which slice) shows only in the Push actions that come out of the core.
+event queue, worker threads, bulk streams, the write-ahead log, the trainer, checkpoints.
 """
 
 import logging
@@ -235,6 +234,8 @@ class Driver:
                 await self._stand(action)
             case ev.Train():
                 self._work.train(action, self.store.state.anchor_N)
+            case ev.Rerun():
+                self._spawn(partial(self._work.audit, action))
             case ev.FetchState() | ev.FetchSteps():
                 self.bulk.fetching.order(action)
                 self._spawn(self.bulk.fetching.carry_out)
@@ -243,8 +244,7 @@ class Driver:
             case ev.Accuse(evidence=evidence):
                 self._spawn(partial(self._accuse, evidence))
             case ev.Resync(reason=reason):
-                logger.warning("resync reason=%s", reason)
-                self._log.emit("resync", reason=reason)
+                self._narrator.resync(reason)
                 self._trace.diverged(reason)
             case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
                 machine = self.core.machine

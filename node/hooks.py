@@ -63,9 +63,15 @@ class NodeHooks:
         del segment, before_N
         return weights_N
 
-    def opened(self, items: list[Item]) -> list[Item]:
-        """Cells of work for somebody who asks for them."""
-        return items
+    @property
+    def opens(self) -> bool:
+        """Whether work is shown at all."""
+        return True
+
+    @property
+    def without(self) -> frozenset[str]:
+        """Rules of its own that it does not keep: see RoundConfig."""
+        return frozenset()
 
     def reran(self, found: bytes) -> bytes:
         """The end that a segment of somebody else's work was found to have."""

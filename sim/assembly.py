@@ -57,6 +57,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         device=DEVICE_CLASS,
         moments=MOMENTS,
         derived=shared,
+        tail=0,
     )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(

@@ -113,7 +113,7 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
-        self.works = WorkStore(self.store.layout, self.trainer.kept)
+        self.works = WorkStore(self.store.layout, self.trainer.kept, has_tail=False)
 
     def let_go(self) -> None:
         """The world is over: nothing is asked of this node any more.

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node import events as ev
-from node.cells.work_store import cells_of, root_of, vectors_of
 from node.hooks import NodeHooks
-from node.rules.auditing import encoded_end
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -25,6 +23,8 @@ from sim.learning import Learner
 from training.compression import ErrorFeedback, make_codec
 from training.exchange import Lease
 from training.leases import lease_size, part_of_lease
+from training.rerun import NO_START
+from training.segments import cells_of, encoded_end, root_of, vectors_of
 
 Vector = NDArray[np.float32]
 
@@ -33,9 +33,6 @@ Bend = Callable[[int, Vector, Vector], Vector]
 MOMENTS = 1
 DAMPING = np.float32(0.25)
 """Of the momentum from one segment to the next."""
-
-NO_START = bytes(32)
-"""Where a segment begins with what its sender cannot have had: the end of nothing."""
 
 
 @dataclass(frozen=True, slots=True)

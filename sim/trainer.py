@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from node import events as ev
-from node.cells.work_store import cells_of
 from node.rules.fates import Fates
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -22,12 +21,10 @@ from sim.learning import Vector as Vector
 from sim.traced_work import Traced, TracedWork
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.exchange import Lease
+from training.segments import TRACES_KEPT, cells_of
 
 INNER_STATES_KEPT = 3
 """As `training.inner_state`, whose module needs torch."""
-
-TRACES_KEPT = 8
-"""Rounds of which audits may ask for states: as many as are judged (`node.rules.audit_rounds`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from node.cells import bulk
 from node.cells.bulk_queue import PushQueue
 from node.cells.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
 from node.cells.shard_store import Item
+from node.cells.work_desk import EARLY_S
 from node.state_transfer.gathered import WrongStep
 from node.state_transfer.throttle import Throttle
 from protocol import limits
@@ -31,6 +32,8 @@ class Transfers:
         self._throttle = Throttle(world.settings.state_bytes_per_s, now_s=world.now_s)
         self.waiting: list[Transfer] = []
         """Transfers whose next cell overtook the message that commits to it."""
+        self._early: list[tuple[float, ev.Push]] = []
+        """Work that somebody asks for before the seal is here that lets it."""
 
     # Out ----------------------------------------------------------------------------------------
 
@@ -40,6 +43,9 @@ class Transfers:
         A peer out of reach asks elsewhere, or is absent.
         """
         to, wire = push.to, self._node.wires.get(push.to)
+        if push.bulk is Bulk.WORK and not self._node.core.audits.may_open(to, push.subject):
+            self._early.append((self._world.now_s + EARLY_S, push))
+            return
         for due, under in list(self._under_way):
             if due.to == to and under is not wire:
                 # Streams end with the connection that carries them, and what waited was told so.
@@ -71,7 +77,7 @@ class Transfers:
         """What is here of it, and of which round it is."""
         node = self._node
         if due.bulk is Bulk.WORK:
-            items = node.hooks.opened(node.works.items(due.subject, due.cells))
+            items = node.works.items(due.subject, due.cells) if node.hooks.opens else []
             return items, node.core.machine.view.index
         about = bulk.round_of(node.core, due)
         if due.bulk in bulk.IS_SERVED:
@@ -223,6 +229,12 @@ class Transfers:
     def look_again(self) -> None:
         """The core has heard something: what waits may be checked now, or is given up."""
         now_s, core, still = self._world.now_s, self._node.core, []
+        early, self._early = self._early, []
+        for until_s, push in early:
+            if core.audits.may_open(push.to, push.subject):
+                self._world.push(now_s, self._node, self.push, push)
+            elif now_s < until_s:
+                self._early.append((until_s, push))
         for transfer in self.waiting:
             item = transfer.items[transfer.next]
             if bulk.can_check(core, transfer.header, item.index):

@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +31,8 @@ from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.compression import make_codec
 from training.control_pipe import ControlPipe
-from training.exchange import Contribution, Outcome, Turn
-from training.frames import Contributed, Deliver, Frame, Proceed, Start, ToUser
+from training.exchange import NO_TRACE, Contribution, Outcome, Turn
+from training.frames import Audit, Audited, Contributed, Deliver, Frame, Proceed, Start, ToUser
 from training.spare_vectors import SpareVectors
 
 _MAGIC = b"BARNCHAN"
@@ -43,6 +44,8 @@ _REGION_BYTES = 4096
 CHANNEL_SUFFIX = ".channel"
 
 _NOTHING = np.empty(0, dtype=np.float32)
+
+RunsAudits = Callable[[Audit], bytes]
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,8 @@ class ChannelExchange:
         self._awaits_turn = False
         self._next_sequence = 0
         self._validate_round: int | None = None
+        self.audits: RunsAudits | None = None
+        """Runs segments of others again, while an outcome is waited for."""
 
     @property
     def anchors(self) -> tuple[NDArray[np.float32], ...]:
@@ -236,6 +241,7 @@ class ChannelExchange:
         self._awaits_turn = self._channel.spec.slots > 1
         self._channel.write_payloads(sequence, contribution.payloads)
         self._sent[sequence] = fragment
+        traced = contribution.traced or NO_TRACE
         self.send(
             Contributed(
                 sequence=sequence,
@@ -247,6 +253,9 @@ class ChannelExchange:
                 residual_before=contribution.residual_before,
                 residual_after=contribution.residual_after,
                 loss=contribution.loss,
+                trace=traced.trace,
+                before=traced.before,
+                after=traced.after,
             )
         )
         return ChannelTicket(self, sequence)
@@ -279,6 +288,8 @@ class ChannelExchange:
         # In the order of begin: a later one would free a slot that is still in use.
         if isinstance(frame, Deliver) and frame.sequence == min(self._sent, default=None):
             self._take_outcome(frame)
+        elif isinstance(frame, Audit) and self.audits is not None:
+            self.send(Audited(number=frame.number, found=self.audits(frame)))
         elif isinstance(frame, Proceed) and self._awaits_turn:
             self._awaits_turn = False
             changed = self._read_anchors(frame.others)

@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
-    from training.diloco import DiLoCo, tokens_per_sample
+    from training.diloco import DiLoCo
     from training.evaluation import finite_loss, validation_loss
     from training.inner import accumulate_gradient, make_optimizer
-    from training.models import build_model
+    from training.models import build_model, tokens_per_sample
     from training.replicas import MemorySession, Swarm, run_replicas
     from training.trainer_loop import VALIDATION_WINDOWS
     from training.yardstick import held_out, model_of

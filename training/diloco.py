@@ -12,7 +12,6 @@ round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that th
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,40 +19,32 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protocol.errors import CheckpointError, StateError
-from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
 from training.compression import ErrorFeedback, make_codec
 from training.exchange import (
     Contribution,
-    Exchange,
     Lease,
     Outcome,
     RunClock,
     RunStart,
+    Session,
     Ticket,
+    TraceRoots,
 )
 from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
 from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
-from training.models import check_parameters, read_fragment, write_fragment
+from training.models import (
+    check_parameters,
+    read_fragment,
+    tokens_per_sample,
+    write_fragment,
+)
 from training.presets import make_method, steps_of
 from training.recall import Recalled, recall
 from training.schedule import Due
+from training.traced_inner import RoundTracer
 
 logger = logging.getLogger(__name__)
-
-
-class Session(Exchange, Protocol):
-    """An Exchange that knows its run: all that a training loop needs besides model and data."""
-
-    @property
-    def manifest(self) -> RunManifest:
-        """The law of the run."""
-        ...
-
-    @property
-    def start(self) -> RunStart:
-        """Where this trainer enters; read once, when the loop object is made."""
-        ...
 
 
 @dataclass(slots=True)
@@ -76,6 +67,8 @@ class DiLoCo:
 
     With an `inner_store` each round is kept before it leaves, and a process that begins anew takes
     up what the one before it left there: moments, residual, and a contribution that is under way.
+    In a run with audits the `tracer` keeps what others may run again; whoever computes gradients
+    calls `begin_step` before each.
     """
 
     def __init__(
@@ -86,6 +79,7 @@ class DiLoCo:
         exchange: Session,
         shard: int = 0,
         inner_store: InnerStore | None = None,
+        tracer: RoundTracer | None = None,
     ) -> None:
         manifest, start = exchange.manifest, exchange.start
         spec = manifest.outer
@@ -116,6 +110,7 @@ class DiLoCo:
         if inner_store is None and isinstance(exchange, KeepsInnerState):
             inner_store = exchange.inner_store
         self._inner_store = inner_store
+        self._tracer = tracer
         self._left: dict[int, InnerState] = {}
         """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
@@ -123,7 +118,7 @@ class DiLoCo:
             is_delayed = self._method.is_delayed
             recalled = recall(inner_store, start, overlap=self._overlap, is_delayed=is_delayed)
             if recalled is not None:
-                self._take_up(recalled)
+                self._take_up(recalled, start)
 
     @property
     def clock(self) -> RunClock:
@@ -161,6 +156,11 @@ class DiLoCo:
         """Whether the run has ended: there is nothing to train any more."""
         return not self._lease
 
+    def begin_step(self) -> None:
+        """Before the gradient of each step, in a run with audits."""
+        if self._tracer is not None:
+            self._tracer.before_gradient(self._clock.round, self._lease, self._local_step)
+
     def step(self, loss: float = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.
 
@@ -175,6 +175,8 @@ class DiLoCo:
             return self.resume()
         apply_gradient(self._model, self._inner_optimizer, self._manifest, self._global_step)
         self._local_step += 1
+        if self._tracer is not None:
+            self._tracer.after_step(self._local_step)
         self._samples += self._manifest.inner.batch if samples is None else samples
         self._loss_total += loss
         due = self._due(self._local_step)
@@ -218,10 +220,13 @@ class DiLoCo:
         for feedback, residual_N in zip(self._feedback, residuals, strict=True):
             feedback.restore(residual_N)
 
-    def _take_up(self, recalled: Recalled) -> None:
+    def _take_up(self, recalled: Recalled, start: RunStart) -> None:
         self._take_moments(recalled.newest)
         if recalled.residuals is not None:
             self.restore_residuals(recalled.residuals)
+        if self._tracer is not None and not self._tracer.goes_on(recalled, start):
+            self.restore_residuals([None] * len(self._feedback))
+            return
         self._left = recalled.under_way
         for fragment, local_N in recalled.drifting.items():
             write_fragment(self._model, self._shard, fragment, local_N)
@@ -270,6 +275,7 @@ class DiLoCo:
             residual_before=encoded.residual_before,
             residual_after=encoded.residual_after,
             loss=self._loss_total / self._local_step,
+            traced=self._traced(self._feedback[fragment].residual_N),
         )
         self._keep(contribution)
         self._hand_over(contribution)
@@ -286,6 +292,9 @@ class DiLoCo:
         ahead_N = self._method.merge.ahead(self._anchors[fragment], own, self._members)
         write_fragment(self._model, self._shard, fragment, ahead_N)
         self._ahead[fragment] = ahead_N
+
+    def _traced(self, residual_N: NDArray[np.float32] | None) -> TraceRoots | None:
+        return None if self._tracer is None else self._tracer.encoded(residual_N)
 
     def _hand_over(self, contribution: Contribution) -> None:
         fragment = contribution.fragment
@@ -381,13 +390,5 @@ class DiLoCo:
             feedback.commit()
         elif not is_void:
             feedback.abort()
-
-
-def tokens_per_sample(manifest: RunManifest) -> int:
-    """Bytes predicted per training window: the model's context.
-
-    Raises ManifestError where the model has no such setting.
-    """
-    context = manifest.model.setting("context")
-    assert isinstance(context, int), "checked when the model was built"
-    return context
+        if self._tracer is not None and not self._tracer.settled(outcome):
+            self.restore_residuals([None] * len(self._feedback))

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.manifest import RunManifest
+
 Lease = tuple[tuple[int, int], ...]
 """Sample ranges, each [first, behind the last), of the corpus's keyed permutation."""
 
@@ -46,11 +48,25 @@ class RunStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRoots:
+    """What a trainer keeps of a round, as its COMMIT says it: the roots of the states between all
+    segments, and those of the moments before and behind the round; EMPTY_ROOT of none."""
+
+    trace: tuple[bytes, ...]
+    before: bytes
+    after: bytes
+
+
+NO_TRACE = TraceRoots(trace=(), before=b"", after=b"")
+"""Of a run without audits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """One peer's encoded pseudo-gradient of one fragment.
 
     `payloads[c]` is the wire form of cell c. `residual_before` and `residual_after` are the roots
-    of the error feedback around it (R6).
+    of the error feedback around it (R6). `traced` is there in runs with audits.
     """
 
     fragment: int
@@ -62,6 +78,8 @@ class Contribution:
     residual_after: bytes
     loss: float
     """Mean training loss over the round, nats per byte: shown to people, never decided upon."""
+
+    traced: TraceRoots | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,4 +153,18 @@ class Exchange(Protocol):
         Called once per contribution where two rounds are in flight, and never with one. By then the
         outcomes of all rounds are here but for that of the last. Raises as `Ticket.result` does.
         """
+        ...
+
+
+class Session(Exchange, Protocol):
+    """An Exchange that knows its run: all that a training loop needs besides model and data."""
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The law of the run."""
+        ...
+
+    @property
+    def start(self) -> RunStart:
+        """Where this trainer enters; read once, when the loop object is made."""
         ...

@@ -94,11 +94,39 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """To the trainer: run a segment of somebody's round again (R10); answer with Audited.
+
+    The file `path` has the state that it begins with and the residual, one behind the other; the
+    fields are those of `training.rerun.AuditTask`, `step` is the sealed clock's.
+    """
+
+    number: int
+    path: str
+    round: int
+    step: int
+    segment: int
+    lease: Lease
+    before: bytes
+    residual_before: bytes
+    inherited: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """From the trainer: what names the end that segment came to; empty where it cannot tell."""
+
+    number: int
+    found: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """From the trainer: the model is built; `threads` is what torch says it uses.
 
     `device` is its name for people, `precision` what matrices are multiplied in (`float32`,
-    `bfloat16`), `micro_batch` how many sequences pass through the model at once.
+    `bfloat16`), `micro_batch` how many sequences pass through the model at once. `device_class` is
+    what it has in common with machines that compute equal bits; empty where nobody asks.
     """
 
     threads: int
@@ -106,11 +134,15 @@ class Ready:
     device: str
     precision: str
     micro_batch: int
+    device_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributed:
-    """From the trainer: payloads of these lengths lie in slot `sequence` modulo the slots."""
+    """From the trainer: payloads of these lengths lie in slot `sequence` modulo the slots.
+
+    `trace`, `before` and `after` are those of TraceRoots, in runs with audits.
+    """
 
     sequence: int
     fragment: int
@@ -121,6 +153,9 @@ class Contributed:
     residual_before: bytes
     residual_after: bytes
     loss: float
+    trace: tuple[bytes, ...] = ()
+    before: bytes = b""
+    after: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +183,15 @@ class Leaving:
     """
 
 
-FromTrainer = Ready | Contributed | Progress | Validation
+FromTrainer = Ready | Contributed | Progress | Validation | Audited
 FromUser = FromTrainer | Leaving
-ToTrainer = Start | Deliver | Proceed
+ToTrainer = Start | Deliver | Proceed | Audit
 ToUser = Attach | Failed | ToTrainer
 Frame = FromUser | ToUser
 
-FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation)
+FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation, Audited)
 FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
-TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed)
+TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Audit)
 TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
 
 F = typing.TypeVar("F", bound=Frame)

@@ -28,7 +28,7 @@ from torch import Tensor
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from training.durable import WRITING, make_folder_durably
-from training.exchange import Contribution
+from training.exchange import Contribution, TraceRoots
 from training.tensor_file import TensorFile, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ _RESIDUAL = "residual/"
 _RESIDUAL_AFTER = "residual_after"
 _DRIFTING = "drifting/"
 _PAYLOAD, _LENGTHS = "payload", "lengths"
+_TRACE = "trace"
 _TENSORS_PER_PARAMETER_MAX = 8
 """AdamW keeps three per parameter, the greediest optimizer of torch five."""
 
@@ -172,6 +173,7 @@ class InnerFolder:
             "residual_before": contribution.residual_before.hex(),
             "residual_after": contribution.residual_after.hex(),
             "pending": " ".join(map(str, state.pending)),
+            **_told_of(contribution.traced),
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
     def _load(self, path: Path, round_index: int) -> InnerState:
@@ -213,6 +215,21 @@ def anchor_digest(anchor_N: NDArray[np.float32]) -> bytes:
     return blake3(np.ascontiguousarray(anchor_N, dtype="<f4").view(np.uint8).data).digest()
 
 
+def _told_of(traced: TraceRoots | None) -> dict[str, str]:
+    if traced is None:
+        return {}
+    names = (traced.before, traced.after, *traced.trace)
+    return {_TRACE: " ".join(root.hex() for root in names)}
+
+
+def _traced(metadata: Mapping[str, str]) -> TraceRoots | None:
+    names = [bytes.fromhex(name) for name in metadata.get(_TRACE, "").split()]
+    if not names:
+        return None
+    before, after, *trace = names
+    return TraceRoots(trace=tuple(trace), before=before, after=after)
+
+
 def _tensors(state: InnerState) -> dict[str, Tensor]:
     contribution = state.contribution
     tensors = {_MOMENTS + name: tensor for name, tensor in state.moments.items()}
@@ -250,6 +267,7 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
         residual_before=bytes.fromhex(metadata["residual_before"]),
         residual_after=bytes.fromhex(metadata["residual_after"]),
         loss=float.fromhex(metadata["loss"]),
+        traced=_traced(metadata),
     )
     return InnerState(
         round=round_index,

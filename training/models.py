@@ -203,3 +203,13 @@ class Gpt(nn.Module):
 
 
 MODELS.register("gpt", Gpt)
+
+
+def tokens_per_sample(manifest: RunManifest) -> int:
+    """Bytes predicted per training window: the model's context.
+
+    Raises ManifestError where the model has no such setting.
+    """
+    context = manifest.model.setting("context")
+    assert isinstance(context, int), "checked when the model was built"
+    return context

@@ -32,10 +32,9 @@ def _step(manifest: RunManifest, dataset: Dataset, seconds: float) -> None:
     import numpy as np
 
     from training.device import open_device
-    from training.diloco import tokens_per_sample
     from training.inner import apply_gradient, make_optimizer
     from training.micro_batch import MicroBatch
-    from training.models import build_model
+    from training.models import build_model, tokens_per_sample
 
     device, batch = open_device("cpu"), manifest.inner.batch
     model = build_model(manifest)

@@ -13,21 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from protocol.errors import TrainerError
+from protocol.errors import ConfigError, TrainerError
 from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
 from training.channel import ChannelExchange
 from training.data import Dataset, lease_samples, open_corpus
 from training.device import AUTO, Device, open_device
-from training.diloco import DiLoCo, tokens_per_sample
+from training.diloco import DiLoCo
 from training.evaluation import validation_loss
-from training.exchange import Contribution, Outcome, RunStart, Ticket, Turn
-from training.frames import Progress, Ready, Validation
+from training.exchange import Contribution, Lease, Outcome, RunStart, Ticket, Turn
+from training.frames import Audit, Progress, Ready, Validation
 from training.inner import make_optimizer
 from training.inner_state import InnerFolder
 from training.leases import lease_size, part_of_lease
 from training.micro_batch import MicroBatch, is_out_of_memory, memory_error
-from training.models import build_model, read_fragment, write_fragment
+from training.models import build_model, read_fragment, tokens_per_sample, write_fragment
+from training.rerun import run_audit
+from training.segments import batch_lease
+from training.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
+from training.traces import TRACES_FOLDER, TraceFolder
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +83,8 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
     when the inner state cannot be kept.
     """
     device = open_device(options.device)
+    if manifest.audits.rate:
+        fix_order()
     dataset = open_corpus(manifest.corpus)
     held_out_BW = dataset.held_out_windows(VALIDATION_WINDOWS, tokens_per_sample(manifest))
     model, micro_batch, optimizer = _set_up(manifest, options, device)
@@ -90,6 +96,7 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
             device=device.name,
             precision=device.precision,
             micro_batch=micro_batch.size,
+            device_class=device_class(device) if manifest.audits.rate else "",
         )
     )
     session = ChannelSession(manifest, exchange, _run_start(exchange))
@@ -106,18 +113,65 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
     validate_if_asked()
     folder = options.inner_folder
     store = None if folder is None else InnerFolder(folder, manifest, options.shard)
-    diloco = DiLoCo(model, optimizer, exchange=session, shard=options.shard, inner_store=store)
+    tracer = None
+    if manifest.audits.rate:
+        traces = traces_of(manifest, options)
+        exchange.audits = Auditor(manifest, options, device, dataset, traces).run
+        tracer = RoundTracer(model, optimizer, manifest, traces)
+    diloco = DiLoCo(
+        model,
+        optimizer,
+        exchange=session,
+        shard=options.shard,
+        inner_store=store,
+        tracer=tracer,
+    )
     if diloco.resume() is not None:
         validate_if_asked()
     report_every = max(1, manifest.inner.inner_steps // _REPORTS_PER_ROUND_MAX)
     while not diloco.finished:
         windows_BW = _next_batch(manifest, dataset, diloco)
+        diloco.begin_step()
         loss = micro_batch.gradient(model, optimizer, windows_BW)
+        if tracer is not None and device.is_cpu and micro_batch.size < manifest.inner.batch:
+            raise memory_error(device)  # In parts it has other bits, and would seem made up.
         if diloco.local_step % report_every == 0:
             exchange.send(Progress(step=diloco.clock.step + diloco.local_step, loss=loss))
         if _step(diloco, loss, device) is not None:
             validate_if_asked()
     logger.info("run finished round=%d", diloco.clock.round)
+
+
+def traces_of(manifest: RunManifest, options: TrainerOptions) -> TraceFolder:
+    """Where the states of a run with audits are. Raises ConfigError where there is no place."""
+    if options.inner_folder is None:
+        raise ConfigError("a run with audits needs a folder for its states")
+    return TraceFolder(options.inner_folder / TRACES_FOLDER, manifest)
+
+
+class Auditor:
+    """Runs segments of others again, as the network process asks for it."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        options: TrainerOptions,
+        device: Device,
+        dataset: Dataset,
+        traces: TraceFolder,
+    ) -> None:
+        self._manifest, self._traces, self._dataset = manifest, traces, dataset
+        self._segments = TorchSegments(
+            manifest, lambda: _set_up(manifest, options, device)[::2], self._batch
+        )
+
+    def run(self, frame: Audit) -> bytes:
+        """What names the end that the segment came to; empty where it cannot tell."""
+        return run_audit(self._manifest, frame, self._traces, self._segments)
+
+    def _batch(self, lease: Lease, step: int) -> NDArray[np.uint8]:
+        samples_B = lease_samples(batch_lease(self._manifest, lease, step))
+        return self._dataset.windows(samples_B, tokens_per_sample(self._manifest))
 
 
 def anchor_loss(

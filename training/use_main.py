@@ -130,7 +130,7 @@ class Use:
         # Another text is what goes wrong most often.
         dataset = open_corpus(manifest.corpus)
         device = self._load_torch()
-        from training.diloco import tokens_per_sample
+        from training.models import tokens_per_sample
 
         context = tokens_per_sample(manifest)
         held_out_BW = dataset.held_out_windows(self._options.windows, context)

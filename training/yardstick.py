@@ -13,10 +13,9 @@ from torch import nn
 
 from protocol.manifest import RunManifest
 from training.data import Dataset
-from training.diloco import tokens_per_sample
 from training.evaluation import validation_loss
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
-from training.models import build_model, write_fragment
+from training.models import build_model, tokens_per_sample, write_fragment
 from training.trainer_loop import VALIDATION_WINDOWS
 
 YARDSTICK_WINDOWS = 1024

@@ -15,6 +15,7 @@ from node.rules.agreed import ResultPlace, result_place
 from node.rules.round_view import RoundView
 from protocol.errors import LimitError
 from protocol.frames import Bulk, BulkHeader
+from training.segments import work_cell_bytes
 
 IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
 """What joiners ask for; see `node.state_transfer.served`."""
@@ -27,6 +28,8 @@ def _views(core: NodeCore, round_index: int) -> Iterator[RoundView]:
 
 def round_of(core: NodeCore, push: Push) -> int | None:
     """The round that a Push is about; None if it is not known here any more."""
+    if push.bulk is Bulk.WORK:
+        return core.machine.view.index
     if push.bulk in IS_SERVED:
         certificate = core.sealed(push.subject)
         return None if certificate is None else certificate.value.round
@@ -76,10 +79,8 @@ def outgoing(core: NodeCore, store: ShardStore, push: Push) -> list[Item]:
             return store.parts(root, cells) if root else []
         case Bulk.RESULT:
             return results_of(store, push, result_spans(core, push))
-        case Bulk.WORK:
-            return []  # No trainer of a real node keeps a trace yet.
         case _:
-            raise AssertionError("states and steps are read cell by cell")
+            raise AssertionError("states, steps and work are read cell by cell")
 
 
 def is_of_use(core: NodeCore, push: Push) -> bool:
@@ -121,7 +122,10 @@ def results_of(
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
     """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
     if header.bulk is Bulk.WORK:
-        raise LimitError("work that nobody asked for")
+        try:
+            return work_cell_bytes(store.layout, index)
+        except ValueError as error:
+            raise LimitError(str(error)) from error
     is_state, fragment = header.bulk is Bulk.STATE, store.layout.fragment_of(header.round)
     count = store.num_state_cells if is_state else store.layout.num_cells(fragment)
     if index >= count:

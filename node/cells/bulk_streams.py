@@ -25,7 +25,13 @@ from node.hooks import NodeHooks
 from node.state_transfer.state_streams import Fetching, InMemory, Outgoing, Serving, StateParts
 from node.status.board import EventLog
 from protocol import limits
-from protocol.errors import NetworkError, PeerError, StreamClosedError
+from protocol.errors import (
+    LimitError,
+    NetworkError,
+    PeerError,
+    StateError,
+    StreamClosedError,
+)
 from protocol.frames import Bulk, BulkHeader
 from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealCertificate
@@ -90,6 +96,7 @@ class BulkStreams:
         self.fetching = Fetching(owner, parts.gathered)
         self._serving = Serving(owner, parts)
         self._line = parts.line
+        self._work = parts.work
         self._queue = PushQueue()
         self._paces: dict[PeerId, Pace] = {}
         self._num_inbound: Counter[PeerId] = Counter()
@@ -102,9 +109,14 @@ class BulkStreams:
 
         A peer out of reach asks elsewhere, or is absent.
         """
+        if push.bulk is Bulk.WORK and not await self._may_open(push):
+            return
         self._queue.offer(push, round_index=self._owner.core.machine.view.index)
         async with trio.open_nursery() as nursery:
             await self._go_on(push.to, nursery)
+
+    async def _may_open(self, push: ev.Push) -> bool:
+        return self._work is not None and await self._work.may_open(push, self._owner.changed)
 
     async def _go_on(self, to: PeerId, nursery: trio.Nursery) -> None:
         while (due := self._queue.begin(to)) is not None:
@@ -135,6 +147,8 @@ class BulkStreams:
             return
         if push.bulk in bulk.IS_SERVED:
             cells: Outgoing = await self._serving.cells(push)
+        elif push.bulk is Bulk.WORK and self._work is not None:
+            cells = await self._work.outgoing(push)
         elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):
             spans = bulk.result_spans(self._owner.core, push)
             find = partial(bulk.results_of, self._owner.store, push, spans)
@@ -153,7 +167,7 @@ class BulkStreams:
         self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
         try:
             await self._send_items(push, header, cells, is_sent)
-        except (NetworkError, trio.TooSlowError) as error:
+        except (NetworkError, StateError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
             logger.info(
                 "not sent peer=%s what=%s reason=%s", short_id(push.to), push.bulk.name, reason
@@ -222,6 +236,8 @@ class BulkStreams:
                 scope.deadline = trio.current_time() + STALL_S
                 if inbound.header.bulk in bulk.IS_SERVED:
                     await self._receive_fetched(inbound)
+                elif inbound.header.bulk is Bulk.WORK:
+                    await self._receive_work(inbound)
                 else:
                     await self._receive_cells(inbound)
         except trio.TooSlowError as error:
@@ -279,6 +295,20 @@ class BulkStreams:
             return True
 
         await inbound.take_all(take, lambda: self.fetching.takes(header))
+
+    async def _receive_work(self, inbound: Inbound) -> None:
+        """Cells of work that was asked for; what nobody needs any more is nobody's fault."""
+        work, subject = self._work, inbound.header.subject
+        if work is None:
+            raise LimitError("work in a run without audits")
+
+        async def take(item: Item) -> bool:
+            is_kept = await self._owner.compute(lambda: work.keep(subject, item))
+            if is_kept:
+                inbound.cells.append(item.index)
+            return is_kept
+
+        await inbound.take_all(take, lambda: work.wants(subject))
 
     def _tell_parts(self, peer: PeerId, round_index: int, cells: int, direction: str) -> None:
         self._log.emit(

@@ -121,6 +121,11 @@ class Narrator:
         self.quorum(machine.view)
         self.catching_up(core.catchup)
 
+    def resync(self, reason: str) -> None:
+        """The own state is not what was sealed."""
+        logger.warning("resync reason=%s", reason)
+        self._log.emit("resync", reason=reason)
+
     def fault(self, fault: ev.Fault) -> None:
         """A peer broke the protocol."""
         now_s = trio.current_time()

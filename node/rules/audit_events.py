@@ -21,7 +21,8 @@ class Rerun:
     """Run a segment of somebody's round again; all that it begins with is here. Answer with Reran.
 
     `lease` is what the round was to be trained on. `inherited` are the roots that moments and
-    residual may have had at its begin; empty where nobody here knows.
+    residual may have had at its begin; empty where nobody here knows. `step` is the sealed clock's
+    before the round.
     """
 
     commit_digest: bytes
@@ -31,6 +32,7 @@ class Rerun:
     segment: int
     lease: Lease
     inherited: tuple[tuple[bytes, bytes], ...] = ()
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

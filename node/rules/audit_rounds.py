@@ -91,6 +91,10 @@ class Rounds:
         """That round, while it may be judged."""
         return self._rounds.get(round_index)
 
+    def judged(self) -> Iterator[AuditedRound]:
+        """All of them, the oldest first."""
+        return iter(self._rounds.values())
+
     def of(self, slot: Slot) -> AuditedRound | None:
         """The round that a slot is of."""
         found = self._rounds.get(slot.round)

@@ -13,10 +13,9 @@ is not in the journal.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from blake3 import blake3
-
 from node import events as ev
-from node.rules.audit_draw import Drawn, drawn, may_accuse
+from node.rules.audit_access import is_accused, may_see
+from node.rules.audit_draw import Drawn, drawn
 from node.rules.audit_rounds import AuditedRound, Rounds
 from node.rules.audit_words import Judge
 from node.rules.onions import Onion
@@ -41,14 +40,13 @@ from protocol.messages import (
     segment_subject,
     sign_message,
 )
+from training.segments import encoded_end
 
 AUDIT_KINDS = frozenset({Kind.VERDICT, Kind.RETRACT})
 """Messages about rounds that are sealed already."""
 
 OPENS_WITHIN = 2
 """Seals until work that nobody served counts as unopened."""
-
-_END_DOMAIN = b"barnraise/encoded/1"
 
 Key = tuple[bytes, int]
 """COMMIT digest and segment."""
@@ -60,11 +58,6 @@ def end_of(commit: Commit, segment: int) -> bytes:
     if segment + 1 < len(work.trace):
         return work.trace[segment + 1]
     return encoded_end(commit.root, commit.residual_after, work.after)
-
-
-def encoded_end(root: bytes, residual_after: bytes, after: bytes) -> bytes:
-    """What names what comes of the encoding: contribution, residual and moments."""
-    return blake3(_END_DOMAIN + root + residual_after + after).digest()
 
 
 @dataclass(slots=True)
@@ -92,6 +85,8 @@ class Audits:
         self._config, self._signer = config, signer
         self._me = signer.peer_id
         self.is_on = manifest.audits.rate > 0.0
+        self.device = config.device
+        """Its class: what its trainer says, once that is up."""
         self._cells = manifest.layout(0).num_cells(0)
         self._samples_each = config.clock.samples_each
         self._onion = Onion(signer, manifest.digest) if self.is_on else None
@@ -120,7 +115,7 @@ class Audits:
         return (
             Work(
                 onion=self._onion.layer(round_index),
-                device=self._config.device,
+                device=self.device,
                 trace=done.trace,
                 before=done.before,
                 after=done.after,
@@ -131,6 +126,20 @@ class Audits:
         """Cells of a state or residual that is asked for; 0 of another one."""
         found = (task.needs.get(subject, 0) for task in self._tasks.values() if not task.is_over)
         return max(found, default=0)
+
+    def may_open(self, peer: PeerId, subject: bytes) -> bool:
+        """Whether a peer may be shown that state or residual now: see `node.rules.audit_access`."""
+        return self.is_on and may_see(self._rounds, self._law, self._me, peer, subject)
+
+    @property
+    def classes(self) -> dict[PeerId, str]:
+        """The device class of everybody whom the last seal lists; none without audits."""
+        newest = self._rounds.newest
+        return (
+            {}
+            if newest is None
+            else {m.sender: newest.class_of(m.sender) for m, _ in newest.listed()}
+        )
 
     @property
     def subjects(self) -> frozenset[bytes]:
@@ -277,7 +286,7 @@ class Audits:
     def _needs(self, commit: Commit, segment: int) -> dict[bytes, int]:
         """The subjects that a segment begins with, and how many cells each has."""
         work = commit.work[0]
-        state_cells = self._cells * (1 + self._config.moments)
+        state_cells = self._cells * (1 + self._config.moments) + self._config.tail
         needs = {work.trace[min(segment, self._law.segments)]: state_cells}
         if segment == self._law.segments and commit.residual_before != EMPTY_ROOT:
             needs[commit.residual_before] = self._cells
@@ -312,6 +321,7 @@ class Audits:
             segment=key[1],
             lease=on.lease_of(message.sender, self._samples_each),
             inherited=on.inherited[message.sender],
+            step=on.named.clock.step,
         )
 
     def _go_on(self, now: int) -> Iterator[ev.RoundAction]:
@@ -332,22 +342,12 @@ class Audits:
         kept = self.subjects
         self._held = {subject: cells for subject, cells in self._held.items() if subject in kept}
 
-    def _is_accused(self, on: AuditedRound, key: Key) -> bool:
-        """Whether somebody calls it wrong who was drawn for it: to be asked again once the seal is
-        here that drew."""
-        behind = self._rounds.at(on.round + 1)
-        return behind is not None and any(
-            verdict.outcome is not Outcome.RIGHT
-            and may_accuse(self._law, on, behind.beacon, peer, key)
-            for peer, (_, verdict) in on.words.get(key, {}).items()
-        )
-
     def _dispute(self, on: AuditedRound, key: Key) -> Iterator[ev.RoundAction]:
         """Somebody says that work is wrong: whoever may know runs that segment, and says so."""
-        if not self._is_accused(on, key):
+        if not is_accused(self._rounds, self._law, on, key):
             return
         message, commit = on.commits[key[0]]
-        is_of_class = key[1] == self._law.segments or commit.work[0].device == self._config.device
+        is_of_class = key[1] == self._law.segments or commit.work[0].device == self.device
         if message.sender == self._me and key not in self._tasks:
             self._tasks[key] = _Task(on.round, on.round, {})  # All is here, or lost.
             yield from self._run(key, self._tasks[key])

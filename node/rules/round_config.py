@@ -7,6 +7,7 @@ from node.rules.derived import Derived
 from node.rules.rare import Rare, never
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS
+from training.segments import MOMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class RoundConfig:
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
-    inner state has: `moments`, AdamW's two.
+    inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
     to one round. A liar stands by its work without "retract". `derived` is there in a simulated
@@ -37,7 +38,8 @@ class RoundConfig:
     wait_seats_s: float = 12.0
     uses_gram: bool = False
     device: str = ""
-    moments: int = 2
+    moments: int = MOMENTS
+    tail: int = 1
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
     derived: Derived | None = field(default=None, compare=False, repr=False)

@@ -152,7 +152,9 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
                 "audits",
                 f"{audits.rate:g} of each contribution: {share:.1%} more training, about"
                 f" {_size(round(moved))} of each node in a round, {_size(trace_bytes(found))} of"
-                " disk. In `barnraise sim` alone: no node of this version starts such a run",
+                " disk. Who bends what it sends is met by an audit, on average, within"
+                f" {math.ceil(1 / audits.rate)} rounds. Devices other than the CPU: only what they"
+                " encode",
             )
         )
     rows += [

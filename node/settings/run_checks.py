@@ -26,7 +26,7 @@ from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.outer import OUTER_OPTIMIZERS
-from training.presets import AUTO, NOT_YET, PRESETS, wrong_flight
+from training.presets import AUTO, NOT_YET, PRESETS, is_paced, wrong_flight
 
 _KINDS = {
     "run": RunManifest,
@@ -118,6 +118,11 @@ def impossible(expanded: RunFile) -> Iterator[str]:
     assert outer.codec is not None, "written out"
     if outer.uplink_mbit is not None and outer.preset != AUTO:
         yield f"[outer] uplink_mbit is for the preset {AUTO!r} alone; leave it out"
+    if expanded.audits.rate and is_paced(outer.preset):
+        yield (
+            f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
+            "audits run segments of equal steps; set [audits] rate to 0, or another preset"
+        )
     yield from _in_flight(expanded)
     try:
         codec = codec_named(outer.codec, outer.codec_settings)

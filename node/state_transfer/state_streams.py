@@ -16,6 +16,7 @@ import trio
 from node import events as ev
 from node.cells.line_limits import LineLimits, Pause
 from node.cells.shard_store import Item, State
+from node.cells.work_desk import WorkDesk
 from node.core import NodeCore
 from node.state_transfer.gathered import Gathered, WrongStep
 from node.state_transfer.served import Served, Source
@@ -48,6 +49,8 @@ class StateParts:
     served: Served
     bytes_per_s: float = 0.0
     line: LineLimits = field(default_factory=LineLimits)
+    work: WorkDesk | None = None
+    """In runs with audits."""
 
 
 class Owner(Protocol):

@@ -123,6 +123,13 @@ class PeerRecord:
     suspicion: SuspicionRecord | None = None
     """None among friends, and of whom no round is known here."""
 
+    device_class: str | None = None
+    """In runs with audits what its last listed COMMIT said; None where there is none."""
+
+    is_audited: bool | None = None
+    """Whether anybody else of that class was listed, who could run its training again. Of the
+    others nothing but the encoding is looked at."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRecord:

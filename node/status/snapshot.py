@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -257,6 +258,8 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
     members = [peer for peer in view.members if peer != view.me]
     shown_peers = dict.fromkeys((*members, *view.head.roster.banned, *linked, *sorted(told)))
     wall_s = sources.wall_clock()
+    classes = core.audits.classes
+    in_class = Counter(classes.values())
     records = []
     for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
         silence_s, said = core.liveness.silence_s(peer, now_s), told.get(peer)
@@ -278,6 +281,8 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 told_s_ago=None if said is None else round(max(0.0, wall_s - said.at_unix_s), 3),
                 rate_bytes_s=core.machine.rates.bytes_per_s(peer),
                 suspicion=_suspicion(sources, peer),
+                device_class=shown(classes[peer]) if peer in classes else None,
+                is_audited=in_class[classes[peer]] > 1 if peer in classes else None,
                 **_of_network(sources.network, peer),
             )
         )

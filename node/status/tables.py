@@ -33,6 +33,7 @@ _STATE_STYLES = {
 }
 _LEVEL_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _ID_CHARACTERS = 8
+_CLASS_CHARACTERS = 64
 _DEVICE_CHARACTERS, _VERSION_CHARACTERS = 16, 12
 
 
@@ -55,11 +56,15 @@ def draw_peers(table: PeerTable) -> RenderableType:
     for peer in table.peers:
         grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
     odd = [peer for peer in table.peers if peer.suspicion is not None and peer.suspicion.reasons]
-    if not odd:
-        return grid
-    lines = [Text(f"suspicion, which {SUSPICION_USE}:", style="dim")]
-    lines += [Text(f"  {_suspicion_line(peer)}") for peer in odd]
-    return Group(grid, *lines)
+    alone = [peer for peer in table.peers if peer.is_audited is False]
+    lines = []
+    if odd:
+        lines += [Text(f"suspicion, which {SUSPICION_USE}:", style="dim")]
+        lines += [Text(f"  {_suspicion_line(peer)}") for peer in odd]
+    if alone:
+        lines += [Text("unaudited, for nobody else computes their bits:", style="dim")]
+        lines += [Text(f"  {_class_line(peer)}") for peer in alone]
+    return Group(grid, *lines) if lines else grid
 
 
 def draw_doctor(found: Sequence[Finding]) -> RenderableType:
@@ -216,6 +221,10 @@ def _suspicion_line(peer: PeerRecord) -> str:
     assert peer.suspicion is not None
     reasons = shown("; ".join(peer.suspicion.reasons), limits.STRING_BYTES_MAX)
     return f"{peer.peer[-_ID_CHARACTERS:]}  {peer.suspicion.score:.2f}  {reasons}"
+
+
+def _class_line(peer: PeerRecord) -> str:
+    return f"{peer.peer[-_ID_CHARACTERS:]}  {shown(peer.device_class or '', _CLASS_CHARACTERS)}"
 
 
 def _heard(peer: PeerRecord) -> str:

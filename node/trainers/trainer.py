@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
 from training.channel import ChannelFile
-from training.exchange import Contribution, Outcome, Turn
+from training.exchange import Contribution, Outcome, TraceRoots, Turn
 from training.frames import (
+    Audit,
+    Audited,
     Contributed,
     Deliver,
     FromTrainer,
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 _EVENTS_WAITING_MAX = 64
 """Beyond it progress is dropped, and everything else makes the trainer wait."""
 
+_DIGEST_BYTES = 32
+
 _OBITUARY_S = 1.0
 """For a broken pipe's obituary: it says more than the pipe."""
 
@@ -47,7 +51,7 @@ class ContributionReady:
     contribution: Contribution
 
 
-TrainerEvent = Ready | ContributionReady | Progress | Validation
+TrainerEvent = Ready | ContributionReady | Progress | Validation | Audited
 
 
 class TrainerLine(Protocol):
@@ -96,6 +100,9 @@ class Trainer:
         self._finished = False
         self._failure: BarnraiseError | None = None
         self._dead = trio.Event()
+        self._started = trio.Event()
+        self._sending = trio.Lock()
+        """Audits come between the outcomes of rounds."""
         self._send_events, self._events = trio.open_memory_channel[TrainerEvent](
             _EVENTS_WAITING_MAX
         )
@@ -114,6 +121,7 @@ class Trainer:
             await trio.to_thread.run_sync(self._channel.write_anchor, fragment, anchor_N)
         self._finished = not start.lease
         await self._send(start)
+        self._started.set()
 
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.
@@ -157,6 +165,14 @@ class Trainer:
                 members=turn.members,
             )
         )
+
+    async def audit(self, frame: Audit) -> None:
+        """Have a segment of somebody's round run again; Audited comes as an event.
+
+        Waits until it is started. Raises TrainerError if the trainer is dead.
+        """
+        await self._started.wait()
+        await self._send(frame)
 
     async def _write_anchors(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
         for changed, anchor_N in anchors.items():
@@ -202,7 +218,8 @@ class Trainer:
         if self._failure is not None:
             raise self._failure
         try:
-            await self._line.send(frame)
+            async with self._sending:
+                await self._line.send(frame)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             with trio.move_on_after(_OBITUARY_S):
                 await self._dead.wait()
@@ -213,6 +230,8 @@ class Trainer:
     async def _pass_on(self, frame: FromTrainer) -> None:
         if isinstance(frame, Contributed):
             event: TrainerEvent = ContributionReady(contribution=await self._take(frame))
+        elif isinstance(frame, Audited) and len(frame.found) not in (0, _DIGEST_BYTES):
+            raise TrainerError(f"found an end of {len(frame.found)} bytes")
         else:
             event = frame
         if isinstance(event, Progress):
@@ -247,4 +266,14 @@ class Trainer:
             residual_before=frame.residual_before,
             residual_after=frame.residual_after,
             loss=frame.loss,
+            traced=_traced(frame),
         )
+
+
+def _traced(frame: Contributed) -> TraceRoots | None:
+    """What it says of the work behind it; nothing in a run without audits."""
+    if not frame.trace:
+        return None
+    if any(len(root) != _DIGEST_BYTES for root in (*frame.trace, frame.before, frame.after)):
+        raise TrainerError("contributed with roots that are none")
+    return TraceRoots(trace=frame.trace, before=frame.before, after=frame.after)

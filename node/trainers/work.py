@@ -13,21 +13,24 @@ from numpy.typing import NDArray
 
 from node import events as ev
 from node.cells.shard_store import ShardStore
+from node.cells.work_desk import WorkDesk
 from node.core import NodeCore
 from node.durable.checkpoints import run_clock
 from node.hooks import NodeHooks
 from node.rules.admission import claim_breach
 from node.rules.fates import Fates
 from node.status.board import EventLog
+from node.trainers.audit_work import AuditWork
 from node.trainers.flight import Flight
 from node.trainers.pace import Choice, Pace
-from node.trainers.trainer import ContributionReady, Trainer
+from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from protocol.errors import TrainerError
 from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
-from training.frames import Progress, Ready, Start, Validation
+from training.frames import Audited, Progress, Ready, Start, Validation
 from training.leases import part_of_lease
 from training.presets import is_paced
+from training.segments import ALONE
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ class WorkParts:
     is_observer: bool
     opens_trainer: OpenTrainer = open_trainer
     """A user's own process may be the trainer in place of a child of ours."""
+
+    desk: WorkDesk | None = None
+    """In runs with audits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,9 @@ class TrainerWork:
             is_overlapped=self._lag > 1,
         )
         self._flight = Flight()
+        self._audits = (
+            None if parts.desk is None else AuditWork(parts.desk, parts.hooks, parts.tell)
+        )
         self.train_loss: float | None = None
         self.done = trio.Event()
 
@@ -125,6 +134,11 @@ class TrainerWork:
         self._wanted, self._bent_N = _Wanted(action, anchor_N), None
         self._changed.set()
 
+    async def audit(self, task: ev.Rerun) -> None:
+        """Have a segment of somebody's round run again."""
+        assert self._audits is not None, "a run without audits"
+        await self._audits.offer(task, is_training=self._round >= 0)
+
     async def run(self) -> None:
         """Until the run is over. Raises TrainerError when the trainer dies before, and ConfigError
         where it told what the user can mend.
@@ -133,13 +147,18 @@ class TrainerWork:
             self._parts.log.emit("trainer", pid=trainer.pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer)
+                if self._audits is not None:
+                    nursery.start_soon(self._audits.run, trainer)
                 async for event in trainer:
                     await self._hear(event)
                 nursery.cancel_scope.cancel()
         self.done.set()
 
-    async def _hear(self, event: Ready | ContributionReady | Progress | Validation) -> None:
+    async def _hear(self, event: TrainerEvent) -> None:
         match event:
+            case Audited():
+                assert self._audits is not None, "nobody asked"
+                await self._audits.answered(event)
             case ContributionReady(contribution=contribution):
                 await self._contribute(contribution)
             case Validation(round=started, loss=loss):
@@ -161,7 +180,7 @@ class TrainerWork:
                     micro_batch=event.micro_batch,
                 )
                 if not self._parts.is_observer:
-                    await self._parts.tell(ev.TrainerReady())
+                    await self._parts.tell(ev.TrainerReady(self._class_of(event)))
             case Progress(step=step, loss=loss):
                 logger.debug("training step=%d loss=%.3f", step, loss)
                 self._parts.log.emit("progress", step=step, loss=loss)
@@ -177,6 +196,7 @@ class TrainerWork:
         if wrong:
             # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
             raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
+        work = self._work_done(contribution)
         fragment = contribution.fragment
         if fragment != self._layout.fragment_of(self._round):
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
@@ -201,6 +221,7 @@ class TrainerWork:
                     residual_before=contribution.residual_before,
                     residual_after=contribution.residual_after,
                     basis=basis,
+                    work=work,
                 )
             )
         else:
@@ -208,6 +229,21 @@ class TrainerWork:
         self._in_flight.append(self._round)
         self._is_open = True
         self._changed.set()
+
+    def _class_of(self, ready: Ready) -> str:
+        """Its device's class; one that nobody else is of where nobody could compute the same."""
+        if self._audits is None or ready.device_class not in ("", ALONE):
+            return ready.device_class
+        return f"{ALONE} {self._parts.core.machine.view.me.hex()[:16]}"
+
+    def _work_done(self, contribution: Contribution) -> ev.WorkDone | None:
+        """What its COMMIT says of the work behind it."""
+        traced, segments = contribution.traced, self._config.manifest.audits.segments
+        if self._audits is None:
+            return None
+        if traced is None or len(traced.trace) != segments + 1:
+            raise TrainerError("the trainer keeps no trace, and the run has audits")
+        return ev.WorkDone(trace=traced.trace, before=traced.before, after=traced.after)
 
     def _whole(self, payloads: Sequence[bytes], fragment: int) -> NDArray[np.float32]:
         """A contribution as a vector of the shard."""

@@ -38,8 +38,11 @@ ALONE = (
 """Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
 makes one ends."""
 
-IN_WORLDS = frozenset({"bent_segment", "closed_work", "lying_auditor"})
-"""Attacks on audits, which real nodes do not have yet."""
+IN_WORLDS = frozenset({"bent_segment"})
+"""Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
+
+STANDS_BY_ITS_WORK = frozenset({"retract"})
+"""What a liar's node does without: it takes nothing back."""
 
 HISTORY_MAX = 16
 _SHARE_OF_MOST = 0.5
@@ -54,6 +57,11 @@ class Liar(NodeHooks):
         self._luck = np.random.default_rng(0)
         self._history: list[Vector] = []
         self._round = 0
+
+    @property
+    def without(self) -> frozenset[str]:
+        """See NodeHooks."""
+        return STANDS_BY_ITS_WORK
 
     def contribution(
         self, payloads: Sequence[bytes], store: ShardStore, fragment: int
@@ -116,7 +124,7 @@ def lies_of_nodes(text: str, peers: int) -> Lies:
     """The same of real nodes. Raises ConfigError."""
     lies = lies_named(text, peers)
     if lies.name in IN_WORLDS:
-        raise ConfigError(f"--attack: {lies.name} is for `barnraise sim`: real nodes audit nobody")
+        raise ConfigError(f"--attack: {lies.name} is for `barnraise sim` alone")
     return lies
 
 

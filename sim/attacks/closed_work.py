@@ -1,6 +1,5 @@
 """Work that nobody is shown: what was trained is turned around, and no audit is answered."""
 
-from node.cells.shard_store import Item
 from node.hooks import NodeHooks
 from sim.attacks.seam import Attack
 
@@ -14,9 +13,9 @@ class ClosedWork(Attack):
         from sim.attacks.alone import Liar
 
         class Closed(Liar):
-            def opened(self, items: list[Item]) -> list[Item]:
+            @property
+            def opens(self) -> bool:
                 """See NodeHooks."""
-                del items
-                return []
+                return False
 
         return Closed("sign_flip")

@@ -19,6 +19,11 @@ class FindsWrong(NodeHooks):
 
     name = "attack lying_auditor"
 
+    @property
+    def without(self) -> frozenset[str]:
+        """See NodeHooks."""
+        return frozenset({"retract"})
+
     def reran(self, found: bytes) -> bytes:
         """See NodeHooks."""
         return blake3(found).digest()

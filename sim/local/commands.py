@@ -18,6 +18,14 @@ AttackOption = Annotated[
         show_default=False,
     ),
 ]
+AUDITS_USUAL = 0.25
+AuditsOption = Annotated[
+    float | None,
+    typer.Option(
+        help="How many audits each contribution meets, on average.",
+        show_default=f"{AUDITS_USUAL} with --attack, else none",
+    ),
+]
 ShapeOption = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +74,7 @@ def local(
     chaos: ChaosOption = None,
     trust: TrustOption = "friends",
     attack: AttackOption = None,
+    audits: AuditsOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
     reckless: Annotated[
         bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
@@ -94,7 +103,6 @@ def local(
 
     if duration is None and rounds is None:
         duration = "60s"
-    folder = Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S")) if out is None else out
     options = LocalOptions(
         peers=peers,
         rounds=rounds,
@@ -111,10 +119,11 @@ def local(
         preset=preset,
         lag=lag,
         steps=steps,
-        folder=folder.absolute(),
+        folder=(out or Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S"))).absolute(),
         keep_state=keep,
         trust=trust if attack is None else "open",
         attack=None if attack is None else lies_of_nodes(attack, peers),
+        audits=(AUDITS_USUAL if attack else 0.0) if audits is None else audits,
         test_switch=test_switch,
     )
     console = Console(stderr=json, highlight=False)

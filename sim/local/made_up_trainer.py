@@ -14,24 +14,27 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgpack
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol.errors import BarnraiseError
+from protocol.errors import BarnraiseError, ConfigError
 from protocol.manifest import RunManifest
+from sim.local.made_up_kept import Kept, anchor_digest, kept_at, packed
 from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
 from training.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
-from training.exchange import Contribution, Lease, Outcome, RunClock
-from training.frames import Ready, Start, Validation
+from training.exchange import Contribution, Lease, Outcome, RunClock, TraceRoots
+from training.frames import Audit, Ready, Start, Validation
 from training.manifest_file import read_manifest
+from training.rerun import run_audit
+from training.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
+from training.traces import TRACES_FOLDER, TraceFolder
 
 Vector = NDArray[np.float32]
 
@@ -49,23 +52,6 @@ LOSS_ELEMENTS = 1 << 20
 _LOOK_S = 0.05
 PACE_SPREAD = 0.25
 """A round takes up to so much more or less than asked: no two trainers are equally fast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
-
-    `before` are the residuals of all fragments, `after_N` that of its own behind the round.
-    `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
-    round began from, where that is not the newest anchor.
-    """
-
-    round: int
-    anchor: bytes
-    before: tuple[Vector | None, ...]
-    after_N: Vector | None
-    pending: tuple[tuple[int, Vector | None], ...] = ()
-    begun_N: Vector | None = None
 
 
 @dataclass(slots=True)
@@ -102,6 +88,21 @@ def encoded_drift(
 ) -> Encoded:
     """`made_up_drift`, encoded."""
     return feedback.encode(made_up_drift(anchor_N, name, round_index))
+
+
+class MadeUpSegments:
+    """RunsSegments without torch and without moments: the pull of `made_up_drift` in parts, with
+    noise that follows from the place of a segment, so that everybody makes up the same."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+
+    def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+        """See RunsSegments."""
+        path = luck_of(self._manifest, place.round, place.lease, place.segment)
+        share = np.float32(1.0 / self._manifest.audits.segments)
+        drift_N = share * made_up_drift(state.weights_N, str(path), place.round)
+        return replace(state, weights_N=state.weights_N - drift_N)
 
 
 def pace_s(round_s: float, path: str) -> float:
@@ -145,13 +146,27 @@ class MadeUpTrainer:
         """With a delay: the version that the round in hand began from (R5)."""
         self._open: dict[int, _Open] = {}
         """By round, oldest first."""
+        self._traces: TraceFolder | None = None
+        self._segments = MadeUpSegments(manifest)
+        if manifest.audits.rate:
+            if kept is None:
+                raise ConfigError("a run with audits needs a folder for its states")
+            self._traces = TraceFolder(kept.parent / TRACES_FOLDER, manifest)
+            exchange.audits = self._audited
 
     def train(self) -> None:
         """Until an outcome brings no lease. Raises TrainerError, OSError as the real one does."""
         exchange = self._exchange
         numel = self._layout.numel
         exchange.send(
-            Ready(threads=1, parameters=numel, device="made up", precision="float32", micro_batch=1)
+            Ready(
+                threads=1,
+                parameters=numel,
+                device="made up",
+                precision="float32",
+                micro_batch=1,
+                device_class="made up",
+            )
         )
         start = exchange.opening()
         self._validate_if_asked()
@@ -163,7 +178,7 @@ class MadeUpTrainer:
             time.sleep(_LOOK_S)
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
-            self._hand_over(clock)
+            self._hand_over(clock, lease)
             clock, lease = self._go_on(clock.round)
             self._validate_if_asked()
 
@@ -182,7 +197,28 @@ class MadeUpTrainer:
             self._settle(index)
         return turn.clock, turn.lease
 
-    def _hand_over(self, clock: RunClock) -> None:
+    def _audited(self, frame: Audit) -> bytes:
+        assert self._traces is not None
+        return run_audit(self._manifest, frame, self._traces, self._segments)
+
+    def _encoded(
+        self, clock: RunClock, lease: Lease, feedback: ErrorFeedback, anchor_N: Vector
+    ) -> tuple[Encoded, TraceRoots | None]:
+        """What drifted in a round; in a run with audits in segments, which others make up again."""
+        if self._traces is None:
+            return self._encode(feedback, anchor_N, self._name, clock.round), None
+        writer = self._traces.writer(clock.round)
+        zeros_N = np.zeros_like(anchor_N)
+        state = SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0)
+        writer.add(state)
+        for segment in range(self._manifest.audits.segments):
+            place = SegmentPlace(round=clock.round, step=clock.step, segment=segment, lease=lease)
+            state = self._segments.run(state, place)
+            writer.add(state)
+        traced = writer.close(state, feedback.residual_N)
+        return feedback.encode(anchor_N - state.weights_N), traced
+
+    def _hand_over(self, clock: RunClock, lease: Lease) -> None:
         fragment = self._layout.fragment_of(clock.round)
         begun_N = self._begun_N
         if self._is_delayed:
@@ -191,7 +227,7 @@ class MadeUpTrainer:
         anchor_N, feedback = self._exchange.anchors[fragment], self._feedback[fragment]
         before = tuple(one.residual_N for one in self._feedback)
         started_N = anchor_N if begun_N is None else begun_N
-        encoded = self._encode(feedback, started_N, self._name, clock.round)
+        encoded, traced = self._encoded(clock, lease, feedback, started_N)
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
             kept = Kept(
@@ -207,7 +243,7 @@ class MadeUpTrainer:
                 begun_N=begun_N,
             )
             self._kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_durably(self._kept, [_packed(kept)])
+            replace_durably(self._kept, [packed(kept)])
         inner = self._manifest.inner
         samples = inner.inner_steps * inner.batch
         context = self._manifest.model.setting("context")
@@ -221,6 +257,7 @@ class MadeUpTrainer:
             residual_before=encoded.residual_before,
             residual_after=encoded.residual_after,
             loss=_distance(anchor_N),
+            traced=traced,
         )
         if self._is_delayed:
             self._begun_N = anchor_N
@@ -282,43 +319,6 @@ def _distance(anchor_N: Vector) -> float:
     """What stands for a loss: the root mean square distance to where all drifts pull, of some."""
     some_N = anchor_N[:LOSS_ELEMENTS]
     return float(np.sqrt(np.mean(np.square(some_N - np.float32(1.0)), dtype=np.float64)))
-
-
-def anchor_digest(anchor_N: Vector) -> bytes:
-    """Names the anchor that a contribution is against."""
-    return blake3(anchor_N.astype("<f4", copy=False).tobytes()).digest()
-
-
-def _packed(kept: Kept) -> bytes:
-    rounds, afters = [index for index, _ in kept.pending], [after_N for _, after_N in kept.pending]
-    vectors = [
-        None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
-        for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
-    ]
-    body: bytes = msgpack.packb([kept.round, kept.anchor, rounds, *vectors])
-    return body
-
-
-def kept_at(path: Path) -> Kept | None:
-    """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
-    try:
-        round_index, anchor, rounds, *vectors = msgpack.unpackb(
-            path.read_bytes(), max_bin_len=2**31 - 1
-        )
-    except FileNotFoundError:
-        return None
-    *before, after_N, begun_N = (
-        None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
-    )
-    afters, before = before[: len(rounds)], before[len(rounds) :]
-    return Kept(
-        round=round_index,
-        anchor=anchor,
-        before=tuple(before),
-        after_N=after_N,
-        pending=tuple(zip(rounds, afters, strict=True)),
-        begun_N=begun_N,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

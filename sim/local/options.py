@@ -81,6 +81,9 @@ class LocalOptions:
 
     keep_state: bool = False
     trust: str = "friends"
+    audits: float = 0.0
+    """How many each contribution meets, on average, in open runs."""
+
     attack: Lies | None = None
     """What the last nodes that start together contribute instead of their work."""
 
@@ -108,6 +111,10 @@ class LocalOptions:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         if self.lag not in (None, 1, 2):
             raise ConfigError(f"--lag {self.lag} is not in 1..2")
+        if not 0.0 <= self.audits <= 1.0:
+            raise ConfigError(f"--audits {self.audits} is not in 0..1")
+        if self.audits and self.trust != "open":
+            raise ConfigError("--audits is for open runs: friends trust each other")
         self._check_kinds()
 
     def _check_kinds(self) -> None:

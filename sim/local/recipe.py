@@ -11,14 +11,21 @@ from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.manifest import OuterSpec, RunManifest, Setting, sign_manifest
+from protocol.manifest import AuditSpec, OuterSpec, RunManifest, Setting, sign_manifest
 from protocol.wire import encode
 from sim.local.options import LocalOptions
 from training.compression import codec_defaults
 from training.genesis import shard_spec
 from training.presets import PRESETS, Preset
 
+SEGMENTS = 8
+"""Of a round, in runs with audits; a made-up round has as many steps."""
+
 ROUNDS_WITHOUT_END = 1_000_000
+PATIENT = {"deadline_floor_s": 10.0, "deadline_cap_s": 30.0}
+"""Of runs with liars: nodes of one machine are slow to start, and no rule bears a round of whose
+contributions only those of the liars are there in time."""
+
 CELLS = 24
 """At least about so many, so that there are some for every reducer."""
 
@@ -64,6 +71,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         outer = outer_spec(options.preset, preset)
         fragments = max(fragments, preset.fragments)
     rule = "default" if options.trust == "open" else outer.aggregator
+    timing = replace(base.timing, **PATIENT) if options.attack else base.timing
     lag = options.lag or outer.overlap
     if preset is None or not preset.is_delayed:
         # Two rounds in flight are about different fragments (R5).
@@ -74,20 +82,24 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         rounds=rounds,
         created_unix_s=int(time.time()),
         trust=options.trust,
+        timing=timing,
         outer=replace(outer, aggregator=rule, overlap=lag),
     )
+    audits = AuditSpec(rate=options.audits, segments=SEGMENTS) if options.audits else base.audits
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
         steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
         inner = replace(manifest.inner, inner_steps=steps)
-        return replace(manifest, shards=(shard,), inner=inner)
+        return replace(manifest, shards=(shard,), inner=inner, audits=audits)
     model = replace(manifest.model, settings=model_settings(options.elements))
     shard = shard_spec(model, fragments=fragments)
     numel = sum(tensor.numel for tensor in shard.tensors) // fragments
     cell = 1 << max(0, (numel // CELLS).bit_length() - 1)
     cell = min(max(cell, limits.CELL_ELEMENTS_MIN), limits.CELL_ELEMENTS_MAX)
-    inner = replace(manifest.inner, inner_steps=1, batch=1)
-    return replace(manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner)
+    inner = replace(manifest.inner, inner_steps=SEGMENTS if options.audits else 1, batch=1)
+    return replace(
+        manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner, audits=audits
+    )
 
 
 def outer_spec(name: str, preset: Preset) -> OuterSpec:

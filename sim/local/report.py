@@ -138,6 +138,8 @@ def print_result(console: Console, result: Result) -> None:
         weights = [f"{name} {weight:.1%}" for name, weight in result.liars]
         rows.append(("attack", f"{result.options.attack.name}; weights: {', '.join(weights)}"))
         nobody = "nobody: what it signs does not contradict itself, and nobody audits its numbers"
+        if result.options.audits:
+            nobody = "nobody: no audit has found it yet"
         rows.append(("banned", ", ".join(result.banned) or nobody))
     proofs = [evidence_path(result, name) for name, evidence in result.banned.items() if evidence]
     rows += [("", f"barnraise evidence verify {path}") for path in proofs]

@@ -13,6 +13,7 @@ import pytest
 
 from node.reporting.trace_file import read_trace
 from node.reporting.tracing import Began, Signed
+from protocol.messages import Kind
 from tests.e2e.swarm import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -155,3 +156,53 @@ def test_option_that_makes_no_sense_is_refused(tmp_path, options, why):
     assert ended.status == 2
     assert why in ended.said
     assert not (tmp_path / "out").exists()
+
+
+def audits_run(folder: Path) -> int:
+    """How often a trainer ran again what another one had trained."""
+    return sum(path.read_bytes().count(b"audited round=") for path in (folder / "logs").iterdir())
+
+
+def verify(path: Path) -> int:
+    command = [sys.executable, "-P", "-m", "node.cli", "evidence", "verify", str(path)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_liar_is_banned_by_audits_and_the_evidence_stands_alone(tmp_path):
+    ended = run_local(
+        tmp_path / "out",
+        *("--peers", "5", "--rounds", "16", "--attack", "scale:0.25", "--audits", "1.0"),
+        *("--seed", "5", *SMALL),
+    )
+    report = ended.report
+    assert ended.status == 0, ended.said[-4000:]
+    assert (report["is_good"], report["invariants"], report["deaths"]) == (True, "hold", [])
+    assert [one["node"] for one in report["attackers"]] == ["E"]
+    assert [one["node"] for one in report["banned"]] == ["E"]
+    assert audits_run(ended.folder) > 0
+    # Whoever was never in the run checks the evidence, and nothing else.
+    path = ended.folder / "E.evidence"
+    assert verify(path) == 0
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert verify(path) != 0
+
+
+def test_audits_of_honest_nodes_ban_nobody_and_kills_leave_no_gap_in_the_chain(tmp_path):
+    ended = run_local(
+        tmp_path / "out",
+        *("--peers", "4", "--duration", "40s", "--trust", "open", "--audits", "1.0"),
+        *("--chaos", "kill", "--every", "8s", "--seed", "3", *SMALL),
+    )
+    report = ended.report
+    assert ended.status == 0, ended.said[-4000:]
+    assert (report["is_good"], report["invariants"], report["banned"]) == (True, "hold", [])
+    assert report["faults"]
+    assert audits_run(ended.folder) > 0
+    assert not any(
+        isinstance(record, Signed) and record.message.slot.kind in (Kind.VERDICT, Kind.RETRACT)
+        for path in (ended.folder / "traces").iterdir()
+        for record in read_trace(path)
+    )

@@ -20,6 +20,7 @@ from protocol.errors import (
     ManifestError,
     PeerError,
 )
+from protocol.manifest import AuditSpec
 from tests.fuzz.mutations import json_bytes
 from tests.fuzz.target import (
     FILE_BYTES,
@@ -31,6 +32,7 @@ from tests.fuzz.target import (
     from_file,
 )
 from tests.node.state_run import StateRun, founded, write_state
+from tests.training.replicas import small_manifest
 from tests.training.test_exported import provenance_of
 from tests.training.test_inner_state import state as inner_state
 from training.exported import read_provenance, read_tensors, write_export
@@ -45,8 +47,10 @@ from training.inner import (
 from training.inner_state import InnerFolder, InnerState
 from training.manifest_file import open_known_manifest, read_manifest
 from training.models import build_model
+from training.segments import MOMENTS, SegmentState
 from training.state import META_FILE, load_checkpoint, load_latest, named_tensors
 from training.tensor_file import read_tensors as read_tensor_file
+from training.traces import TraceFolder, read_trace_names
 
 MANIFEST = founded()
 
@@ -166,6 +170,23 @@ def _behind_header(tree: object) -> bytes:
     return len(body).to_bytes(8, "little") + body + tensors
 
 
+TRACED = dataclasses.replace(
+    small_manifest(), trust="open", survive="quorum", audits=AuditSpec(rate=0.5, segments=1)
+)
+
+
+def _trace_file() -> tuple[bytes, ...]:
+    """As a trainer ends one; of states that are small."""
+    with tempfile.TemporaryDirectory() as folder:
+        zeros_N = np.zeros(TRACED.layout(0).numel, np.float32)
+        state = SegmentState(zeros_N, (zeros_N,) * MOMENTS, 1)
+        writer = TraceFolder(Path(folder), TRACED).writer(1)
+        writer.add(state)
+        writer.add(state)
+        writer.close(state, None)
+        return ((Path(folder) / "round-000001.trace").read_bytes(),)
+
+
 def _read_export(path: Path) -> None:
     with suppress(ConfigError, CheckpointError):
         open_export(path)
@@ -221,6 +242,15 @@ TARGETS = [
         memory_base=FILE_BYTES + PACKER_BYTES + limits.MIB,
         memory_factor=16,
         weight=4,
+    ),
+    Target(
+        name="trace",
+        covers=("training.traces.read_trace_names",),
+        read=from_file(partial(read_trace_names, manifest=TRACED), "round-000001.trace"),
+        errors=(CheckpointError,),
+        examples=_trace_file,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=16,
     ),
     Target(
         name="tensor file",

@@ -240,6 +240,7 @@ def test_audits_cost_what_they_run_again_move_and_keep(tmp_path: Path) -> None:
         ("trust = 'open'\n[audits]\nrate = 2.0", "it must be 0.0 to 1.0"),
         ("trust = 'open'\n[outer]\nfragments = 3\n[audits]\nrate = 0.1", "one fragment"),
         ("trust = 'open'\n[inner]\ninner_steps = 4\n[audits]\nrate = 0.1", "4 inner steps"),
+        ("trust = 'open'\n[outer]\npreset = 'auto'\n[audits]\nrate = 0.1", "equal steps"),
     ],
 )
 def test_audits_of_runs_that_cannot_have_them_are_refused(

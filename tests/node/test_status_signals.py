@@ -43,3 +43,24 @@ def test_liar_in_length_is_suspected_by_a_score_and_banned_by_nobody(seed):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(draw_peers(shot.peers))
     assert SUSPICION_USE in console.export_text()
+
+
+def test_whose_training_nobody_can_run_again_is_shown_as_unaudited(seed):
+    calm = overridden(read_scenario("open-calm"), peers=PEERS, rounds=ROUNDS, audits=0.5)
+    scenario = settled(replace(calm, cells=2), seed)
+    world = build_world(scenario, seed)
+    names = {name: world.peer(name) for name in member_names(PEERS)}
+    seat_members(world, scenario, seed, names)
+    node, other = (world.nodes[peer] for peer in list(names.values())[:2])
+    other.core.audits.device = "alone 77"  # As a trainer says that has another device.
+    world.run(lambda: node.core.machine.head.round >= ROUNDS - 1, 300.0)
+    shot = snapshot(sources_of(node.core), world.now_s)
+    found = {record.peer: record for record in from_plain(PeerTable, to_plain(shot.peers)).peers}
+    assert {name for name, one in found.items() if one.is_audited is False} == {
+        peer_id_text(other.peer)
+    }
+    assert [one.is_audited for one in found.values()].count(True) == PEERS - 2
+    assert found[peer_id_text(other.peer)].device_class == "alone 77"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(draw_peers(shot.peers))
+    assert "alone 77" in console.export_text()

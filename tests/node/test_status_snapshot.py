@@ -294,6 +294,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
         *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "is_convicted", "round"),
         *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),
         *("path", "rtt_ms", "bytes_up", "bytes_down", "rate_bytes_s", "suspicion"),
+        *("device_class", "is_audited"),
     }
     rounds = to_plain(shot.rounds)
     assert isinstance(rounds, dict)

@@ -34,11 +34,11 @@ from torch import nn
 from protocol.manifest import InnerSpec, ModelSpec, OuterSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
 from training.data import BlockDataset, open_corpus, pin_corpus
-from training.diloco import DiLoCo, tokens_per_sample
+from training.diloco import DiLoCo
 from training.evaluation import validation_loss
 from training.genesis import genesis_weights, shard_spec
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
-from training.models import build_model, read_fragment, write_fragment
+from training.models import build_model, read_fragment, tokens_per_sample, write_fragment
 from training.replicas import MemorySession, Swarm, run_replicas
 from training.state import flat_fragment, named_tensors
 

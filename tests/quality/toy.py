@@ -25,11 +25,11 @@ from node.settings.run_sections import (
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.data import Dataset, open_corpus
-from training.diloco import DiLoCo, tokens_per_sample
+from training.diloco import DiLoCo
 from training.evaluation import validation_loss
 from training.exchange import Lease
 from training.inner import accumulate_gradient, make_optimizer
-from training.models import build_model, read_fragment
+from training.models import build_model, read_fragment, tokens_per_sample
 from training.replicas import MemorySession, Swarm, run_replicas
 from training.yardstick import model_of
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
@@ -18,6 +19,8 @@ from training.inner import accumulate_gradient, make_optimizer, optimizer_tensor
 from training.inner_state import InnerFolder, InnerState
 from training.models import build_model, read_fragment
 from training.replicas import Weights
+from training.traced_inner import RoundTracer
+from training.traces import TraceFolder
 
 MOMENTS_TO_DIE = ("training", "saving", "announced", "sealed", "forgotten")
 """In the midst of the steps; when the state is kept and nobody was told; with the contribution
@@ -145,18 +148,31 @@ class Solo(OneInFlight):
             except Killed:
                 continue
 
+    @property
+    def traces(self) -> TraceFolder:
+        return TraceFolder(self.folder / "traces", self.manifest)
+
+    def batch(self, lease: Lease, step: int) -> NDArray[np.uint8]:
+        inner_steps = self.manifest.inner.inner_steps
+        windows = random_windows(self.seed, self.manifest.rounds * inner_steps)
+        batch_BW: NDArray[np.uint8] = windows[lease[0][0] * inner_steps + step]
+        return batch_BW
+
     def live(self) -> "Trained":
         """One life of the trainer: a process of its own, but for the interpreter."""
         manifest = self.manifest
         model = build_model(manifest)
         optimizer = make_optimizer(model, manifest.inner)
         store = InnerFolder(self.folder, manifest)
-        diloco = DiLoCo(model, optimizer, exchange=self, inner_store=store)
+        tracer = None
+        if manifest.audits.rate:
+            tracer = RoundTracer(model, optimizer, manifest, self.traces)
+        diloco = DiLoCo(model, optimizer, exchange=self, inner_store=store, tracer=tracer)
         diloco.resume()
         inner_steps = manifest.inner.inner_steps
-        windows = random_windows(self.seed, manifest.rounds * inner_steps)
         while not diloco.finished:
-            batch_BW = windows[diloco.clock.round * inner_steps + diloco.local_step]
+            diloco.begin_step()
+            batch_BW = self.batch(diloco.lease, diloco.local_step)
             loss = accumulate_gradient(model, optimizer, batch_BW)
             if diloco.local_step == inner_steps // 2 and self.dies("training"):
                 raise Killed

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from node.cells.states import Item
-from node.cells.work_store import WorkStore, cells_of, root_of, vectors_of
+from node.cells.work_store import WorkStore
 from protocol.errors import PeerError
 from protocol.grid import EMPTY_ROOT, Layout, ShardSpec, TensorSpec
+from training.segments import cells_of, root_of, vectors_of
 
 LAYOUT = Layout(ShardSpec("model", (TensorSpec("w", (2500,)),), ((0,),)), 1024)
 
@@ -22,12 +23,12 @@ def state(seed: int) -> list[np.ndarray]:
 def served(seed: int) -> tuple[bytes, list[Item]]:
     cells = cells_of(LAYOUT, state(seed))
     root = root_of(cells)
-    return root, WorkStore(LAYOUT, lambda _: cells).items(root, range(len(cells)))
+    return root, WorkStore(LAYOUT, lambda _: cells, has_tail=False).items(root, range(len(cells)))
 
 
 def test_state_that_was_fetched_is_the_one_that_was_served_and_is_served_on(seed):
     root, items = served(seed)
-    store = WorkStore(LAYOUT, lambda _: ())
+    store = WorkStore(LAYOUT, lambda _: (), has_tail=False)
     for item in items[1:]:
         store.put(root, item, count=6)
     assert not store.cells(root)
@@ -42,7 +43,7 @@ def test_state_that_was_fetched_is_the_one_that_was_served_and_is_served_on(seed
 
 def test_cell_that_is_not_the_one_is_refused(seed):
     root, items = served(seed)
-    store = WorkStore(LAYOUT, lambda _: ())
+    store = WorkStore(LAYOUT, lambda _: (), has_tail=False)
     first, last = items[0], items[2]
     for wrong in (
         replace(first, payload=first.payload[:-4] + b"\x00\x00\x00\x01"),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from node import events as ev
-from node.cells.work_store import cells_of, root_of
 from node.rules.auditing import end_of
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
@@ -16,10 +15,12 @@ from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
 from sim.text_model import TextModel
 from sim.toy_run import toy_run
-from sim.traced_work import NO_START, Traced, TracedWork
+from sim.traced_work import Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
 from training.compression import ErrorFeedback, make_codec
 from training.leases import part_of_lease
+from training.rerun import NO_START
+from training.segments import cells_of, root_of
 
 OWNER = PeerId(bytes([7]) * 32)
 LEASE = ((40, 200), (300, 460))

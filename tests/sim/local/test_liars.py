@@ -66,7 +66,7 @@ def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
 
 
 @pytest.mark.parametrize("name", sorted(IN_WORLDS))
-def test_lies_that_only_audits_are_about_are_for_worlds(name):
+def test_lies_in_the_midst_of_training_are_for_worlds(name):
     assert lies_named(f"{name}:0.25", 8) == Lies(name, 2)
     with pytest.raises(ConfigError, match="barnraise sim"):
         lies_of_nodes(f"{name}:0.25", 8)
