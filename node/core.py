@@ -100,7 +100,14 @@ class NodeCore(CoreState):
             and self._newest <= view.index
             and self.catchup.is_at_rest
             and not machine.is_held
+            and not self._owes_beat(now_s)
         )
+
+    def _owes_beat(self, now_s: float) -> bool:
+        """R11: whether joiners wait for a COMMIT, and have not heard what it is on."""
+        machine = self.machine
+        is_held = now_s < machine.courtesy.until_s and not machine.view.own_commit
+        return is_held and machine.view.basis != self._told
 
     def _wake(self, now_s: float) -> Iterator[ev.CoreAction]:
         """R3: having slept, say nothing until a quorum has told where it is."""
@@ -168,6 +175,7 @@ class NodeCore(CoreState):
             actions += self._meet(now_s)
         # On a branch, or behind one, what this node lacks of a round is sent upon its heartbeat.
         is_new = machine.view.basis != self._told and bool(machine.standing.bound)
+        is_new |= self._owes_beat(now_s)
         if (is_due or is_new) and not self._rare("beat-skipped"):
             beat = self._heartbeat(now_s)
             self._told = beat.head
@@ -222,6 +230,7 @@ class NodeCore(CoreState):
         if self._rounds.get(peer) != working:
             self._rounds[peer] = working
             self._newest = max(self._rounds.values())
+        self.machine.courtesy.told(peer, self.machine.view.index - working, now_s)
         is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
         view = self.machine.view
         is_it = view.basis == frame.head and view.index == frame.round  # As nearly always.
@@ -249,6 +258,7 @@ class NodeCore(CoreState):
                 if not self._rare("want-ignored"):
                     yield ev.Push(peer, bulk, subject, cells)
             case WantChain(first=first):
+                yield from self._catches_up(peer, now_s)
                 yield from chain_page(self.chain, peer, first)
             case Chain(seals=seals):
                 yield from self._chain_arrived(peer, seals, now_s)

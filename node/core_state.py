@@ -109,6 +109,13 @@ class CoreState:
 
     # What it does by itself ---------------------------------------------------------------------
 
+    def _catches_up(self, peer: PeerId, now_s: float) -> Iterator[ev.CoreAction]:
+        """R11: a peer asks for the chain; short rounds are held for it, if it may sit. It hears how
+        far the chain goes: what the last heartbeat told is many short rounds ago."""
+        if self.may_sit(peer) and not (peer in self.machine.convicted or self.audits.is_shut(peer)):
+            self.machine.courtesy.asked(peer, now_s)
+            yield ev.Send(peer, self._heartbeat(now_s))
+
     def _heartbeat(self, now_s: float) -> Heartbeat:
         standing = self.machine.standing
         branch: tuple[BranchEnd, ...] = ()

@@ -24,7 +24,6 @@ from node.rules.agreement import (
     learn,
     statements,
     time_out_s,
-    waits_for_seats,
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
@@ -115,7 +114,7 @@ class RoundMachine(RoundSteps):
                 break
             actions += due
         opens_s = self.view.started_s + self.config.wait_seats_s
-        others_s = (opens_s, self._reach.due_s, *self._due_beside(now_s))
+        others_s = (opens_s, self.courtesy.until_s, self._reach.due_s, *self._due_beside(now_s))
         self._agenda.settle(self.view, self._deadline, others_s=others_s, now_s=now_s)
         if self.is_held:
             self._agenda.disturb()  # The rules were not asked.
@@ -275,7 +274,7 @@ class RoundMachine(RoundSteps):
             is_mute = self._is_mute_in(view)
             if mine is None or view.own_commit or not view.is_member or is_mute:
                 continue
-            if waits_for_seats(view, self.config, now_s):
+            if self.holds_commit(view, now_s):
                 continue
             if view.is_beside:
                 # Who asks for a seat shows the state that the round before it begins with.

@@ -8,8 +8,10 @@ from node import events as ev
 from node.rules.accusing import JUDGED, wrong_sums
 from node.rules.admission import attempt_shown, breach, concerns, is_attended, is_for_us
 from node.rules.agenda import Agenda
+from node.rules.agreement import waits_for_seats
 from node.rules.ballots import Entry
 from node.rules.chain import seal_value
+from node.rules.courtesy import Courtesy
 from node.rules.deadlines import LearnedDeadline
 from node.rules.rates import Rates
 from node.rules.reach import Reach
@@ -58,6 +60,7 @@ class RoundState:
         self._silence = Silence()
         self.rates = Rates()
         self._is_past_end = False
+        self.courtesy = Courtesy()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
         self._reach = Reach(config, signer.peer_id)
@@ -135,6 +138,13 @@ class RoundState:
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s
+
+    def holds_commit(self, view: RoundView, now_s: float) -> bool:
+        """Whether the own COMMIT, which is ready, is held for joiners: the first one of a founder
+        that waits for them, or one of a short round (R11)."""
+        if waits_for_seats(view, self.config, now_s):
+            return True
+        return self.courtesy.holds(view, self._deadline.seconds(), now_s)
 
     # Filing -------------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class RoundView(Holding):
     contribution: Contributed | None = None
     own_seal: bytes = b""
     proven_seats: set[PeerId] = field(default_factory=set)
+    held_until_s: float | None = None
+    """Until when the own COMMIT is held for joiners; None before it was ready."""
     early: dict[bytes, Entry] = field(default_factory=dict)
     followed: bytes = b""
     bound: bytes = b""

@@ -100,8 +100,7 @@ class CatchUp:
     _behind: tuple[int, float] = (-1, 0.0)
     """The head with which somebody was first seen ahead of us, and when."""
     _fetch: CellFetch | None = None
-    _able_s: float = 0.0
-    """When somebody was last in reach who has the state."""
+    _able_s: float = 0.0  # When somebody was last in reach who has the state.
     _fetched: bytes = b""
     """The seal whose state was fetched last: from there on it is steps."""
     _vain: set[bytes] = field(default_factory=set)
@@ -158,6 +157,7 @@ class CatchUp:
             return []  # Nobody is ahead of us, as nearly always.
         if self._source is not None:
             if self._source in rounds and now_s - self._moved_s < STALL_S:
+                self._target = max(self._target, rounds[self._source] - 1)
                 return []
             self.give_up()
         is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)

@@ -12,12 +12,23 @@ from node.cells.work_desk import WorkDesk
 from node.hooks import NodeHooks
 from node.trainers.trainer import Trainer
 from protocol.errors import TrainerError
+from protocol.manifest import RunManifest
+from training.exchange import Contribution
 from training.frames import Audit, Audited
 
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
 """Segments that wait for the trainer; of more nothing is said."""
+
+
+def work_done(contribution: Contribution, manifest: RunManifest) -> ev.WorkDone:
+    """What the COMMIT says of the work behind a contribution. Raises TrainerError if there is no
+    trace of it."""
+    traced = contribution.traced
+    if traced is None or len(traced.trace) != manifest.audits.segments + 1:
+        raise TrainerError("the trainer keeps no trace, and the run has audits")
+    return ev.WorkDone(trace=traced.trace, before=traced.before, after=traced.after)
 
 
 class AuditWork:

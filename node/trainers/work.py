@@ -20,7 +20,7 @@ from node.hooks import NodeHooks
 from node.rules.admission import claim_breach
 from node.rules.fates import Fates
 from node.status.board import EventLog
-from node.trainers.audit_work import AuditWork
+from node.trainers.audit_work import AuditWork, work_done
 from node.trainers.flight import Flight
 from node.trainers.pace import Choice, Pace
 from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent
@@ -196,7 +196,7 @@ class TrainerWork:
         if wrong:
             # No peer would take it; an own loop may have counted wrongly in `step(samples=)`.
             raise TrainerError(f"the trainer contributes {wrong}: its peers would refuse that")
-        work = self._work_done(contribution)
+        work = None if self._audits is None else work_done(contribution, self._config.manifest)
         fragment = contribution.fragment
         if fragment != self._layout.fragment_of(self._round):
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
@@ -235,15 +235,6 @@ class TrainerWork:
         if self._audits is None or ready.device_class not in ("", ALONE):
             return ready.device_class
         return f"{ALONE} {self._parts.core.machine.view.me.hex()[:16]}"
-
-    def _work_done(self, contribution: Contribution) -> ev.WorkDone | None:
-        """What its COMMIT says of the work behind it."""
-        traced, segments = contribution.traced, self._config.manifest.audits.segments
-        if self._audits is None:
-            return None
-        if traced is None or len(traced.trace) != segments + 1:
-            raise TrainerError("the trainer keeps no trace, and the run has audits")
-        return ev.WorkDone(trace=traced.trace, before=traced.before, after=traced.after)
 
     def _whole(self, payloads: Sequence[bytes], fragment: int) -> NDArray[np.float32]:
         """A contribution as a vector of the shard."""

@@ -74,9 +74,7 @@ def test_node_without_the_psk_or_with_another_is_told_so(tmp_path: Path) -> None
 @contextmanager
 def invited_run(folder: Path) -> Iterator[NodeCommand]:
     """A run for the invited, whose founder has sealed."""
-    # Rounds of a second: nobody catches up with a founder who seals ten in each.
-    run = SMALL | {"rounds": "100000", "inner_steps": "150", "mode": '"invited"'}
-    write_run_file(folder, **run)
+    write_run_file(folder, **(SMALL | {"rounds": "100000", "mode": '"invited"'}))
     with node(folder, "a", "run", "run.toml", *LOOPBACK) as a:
         a.wait_for("1 of 1 listed")
         yield a
