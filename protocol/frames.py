@@ -14,10 +14,10 @@ from protocol.errors import DecodeError
 from protocol.gossip import GOSSIP_FRAMES, GossipFrame
 from protocol.identity import PeerId
 from protocol.invitations import CREDENTIAL_BYTES_MAX
-from protocol.messages import Peer, Round, SealCertificate, SignedMessage
+from protocol.messages import MESSAGE_ID_BYTES, Peer, Round, SealCertificate, SignedMessage
 from protocol.wire import Digest, Range, Size, decode, encode
 
-MessageId = Annotated[bytes, Size(8, 8)]
+MessageId = Annotated[bytes, Size(MESSAGE_ID_BYTES, MESSAGE_ID_BYTES)]
 """The first eight bytes of a message digest: enough to ask for it, never to believe it."""
 
 CellIndex = Annotated[int, Range(0, 2**31)]

@@ -15,7 +15,6 @@ from collections.abc import Set as AbstractSet
 
 from node.events import Send, SendAll
 from node.peers.liveness import Liveness
-from node.rules.ballots import MESSAGE_ID_BYTES as MESSAGE_ID_BYTES
 from node.rules.rare import Rare, never
 from node.rules.round_view import RoundView
 from protocol import limits

@@ -34,9 +34,6 @@ Place = tuple[Kind, int, bytes]
 
 _NOTHING: AbstractSet[bytes] = frozenset()
 
-MESSAGE_ID_BYTES = 8
-"""So much of a digest names a message in a heartbeat."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -156,9 +153,8 @@ class Ballots:
         return liars(len(self.roster.voters), self.trust)
 
     def _keep(self, entry: Entry) -> None:
-        digest = entry.message.digest
-        self._by_digest[digest] = entry
-        message_id = digest[:MESSAGE_ID_BYTES]
+        self._by_digest[entry.message.digest] = entry
+        message_id = entry.message.message_id
         self._by_id[message_id] = entry.message
         self._id_set.add(message_id)
         self._ids = None

@@ -1,7 +1,7 @@
 """R8: signed messages are forwarded once, and heartbeats fill the gaps."""
 
 from node.events import Send
-from node.peers.relay import FRAME_BYTES, MESSAGE_ID_BYTES, Relay, message_ids, pack
+from node.peers.relay import FRAME_BYTES, Relay, message_ids, pack
 from node.rules.ballots import Entry
 from protocol import limits
 from protocol.frames import Heartbeat, Messages, encode_frame
@@ -18,7 +18,7 @@ ONE, TWO = a.commit(), b.commit()
 
 
 def beat(*held, round_index=5, head=HEAD.value.digest, links=()) -> Heartbeat:
-    ids = tuple(event.message.digest[:MESSAGE_ID_BYTES] for event in held)
+    ids = tuple(event.message.digest[:8] for event in held)
     return Heartbeat(round=round_index, head=head, held=ids, links=links)
 
 
