@@ -12,6 +12,9 @@ from sim.trials.sweep import cores
 
 _OPT_LEVEL = "3"
 
+_DIRECT_CALLS = ["-fno-plt", "-fvisibility=hidden"]
+"""Else each call from one module to another, and to Python, goes through one more jump."""
+
 _MYPY = ("--config-file=", "--ignore-missing-imports")
 """No settings of the project: they are for the types as they are written, not as adapted."""
 
@@ -37,6 +40,8 @@ def main() -> None:
         multi_file=True,
         target_dir="made-c",
     )
+    for extension in extensions if sys.platform == "linux" else ():
+        extension.extra_compile_args += _DIRECT_CALLS
     settings = {"ext_modules": extensions, "cmdclass": {"build_ext": Build}}
     command: Any = Distribution(settings).get_command_obj("build_ext")
     command.inplace, command.build_temp = True, "made-c/objects"
