@@ -79,6 +79,20 @@ async def test_peers_that_know_only_a_relay_speak_with_each_other():
 
 
 @pytest.mark.net
+async def test_bytes_through_a_relay_are_counted_once_and_for_the_peer_behind_it():
+    async with lab() as made, made.home({ECHO: echo}) as far, open_loopback() as near:
+        await near.connect(far.peer_id, relayed(far))
+        before = near.traffic()
+        with_relay = near.traffic_with(made.relay.peer_id)
+        frame = os.urandom(MIB)
+        await ask(await near.open_stream(far.peer_id, ECHO), frame)
+        moved = len(frame) + 4
+        assert near.traffic_with(far.peer_id) == (moved, moved)
+        assert near.traffic() == (before[0] + moved, before[1] + moved)
+        assert near.traffic_with(made.relay.peer_id) == with_relay
+
+
+@pytest.mark.net
 async def test_relay_cannot_put_itself_in_the_place_of_the_target():
     """The handshake goes through to the end: whoever answers has to be the target."""
     async with lab() as made, open_loopback() as near, made.home() as far:
