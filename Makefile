@@ -21,12 +21,13 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-slow test-gpu hunt fuzz sweep compiled explore soak soak-peers chaos lint clean
+.PHONY: help install demo test test-nat test-slow test-gpu hunt fuzz sweep compiled explore soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
 	@echo "make test       the quick tests"
 	@echo "make test-slow  the tests that start real processes, build or install"
+	@echo "make test-nat   homes behind routers, in network namespaces that the tests make; Linux, root"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
 	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
 	@echo "make fuzz       ten minutes of libFuzzer over every decoder; Linux"
@@ -55,6 +56,11 @@ hunt: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps 'atheris>=3,<4'
 	$(BIN)/python -m tests.fuzz.atheris_main $(ARGS)
+
+# Needs root, `ip` and iptables; says which of them is missing.
+test-nat: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow" -rs \
+		tests/e2e/test_nat.py tests/e2e/test_lan.py tests/e2e/test_ip6.py $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)
