@@ -26,6 +26,9 @@ def sim() -> None:
     hush()
 
 
+ROBUSTNESS = "robustness"
+"""What is no scenario: all attacks, with and without a defence."""
+
 ScenarioArgument = Annotated[
     str, typer.Argument(help="A name of `barnraise sim list`, or a scenario's file.")
 ]
@@ -102,10 +105,12 @@ def sweep_scenarios(
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
-    from sim.robustness import commands as robustness
     from sim.trials import sweeping
 
-    if scenarios == [robustness.NAME]:
+    if scenarios == [ROBUSTNESS]:
+        # Here, for it draws pictures: what draws them takes half a second to come.
+        from sim.robustness import commands as robustness
+
         asked = robustness.Asked(seeds, peers, rounds, model)
         found, status = robustness.sweep_robustness(asked, out, to_stderr=json)
         if json:

@@ -15,7 +15,6 @@ from sim.robustness.report import trial_json, trial_table, write_plot
 from sim.robustness.trial import Row, run_trial
 from sim.trials.sweep import seeds_of
 
-NAME = "robustness"
 PICTURE, TABLE = "robustness.png", "robustness.txt"
 _TABLE_WIDTH = 120
 
