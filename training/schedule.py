@@ -75,23 +75,17 @@ class InFlight:
 SCHEDULES.register("in_flight", InFlight)
 
 
-class Delayed:
+class Delayed(EveryH):
     """One-step delay: after H steps await the round before, hand over what was trained beside it,
     and go on from the anchor that the round before led to (R5).
 
     The order is that of PCCL's example of asynchronous DiLoCo. A round is about the whole model.
     """
 
-    def __init__(self, inner_steps: int, num_fragments: int) -> None:
-        self._inner_steps = inner_steps
-        self._num_fragments = num_fragments
-
     def due(self, local_step: int, round_index: int) -> Due:
         """See Schedule."""
-        if local_step < self._inner_steps:
-            return Due()
-        fragment = round_index % self._num_fragments
-        return Due(join=(fragment,), begin=(fragment,))
+        begin = super().due(local_step, round_index).begin
+        return Due(join=begin, begin=begin)
 
 
 SCHEDULES.register("delayed", Delayed)

@@ -25,6 +25,7 @@ class Around:
         self.folder = folder
         self.told: list[Any] = []
         self.asked: list[Audit] = []
+        self.forgotten = 0
         self.write: Any = self.written
         self.changed = trio.Event()
         self.work = AuditWork(self, hooks or NodeHooks(), self.tell)  # type: ignore[arg-type]
@@ -35,7 +36,7 @@ class Around:
         return path
 
     def forget(self) -> None:
-        pass
+        self.forgotten += 1
 
     async def tell(self, event: ev.CoreEvent) -> None:
         self.told.append(event)
@@ -71,6 +72,7 @@ async def test_trainer_gets_one_after_the_other_and_no_file_is_left(tmp_path):
     assert [frame.segment for frame in around.asked] == [0, 1]
     assert around.told == [around.reran(FOUND, 0), around.reran(FOUND, 1)]
     assert list(tmp_path.iterdir()) == []
+    assert around.forgotten == 2, "what only answered segments begin with may go"
 
 
 async def test_auditor_that_lies_says_another_end_and_not_where_it_knows_nothing(tmp_path):
