@@ -366,7 +366,7 @@ class TrainerWork:
         flight_s, hidden_s = self._flight.take() or (None, None)
         self._parts.log.emit(
             "method",
-            preset=outer.preset,
+            preset=outer.preset_of(self._round),
             codec=outer.codec,
             fragments=self._layout.num_fragments,
             steps=choice.steps,

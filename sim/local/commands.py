@@ -50,6 +50,10 @@ FragmentsOption = Annotated[
     int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
 ]
 PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
+ThenOption = Annotated[
+    str | None,
+    typer.Option(help="Another method from a round on, such as eager:25.", show_default=False),
+]
 LagOption = Annotated[
     int | None,
     typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's"),
@@ -85,6 +89,7 @@ def local(
     elements: ElementsOption = 100_000,
     fragments: FragmentsOption = 1,
     preset: PresetOption = None,
+    then: ThenOption = None,
     lag: LagOption = None,
     steps: StepsOption = None,
     out: OutOption = None,
@@ -98,7 +103,7 @@ def local(
 
     from sim.attacks.alone import lies_of_nodes
     from sim.local.main import run_local
-    from sim.local.options import LocalOptions, kinds_named
+    from sim.local.options import LocalOptions, kinds_named, then_named
     from sim.local.shape import seconds_named, shape_named
 
     if duration is None and rounds is None:
@@ -117,6 +122,7 @@ def local(
         elements=elements,
         fragments=fragments,
         preset=preset,
+        then=then_named(then),
         lag=lag,
         steps=steps,
         folder=(out or Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S"))).absolute(),
