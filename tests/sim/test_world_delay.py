@@ -2,7 +2,9 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from unittest.mock import patch
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from node.reporting.tracing import Adopted, Record, Signed
 from node.rules.fates import Fates
 from node.rules.round_view import RoundConfig
-from protocol.messages import Kind
+from protocol.manifest import Setting
+from protocol.messages import Commit, Kind, decode_body
 from sim.devices import Device
 from sim.invariants import InvariantBroken
 from sim.links import Link
@@ -29,11 +32,20 @@ ROUNDS, PEERS = 10, 4
 
 
 def world_of(
-    seed: int, *, lag: int = 2, optimizer: str = "nesterov", train_s: tuple[float, float] = (0.8, 1)
+    seed: int,
+    *,
+    lag: int = 2,
+    optimizer: str = "nesterov",
+    train_s: tuple[float, float] = (0.8, 1),
+    codec: str = "int4",
+    settings: Mapping[str, int | float] = MappingProxyType({}),
 ) -> WatchedWorld:
     peers = peers_named(PEERS)
     manifest = toy_run(peers[0], rounds=ROUNDS, cells=(3,), timing=toy_manifest(peers[0]).timing)
-    outer = replace(manifest.outer, codec="int4", overlap=lag, optimizer=optimizer)
+    written = tuple(Setting(name, settings[name]) for name in sorted(settings))
+    outer = replace(
+        manifest.outer, codec=codec, codec_settings=written, overlap=lag, optimizer=optimizer
+    )
     if optimizer == "sgd":
         outer = replace(outer, momentum=0.0, learning_rate=1.0)
     manifest = replace(manifest, outer=outer)
@@ -112,6 +124,24 @@ def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
     world.bounce(last)
     world.finish()
     applied.check(ROUNDS, PEERS)
+
+
+def test_cells_of_the_rank_that_they_need_are_summed_to_the_bit(seed):
+    """DiLoCoX: contributions are of several sizes, and all invariants hold."""
+    world = world_of(seed, codec="lowrank", settings={"energy": 0.9, "rank": 16})
+    sizes = set()
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            body = decode_body(record.message)
+            assert isinstance(body, Commit)
+            parts = world.nodes[record.peer].store.parts(body.root, (0,))
+            sizes.update(len(part.payload) for part in parts)
+
+    world.tracers.append(saw)
+    world.finish()
+    assert len(sizes) > 1
+    assert max(sizes) <= world.nodes[peers_named(1)[0]].store.part_bytes(0)
 
 
 @pytest.mark.parametrize("moment", ["contributed", "joined"])
