@@ -106,7 +106,8 @@ class InnerSpec:
 class ThenSpec:
     """Another method from the round `from_round` on: the schedule and merge of a preset, and the
     numbers of its outer step. Codec, feedback, aggregator, fragments and rounds in flight are the
-    run's throughout. By the number of a round alone, so all change at one seal (R9).
+    run's throughout. By the number of a round alone, which counts from 1 as seals do, so all change
+    at one seal (R9).
     """
 
     preset: Name

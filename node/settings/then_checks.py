@@ -36,10 +36,10 @@ def unknown_in_then(parsed: RunFile) -> Iterator[str]:
             guess = did_you_mean(name, list(known))
             yield f"{_WHERE} {key} {shown(repr(name), 60)} is unknown; {guess}"
             return
-    if then.from_round >= rounds:
+    if then.from_round > rounds:
         yield (
-            f"{_WHERE} from_round is {then.from_round}, and the last of {rounds} rounds is "
-            f"{rounds - 1}; take {max(1, rounds // 2)}, or leave the section out"
+            f"{_WHERE} from_round is {then.from_round}, and there are {rounds} rounds; take "
+            f"{max(1, rounds // 2)}, or leave the section out"
         )
     if parsed.outer.preset not in PRESETS:
         return

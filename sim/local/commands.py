@@ -64,6 +64,13 @@ StepsOption = Annotated[
 ]
 
 
+def _duration_s(duration: str | None, rounds: int | None) -> float | None:
+    from sim.local.shape import seconds_named
+
+    text = "60s" if duration is None and rounds is None else duration
+    return None if text is None else seconds_named("--duration", text)
+
+
 @app.command()
 def local(
     peers: Annotated[int, typer.Option(help="Nodes that start together.")] = 4,
@@ -106,12 +113,10 @@ def local(
     from sim.local.options import LocalOptions, kinds_named, then_named
     from sim.local.shape import seconds_named, shape_named
 
-    if duration is None and rounds is None:
-        duration = "60s"
     options = LocalOptions(
         peers=peers,
         rounds=rounds,
-        duration_s=None if duration is None else seconds_named("--duration", duration),
+        duration_s=_duration_s(duration, rounds),
         shape=None if shape is None else shape_named(shape),
         kinds=kinds_named(chaos),
         every_s=seconds_named("--every", every),

@@ -13,6 +13,7 @@ from training.compression import make_codec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from protocol.identity import PeerId
     from protocol.wire import Digest
 
 
@@ -27,7 +28,7 @@ class Applied:
         self._world = world
         self._codec, self._layout = make_codec(world.manifest.outer), world.manifest.layout(0)
         self._wires: dict[bytes, NDArray[np.float32]] = {}
-        self._commits: dict[bytes, tuple[bytes, Commit]] = {}
+        self._commits: dict[bytes, tuple[PeerId, Commit]] = {}
         self._seals: dict[Digest, SealValue] = {}
         self._first_N = next(iter(world.nodes.values())).store.final.anchor_N.astype(np.float64)
         world.tracers.append(self._see)

@@ -2,9 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 from node.reporting.tracing import Adopted, Record, Signed
 from node.rules.fates import Fates
 from node.rules.round_view import RoundConfig
-from protocol.manifest import Setting
+from protocol.manifest import OuterSpec, Setting, ThenSpec
 from protocol.messages import Commit, Kind, decode_body
 from sim.devices import Device
 from sim.invariants import InvariantBroken
@@ -37,15 +35,11 @@ def world_of(
     lag: int = 2,
     optimizer: str = "nesterov",
     train_s: tuple[float, float] = (0.8, 1),
-    codec: str = "int4",
-    settings: Mapping[str, int | float] = MappingProxyType({}),
+    outer: OuterSpec | None = None,
 ) -> WatchedWorld:
     peers = peers_named(PEERS)
     manifest = toy_run(peers[0], rounds=ROUNDS, cells=(3,), timing=toy_manifest(peers[0]).timing)
-    written = tuple(Setting(name, settings[name]) for name in sorted(settings))
-    outer = replace(
-        manifest.outer, codec=codec, codec_settings=written, overlap=lag, optimizer=optimizer
-    )
+    outer = outer or replace(manifest.outer, codec="int4", overlap=lag, optimizer=optimizer)
     if optimizer == "sgd":
         outer = replace(outer, momentum=0.0, learning_rate=1.0)
     manifest = replace(manifest, outer=outer)
@@ -126,10 +120,31 @@ def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
     applied.check(ROUNDS, PEERS)
 
 
+def test_outer_step_changes_at_one_seal_on_every_node(seed):
+    """I2 takes every step once more, and the anchors are equal: with the rule of the round."""
+    later = ThenSpec(
+        preset="one_step_delay", from_round=5, optimizer="sgd", learning_rate=0.3, momentum=0.0
+    )
+    world = world_of(seed, outer=replace(world_of(seed).manifest.outer, then=(later,)))
+    slots: dict[int, set[bool]] = defaultdict(set)
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Adopted):
+            momentum_N = world.nodes[record.peer].store.final.slots["momentum"]
+            slots[record.certificate.value.round].add(bool(momentum_N.any()))
+
+    world.tracers.append(saw)
+    world.finish()
+    assert len(world.living()) == PEERS
+    assert slots == {index: {index < later.from_round} for index in range(1, ROUNDS + 1)}
+
+
 def test_cells_of_the_rank_that_they_need_are_summed_to_the_bit(seed):
     """DiLoCoX: contributions are of several sizes, and all invariants hold."""
-    world = world_of(seed, codec="lowrank", settings={"energy": 0.9, "rank": 16})
-    sizes = set()
+    settings = (Setting("energy", 0.9), Setting("rank", 16))
+    outer = world_of(seed).manifest.outer
+    world = world_of(seed, outer=replace(outer, codec="lowrank", codec_settings=settings))
+    sizes: set[int] = set()
 
     def saw(record: Record) -> None:
         if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:

@@ -1,6 +1,7 @@
 """How many steps a node takes of a round: found from what it measured, alone or among others."""
 
 import random
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -121,8 +122,8 @@ def delayed(
     """As `flying`, with a round of delay: who has trained waits for the seal before, hands in, and
     goes on at once. Of its steps it tells the first and every other one."""
     luck = random.Random(f"{seed}/delayed")
-    flight = {"is_overlapped": True, "is_joined": True}
-    peers = [Pace(steps_max=2000, is_chosen=True, **flight) for _ in step_s]
+    make = partial(Pace, steps_max=2000, is_chosen=True, is_overlapped=True, is_joined=True)
+    peers = [make() for _ in step_s]
     began, sealed, found = [0.0] * len(peers), [0.0], []
     last_handed: list[float] = []
     for number in range(ROUNDS):
