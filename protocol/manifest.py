@@ -103,11 +103,27 @@ class InnerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThenSpec:
+    """Another method from the round `from_round` on: the schedule and merge of a preset, and the
+    numbers of its outer step. Codec, feedback, aggregator, fragments and rounds in flight are the
+    run's throughout. By the number of a round alone, which counts from 1 as seals do, so all change
+    at one seal (R9).
+    """
+
+    preset: Name
+    from_round: Annotated[int, Range(1, limits.ROUNDS_MAX)]
+    optimizer: Name
+    learning_rate: Annotated[float, Range(0.0, 10.0)]
+    momentum: Annotated[float, Range(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSpec:
     """The method: which preset, codec, aggregator and outer optimizer, and their numbers.
 
     `codec_settings` are sorted by name; the founder writes all that the codec has. `feedback` is
-    the error-feedback factor beta (0 switches it off). `overlap` is L of R1.
+    the error-feedback factor beta (0 switches it off). `overlap` is L of R1; `then` the method that
+    follows, if one does.
     """
 
     preset: Name
@@ -119,9 +135,15 @@ class OuterSpec:
     learning_rate: Annotated[float, Range(0.0, 10.0)]
     momentum: Annotated[float, Range(0.0, 1.0)]
     overlap: Annotated[int, Range(1, 2)]
+    then: Annotated[tuple[ThenSpec, ...], Size(0, 1)] = ()
 
     def __post_init__(self) -> None:
         _check_sorted(self.codec_settings, "codec")
+
+    def preset_of(self, round_index: int) -> str:
+        """The method of that round."""
+        later = [one.preset for one in self.then if round_index >= one.from_round]
+        return later[-1] if later else self.preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

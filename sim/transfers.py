@@ -14,7 +14,7 @@ from node.cells.work_desk import EARLY_S
 from node.state_transfer.gathered import WrongStep
 from node.state_transfer.throttle import Throttle
 from protocol import limits
-from protocol.errors import PeerError, ProofError, StateError
+from protocol.errors import PeerError, StateError
 from protocol.frames import Bulk, BulkHeader, BulkItem
 from protocol.identity import PeerId
 from protocol.wire import decode, encode
@@ -211,7 +211,7 @@ class Transfers:
         try:
             while transfer.next < transfer.num_here:
                 item = transfer.items[transfer.next]
-                _check_size(node, header, item)
+                bulk.check_size(node.store, header, item.index, len(item.payload))
                 if not bulk.can_check(node.core, header, item.index):
                     if transfer.wait_s < 0.0:
                         transfer.wait_s = self._world.now_s + OVERTAKEN_S
@@ -257,7 +257,7 @@ class Transfers:
                 transfer.is_over = True
                 return
             item = transfer.items[transfer.next]
-            _check_size(node, header, item)
+            bulk.check_size(node.store, header, item.index, len(item.payload))
             transfer.next += 1
             is_asked = node.core.catchup.is_asked(source, header.subject, item.index)
             if not (is_asked or header.bulk is Bulk.STATE):
@@ -286,12 +286,6 @@ class Transfers:
             node.tell(ev.StateFailed(certificate.value.digest))
         else:
             node.state_came(certificate, state)
-
-
-def _check_size(node: SimNode, header: BulkHeader, item: Item) -> None:
-    expected = bulk.expected_bytes(node.store, header, item.index)
-    if len(item.payload) != expected:
-        raise ProofError(f"cell {item.index} has {len(item.payload)} bytes instead of {expected}")
 
 
 def _as_on_the_wire(header: BulkHeader, items: list[Item]) -> tuple[BulkHeader, list[Item]]:

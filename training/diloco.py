@@ -20,7 +20,8 @@ from torch import nn
 
 from protocol.errors import CheckpointError, StateError
 from training.arithmetic import all_finite
-from training.compression import ErrorFeedback, make_codec
+from training.compression import make_codec, make_feedback
+from training.device_encoding import encoder_on
 from training.exchange import (
     Contribution,
     Lease,
@@ -39,9 +40,10 @@ from training.models import (
     tokens_per_sample,
     write_fragment,
 )
-from training.presets import make_method, steps_of
+from training.presets import Method, steps_of
 from training.recall import Recalled, recall
 from training.schedule import Due
+from training.stages import make_stages
 from training.traced_inner import RoundTracer
 
 logger = logging.getLogger(__name__)
@@ -91,13 +93,12 @@ class DiLoCo:
         self._shard, self._layout = manifest.shards[shard], manifest.layout(shard)
         fragments = range(len(self._shard.fragments))
         self._overlap = spec.overlap
-        self._method = make_method(spec, manifest.inner.inner_steps, len(fragments))
+        self._stages = make_stages(spec, manifest.inner.inner_steps, len(fragments))
         self._codec = make_codec(spec)
         self._members = start.members
-        self._feedback = [
-            ErrorFeedback(self._codec, spec.feedback, cell_elements=manifest.cell_elements)
-            for _ in fragments
-        ]
+        # Audits run a round again in numpy, and compare bytes.
+        encode = None if tracer else encoder_on(next(model.parameters()).device, self._codec)
+        self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
         for fragment in fragments:
             write_fragment(model, self._shard, fragment, start.anchors[fragment])
@@ -115,7 +116,8 @@ class DiLoCo:
         """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
         if inner_store is not None:
-            is_delayed = self._method.is_delayed
+            # What is kept is of the round before, which may have been another method's.
+            is_delayed = self._stages.at(self._clock.round - 1).is_delayed
             recalled = recall(inner_store, start, overlap=self._overlap, is_delayed=is_delayed)
             if recalled is not None:
                 self._take_up(recalled, start)
@@ -139,6 +141,10 @@ class DiLoCo:
     def steps(self) -> int:
         """Inner steps of the round in hand: H, or where peers choose what the lease is for."""
         return self._steps
+
+    @property
+    def _method(self) -> Method:
+        return self._stages.at(self._clock.round)
 
     @property
     def _global_step(self) -> int:
@@ -185,8 +191,6 @@ class DiLoCo:
             outcome = self._begin(fragment, is_joined=fragment in due.join)
             if self._overlap > 1:
                 outcome = self._proceed() or outcome
-        for fragment in due.finish:
-            outcome = self._finish(fragment)
         return self._take_over(due) or outcome
 
     def resume(self) -> Outcome | None:
@@ -207,7 +211,7 @@ class DiLoCo:
             self._feedback[fragment].reopen(before_N, state.residual_after_N)
             due = self._due(self._steps)
             self._hand_over(contribution)
-            outcome = self._proceed() if self._overlap > 1 else self._finish(fragment)
+            outcome = self._proceed() if self._overlap > 1 else None
             outcome = self._take_over(due) or outcome
         return outcome
 
@@ -336,8 +340,10 @@ class DiLoCo:
 
     def _take_over(self, due: Due) -> Outcome | None:
         outcome = None
-        for fragment in due.take:
-            if fragment in self._pending and self._pending[fragment].ticket.is_here():
+        for fragment in (*due.finish, *due.take):
+            # What is to be finished may be over since the turn: then the run is, too.
+            pending = self._pending.get(fragment)
+            if pending and (fragment in due.finish or pending.ticket.is_here()):
                 outcome = self._finish(fragment)
         return outcome
 

@@ -63,7 +63,31 @@ OUTER_OPTIMIZERS: Registry[OuterOptimizer] = Registry("outer optimizer")
 
 def make_outer(spec: OuterSpec) -> OuterOptimizer:
     """The manifest's outer optimizer. Raises ConfigError for an unknown name or a bad number."""
-    return OUTER_OPTIMIZERS[spec.optimizer](spec.learning_rate, spec.momentum)
+    rule = OUTER_OPTIMIZERS[spec.optimizer](spec.learning_rate, spec.momentum)
+    for then in spec.then:
+        later = OUTER_OPTIMIZERS[then.optimizer](then.learning_rate, then.momentum)
+        rule = Staged(rule, later, then.from_round)
+    return rule
+
+
+class Staged:
+    """One rule up to a round, another one from there on. Slots are those of both, for a state has
+    the same vectors in every round: what a rule does not use is zero behind its step, and momentum
+    is carried over between rules that have some."""
+
+    def __init__(self, first: OuterOptimizer, later: OuterOptimizer, from_round: int) -> None:
+        self._first, self._later, self._from_round = first, later, from_round
+        self.slots: tuple[str, ...] = tuple(dict.fromkeys((*first.slots, *later.slots)))
+
+    def step(
+        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+    ) -> OuterStep:
+        """See OuterOptimizer."""
+        rule = self._first if info.round < self._from_round else self._later
+        step = rule.step(anchor_N, aggregate_N, info)
+        unused = (name for name in self.slots if name not in step.slots)
+        slots = {**step.slots, **{name: np.zeros_like(anchor_N) for name in unused}}
+        return OuterStep(step.anchor_N, slots)
 
 
 def _momentum(

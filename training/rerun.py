@@ -15,7 +15,7 @@ import numpy as np
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
-from training.compression import ErrorFeedback, make_codec
+from training.compression import make_feedback
 from training.frames import Audit
 from training.segments import (
     RunsSegments,
@@ -132,10 +132,7 @@ def _is_start(
 def _encoded(
     manifest: RunManifest, state: SegmentState, residual_N: Vector | None, anchor_N: Vector
 ) -> bytes:
-    outer = manifest.outer
-    feedback = ErrorFeedback(
-        make_codec(outer), outer.feedback, cell_elements=manifest.cell_elements
-    )
+    feedback = make_feedback(manifest)
     feedback.restore(residual_N)
     try:
         with np.errstate(all="ignore"):

@@ -51,6 +51,19 @@ class EveryH:
 SCHEDULES.register("every_h", EveryH)
 
 
+class AtOnce(EveryH):
+    """`EveryH` in a run that will have two rounds in flight: each outcome is awaited before the
+    next round is trained for, and what was in flight before a hand-over."""
+
+    def due(self, local_step: int, round_index: int) -> Due:
+        """See Schedule."""
+        begin = super().due(local_step, round_index).begin
+        return Due(join=begin, begin=begin, finish=begin)
+
+
+SCHEDULES.register("at_once", AtOnce)
+
+
 class InFlight:
     """Streaming DiLoCo: after H steps hand over the fragment round mod F and go on; its outcome is
     taken over `tau` steps later, or as soon as it is here (R5).

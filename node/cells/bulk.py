@@ -13,7 +13,7 @@ from node.events import ListEntry, Measure, Push, Reduce
 from node.hooks import NodeHooks
 from node.rules.agreed import ResultPlace, result_place
 from node.rules.round_view import RoundView
-from protocol.errors import LimitError
+from protocol.errors import LimitError, ProofError
 from protocol.frames import Bulk, BulkHeader
 from training.segments import work_cell_bytes
 
@@ -119,8 +119,21 @@ def results_of(
     return []
 
 
+def check_size(store: ShardStore, header: BulkHeader, index: int, num_bytes: int) -> None:
+    """Raise ProofError for a cell of a size that it cannot have, before a byte of it is read, and
+    LimitError where there is no such cell."""
+    expected = expected_bytes(store, header, index)
+    if num_bytes == expected:
+        return
+    fragment = store.layout.fragment_of(header.round)
+    is_part = header.bulk is Bulk.PART
+    if not (is_part and store.admits_part(num_bytes, index, fragment=fragment)):
+        raise ProofError(f"cell {index} has {num_bytes} bytes instead of {expected}")
+
+
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
-    """The exact size of a cell that is about to arrive. Raises LimitError for no such cell."""
+    """The size of a cell that is about to arrive; of a part the most, where the codec may send
+    less. Raises LimitError for no such cell."""
     if header.bulk is Bulk.WORK:
         try:
             return work_cell_bytes(store.layout, index)

@@ -13,7 +13,7 @@ from node.cells.bulk_sending import STALL_S, THROUGH
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, ShardStore
 from protocol import limits
-from protocol.errors import NetworkError, PeerError, ProofError, StreamClosedError
+from protocol.errors import NetworkError, PeerError, StreamClosedError
 from protocol.frames import BulkHeader, BulkItem
 from protocol.transport import Stream
 from protocol.wire import decode
@@ -62,9 +62,7 @@ class Inbound:
         """The next cell. Raises ProofError for one of another size, DecodeError, LimitError."""
         data = await self.stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
         head = decode(BulkItem, data)
-        expected = bulk.expected_bytes(self.owner.store, self.header, head.index)
-        if head.length != expected:
-            raise ProofError(f"cell {head.index} has {head.length} bytes instead of {expected}")
+        bulk.check_size(self.owner.store, self.header, head.index, head.length)
         received: list[bytes] = []
         num_unsaid, left = 0, head.length
         while left:

@@ -31,7 +31,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.arithmetic import cell_norms
-from training.compression import Codec, decode_to_read, make_codec, result_codec
+from training.compression import Codec, admits, decode_to_read, make_codec, result_codec
 from training.gram import wire_form
 from training.outer import make_outer
 from training.spare_vectors import SpareVectors
@@ -176,7 +176,7 @@ class CellStore:
     # Cells --------------------------------------------------------------------------------------
 
     def part_bytes(self, cell: int, *, fragment: int = 0) -> int:
-        """Exact size of a part of `cell`."""
+        """Size of a part of `cell`, exact but for codecs that may send less."""
         return self._codec.payload_bytes(self.layout.cell_numel(fragment, cell))
 
     def result_bytes(self, cell: int, *, fragment: int = 0) -> int:
@@ -299,9 +299,11 @@ class CellStore:
 
         Raises StateError if the trainer sent something else than one payload per cell.
         """
-        cells = range(self.layout.num_cells(fragment))
-        sizes = [self.part_bytes(cell, fragment=fragment) for cell in cells]
-        if [len(payload) for payload in payloads] != sizes:
+        numels = self.layout.cell_numels[fragment]
+        fits = all(
+            admits(self._codec, len(one), n) for one, n in zip(payloads, numels, strict=False)
+        )
+        if len(payloads) != len(numels) or not fits:
             raise StateError("the trainer's contribution does not fit the grid")
         norms = tuple(
             norm

@@ -12,10 +12,15 @@ from node.cells.states import Item as Item
 from node.cells.states import State as State
 from node.cells.states import Vector as Vector
 from node.cells.states import finished
+from training.compression import admits
 
 
 class ShardStore(CellStore):
     """See CellStore; this takes the outer steps."""
+
+    def admits_part(self, num_bytes: int, cell: int, *, fragment: int = 0) -> bool:
+        """Whether a part of `cell` may have so many bytes: some codecs send less than the most."""
+        return admits(self._codec, num_bytes, self.layout.cell_numel(fragment, cell))
 
     def apply(self, digest: bytes, *, is_empty: bool, round_index: int, base: bytes = b"") -> bytes:
         """The outer step on the results of a LIST, as a candidate; the root of its state.

@@ -1,5 +1,6 @@
 """What `barnraise check` finds in a run.toml: the method written out, and the costs of a round."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "momentum": outer.momentum,
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
+        "then": [dataclasses.asdict(one) for one in outer.then],
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
@@ -140,6 +142,10 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     num_fragments = len(manifest.shards[0].fragments)
     if num_fragments > 1:
         rows.append(("fragments", f"{num_fragments}, of which each round syncs the next"))
+    for then in outer.then:
+        later = f"{then.preset}: {PRESETS[then.preset](rounds).summary}; {then.optimizer}, rate"
+        numbers = f"{then.learning_rate:g}, mu {then.momentum:g}"
+        rows.append((f"from round {then.from_round}", f"{later} {numbers}"))
     if outer.overlap > 1:
         rows.append(("in flight", f"{outer.overlap} rounds: training goes on beside the exchange"))
     if found.changed:

@@ -6,6 +6,7 @@ from typing import Annotated, get_type_hints
 
 from node.reporting.shown import shown
 from node.settings.run_sections import GPT_SETTINGS, RunFile
+from node.settings.then_checks import HINTS, impossible_then, unknown_in_then
 from node.settings.toml_file import did_you_mean, key_text
 from protocol import limits
 from protocol.errors import ConfigError
@@ -55,12 +56,18 @@ def out_of_bounds(parsed: RunFile) -> Iterator[str]:
     for section, kind in _KINDS.items():
         bounds = get_type_hints(kind, include_extras=True) | _BOUNDS_OF_OUR_OWN
         for key, value in getattr(parsed, section):
-            why = _outside(bounds.get(key), value)
-            if why is not None:
-                yield f"{key_text((section, key))} is {shown(repr(value), 60)}; it must be {why}"
+            yield from _bounded((section, key), bounds.get(key), value)
+    for key, value in parsed.outer.then or ():
+        yield from _bounded(("outer", "then", key), HINTS[key], value)
     for key, value in parsed.model.settings.items():
         if type(value) not in (bool, int, float, str):
             yield f"[model.settings] {key} must be a number, a text, true or false"
+
+
+def _bounded(where: tuple[str, ...], hint: object, value: object) -> Iterator[str]:
+    why = _outside(hint, value)
+    if why is not None:
+        yield f"{key_text(where)} is {shown(repr(value), 60)}; it must be {why}"
 
 
 def _outside(hint: object, value: object) -> str | None:
@@ -105,6 +112,7 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
         else:
             guess = did_you_mean(name, list(known))
             yield f"{key_text((section, key))} {shown(repr(name), 60)} is unknown; {guess}"
+    yield from unknown_in_then(parsed)
     if parsed.model.name == "gpt" and parsed.model.file is None:
         for key in parsed.model.settings.keys() - GPT_SETTINGS.keys():
             guess = did_you_mean(key, list(GPT_SETTINGS))
@@ -124,6 +132,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
     yield from _in_flight(expanded)
+    yield from impossible_then(expanded)
     try:
         codec = codec_named(outer.codec, outer.codec_settings)
     except ConfigError as error:
@@ -144,16 +153,18 @@ def _in_flight(expanded: RunFile) -> Iterator[str]:
     assert outer.overlap is not None, "written out"
     assert outer.fragments is not None, "written out"
     assert steps is not None, "written out"
-    wrong = wrong_flight(outer.preset, fragments=outer.fragments, overlap=outer.overlap)
-    if wrong is not None:
+    # Of two methods the later one has rounds in flight, or both have.
+    name = outer.preset if outer.then is None else outer.then.preset
+    wrong = wrong_flight(name, fragments=outer.fragments, overlap=outer.overlap)
+    if wrong is not None and outer.then is None:
         key, value, why, instead = wrong
         yield f"[outer] {key} is {value}, and {why}; set it to {instead}"
-    preset = PRESETS[outer.preset](expanded.run.rounds)
+    preset = PRESETS[name](expanded.run.rounds)
     if outer.overlap == 1 or preset.is_delayed:
         return
     tau = preset.tau
     if tau >= steps:
         yield (
-            f"[inner] inner_steps is {steps}, and {outer.preset!r} takes an outcome over {tau} "
+            f"[inner] inner_steps is {steps}, and {name!r} takes an outcome over {tau} "
             f"steps into the next round; set it to {tau + 1} or more, or [outer] overlap to 1"
         )

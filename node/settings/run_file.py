@@ -12,6 +12,7 @@ from node.settings.run_sections import (
     AdmissionSection,
     OuterSection,
     RunFile,
+    ThenSection,
 )
 from node.settings.toml_file import key_text, parse_sections, read_toml
 from node.trainers.model_file import founders_model
@@ -32,6 +33,7 @@ from protocol.manifest import (
     RunManifest,
     Setting,
     StopSpec,
+    ThenSpec,
     TimingSpec,
 )
 from training.compression import codec_defaults
@@ -180,6 +182,10 @@ def _expanded(parsed: RunFile) -> RunFile:
         "fragments": 1 if preset.is_delayed else max(preset.fragments, given.overlap or 1),
         "overlap": preset.overlap,
     }
+    if given.then is not None:
+        # The network has as many in flight throughout; trainers wait until the later method begins.
+        later = PRESETS[given.then.preset](parsed.run.rounds)
+        defaults["overlap"] = max(preset.overlap, later.overlap)
     settings = dict(codec_defaults(codec))
     if codec == preset.codec:
         settings |= preset.codec_settings
@@ -198,9 +204,25 @@ def _expanded(parsed: RunFile) -> RunFile:
     inner = parsed.inner
     if inner.inner_steps is None:
         inner = inner.model_copy(update={"inner_steps": preset.inner_steps})
+    missing["then"] = _then(given.then, parsed)
     outer = given.model_copy(update=missing)
     filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}
     return parsed.model_copy(update=filled)
+
+
+def _then(given: ThenSection | None, parsed: RunFile) -> ThenSection | None:
+    if given is None:
+        return None
+    preset = PRESETS[given.preset](parsed.run.rounds)
+    optimizer = given.optimizer or preset.optimizer
+    momentum = preset.momentum if optimizer == preset.optimizer else _momentum(optimizer, parsed)
+    defaults = {
+        "optimizer": optimizer,
+        "learning_rate": preset.learning_rate,
+        "momentum": momentum,
+    }
+    missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
+    return given.model_copy(update=missing)
 
 
 PUZZLE_BITS, PROBATION, RAMP = 22, 3, 10
@@ -235,8 +257,9 @@ def _momentum(optimizer: str, parsed: RunFile) -> float:
 def _outer_spec(section: OuterSection) -> OuterSpec:
     given = cast("Mapping[str, Scalar]", section.codec_settings)
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
-    fields = section.model_dump(exclude={"fragments", "uplink_mbit"}) | {"codec_settings": settings}
-    return OuterSpec(**fields)
+    fields = section.model_dump(exclude={"fragments", "uplink_mbit", "then"})
+    then = () if section.then is None else (ThenSpec(**section.then.model_dump()),)
+    return OuterSpec(**fields | {"codec_settings": settings, "then": then})
 
 
 def _model(parsed: RunFile, path: Path) -> tuple[ModelSpec, ShardSpec]:

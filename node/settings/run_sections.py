@@ -100,11 +100,21 @@ class InnerSection(Section):
     drift_max: int = 2
 
 
+class ThenSection(Section):
+    """[outer.then]: see ThenSpec. What is left out is the preset's."""
+
+    preset: str
+    from_round: int
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+
+
 class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
     run trusts where the preset names none. In so many `fragments` the model is cut, of which each
     round syncs the next; `overlap` rounds are in flight at a time. The preset auto has its codec by
-    `uplink_mbit`, what lines send."""
+    `uplink_mbit`, what lines send. `then` is the method that follows, if one does."""
 
     preset: str = "diloco"
     codec: str | None = None
@@ -117,6 +127,7 @@ class OuterSection(Section):
     fragments: int | None = None
     overlap: int | None = None
     uplink_mbit: float | None = None
+    then: ThenSection | None = None
 
 
 class TimingSection(Section):

@@ -89,6 +89,10 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # the training; a fragment then comes home some steps late
 # uplink_mbit = 20.0   # with preset = "auto": what peers' lines send; it decides on the codec
 
+# [outer.then]         # another method from a round on: its schedule, and its outer step
+# preset = "eager"     # such as one that trains on beside an exchange, once the run has settled
+# from_round = 100
+
 # [outer.codec_settings] # of the codec above, such as density = 0.0625 for "sparse2bit": the share
                        # of numbers that travels; higher loses less and costs more
 

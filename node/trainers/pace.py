@@ -74,9 +74,14 @@ class Pace:
     is_chosen: bool
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
+    is_joined: bool = False
+    """Whether it waits for the round before when its steps are done, and hands in then: what it
+    tells on its way says how long they took."""
     _steps: int = 0
     _began_s: float | None = None
-    _handed_s: float | None = None
+    _trained_s: float | None = None
+    _on_the_way: list[tuple[int, float]] = field(default_factory=list)
+    """Of this round the first and the last step that the trainer told of, and when."""
     _is_first: bool = True
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[Measured] = field(default_factory=lambda: deque(maxlen=WAITS_LOOKED_AT))
@@ -87,10 +92,19 @@ class Pace:
         """The trainer's contribution of so many steps is in."""
         if self._began_s is None:
             return
-        self._handed_s, self._handed_steps = now_s, steps
+        trained_s = now_s - self._began_s
+        if self.is_joined and len(self._on_the_way) > 1:
+            (first, since_s), (last, until_s) = self._on_the_way
+            trained_s = min(trained_s, steps * (until_s - since_s) / max(1, last - first))
+        self._trained_s, self._handed_steps = trained_s, steps
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
-            self._step_s.append((now_s - self._began_s) / max(1, steps))
+            self._step_s.append(trained_s / max(1, steps))
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """The trainer tells that it is at that step of the run."""
+        del self._on_the_way[1:]
+        self._on_the_way.append((step, now_s))
 
     def landed(self, flight_s: float) -> None:
         """The outcome of a contribution is here, so long after it was handed over."""
@@ -103,12 +117,13 @@ class Pace:
         `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
         restarted begin with half of it, for they may be slow.
         """
-        if self._began_s is not None and self._handed_s is not None:
+        if self._began_s is not None and self._trained_s is not None:
             if not self._is_first:
-                training_s, waiting_s = self._handed_s - self._began_s, now_s - self._handed_s
-                self._rounds.append(Measured(self._handed_steps, training_s, waiting_s))
+                waiting_s = now_s - self._began_s - self._trained_s
+                self._rounds.append(Measured(self._handed_steps, self._trained_s, waiting_s))
             self._is_first = False
-        self._began_s, self._handed_s = now_s, None
+        self._began_s, self._trained_s = now_s, None
+        self._on_the_way.clear()
         choice = self._choice(usual)
         self._steps = choice.steps
         return choice

@@ -115,6 +115,7 @@ class TrainerWork:
             steps_max=inner.inner_steps,
             is_chosen=is_paced(preset),
             is_overlapped=self._lag > 1,
+            is_joined=self._layout.num_fragments < self._lag,
         )
         self._flight = Flight()
         self._audits = (
@@ -182,6 +183,7 @@ class TrainerWork:
                 if not self._parts.is_observer:
                     await self._parts.tell(ev.TrainerReady(self._class_of(event)))
             case Progress(step=step, loss=loss):
+                self._pace.progressed(step, trio.current_time())
                 logger.debug("training step=%d loss=%.3f", step, loss)
                 self._parts.log.emit("progress", step=step, loss=loss)
 
@@ -366,7 +368,7 @@ class TrainerWork:
         flight_s, hidden_s = self._flight.take() or (None, None)
         self._parts.log.emit(
             "method",
-            preset=outer.preset,
+            preset=outer.preset_of(self._round),
             codec=outer.codec,
             fragments=self._layout.num_fragments,
             steps=choice.steps,

@@ -5,7 +5,7 @@ not pass. Rules, codecs and optimizers that are unknown here are asked for what 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,18 @@ def _with(whole_N: Vector, span: slice, part_N: Vector) -> Vector:
 
 def outer_step(outer: OuterSpec, before: Expected, aggregate_N: Vector, index: int) -> Expected:
     """What follows upon `before` in round `index`."""
+    for then in outer.then:
+        rule = replace(outer, then=())
+        if index >= then.from_round:
+            rule = replace(
+                rule,
+                optimizer=then.optimizer,
+                learning_rate=then.learning_rate,
+                momentum=then.momentum,
+            )
+        found = outer_step(rule, before, aggregate_N, index)
+        zeros = {name: np.zeros_like(momentum_N) for name, momentum_N in before.slots.items()}
+        return Expected(found.anchor_N, {**zeros, **found.slots})
     rate, momentum = np.float32(outer.learning_rate), np.float32(outer.momentum)
     if outer.optimizer == "nesterov":
         momentum_N = momentum * before.slots["momentum"] + aggregate_N

@@ -50,6 +50,10 @@ FragmentsOption = Annotated[
     int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
 ]
 PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
+ThenOption = Annotated[
+    str | None,
+    typer.Option(help="Another method from a round on, such as eager:25.", show_default=False),
+]
 LagOption = Annotated[
     int | None,
     typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's"),
@@ -58,6 +62,13 @@ StepsOption = Annotated[
     int | None,
     typer.Option(help="Of a round of real training.", show_default="the preset's", min=1),
 ]
+
+
+def _duration_s(duration: str | None, rounds: int | None) -> float | None:
+    from sim.local.shape import seconds_named
+
+    text = "60s" if duration is None and rounds is None else duration
+    return None if text is None else seconds_named("--duration", text)
 
 
 @app.command()
@@ -85,6 +96,7 @@ def local(
     elements: ElementsOption = 100_000,
     fragments: FragmentsOption = 1,
     preset: PresetOption = None,
+    then: ThenOption = None,
     lag: LagOption = None,
     steps: StepsOption = None,
     out: OutOption = None,
@@ -98,15 +110,13 @@ def local(
 
     from sim.attacks.alone import lies_of_nodes
     from sim.local.main import run_local
-    from sim.local.options import LocalOptions, kinds_named
+    from sim.local.options import LocalOptions, kinds_named, then_named
     from sim.local.shape import seconds_named, shape_named
 
-    if duration is None and rounds is None:
-        duration = "60s"
     options = LocalOptions(
         peers=peers,
         rounds=rounds,
-        duration_s=None if duration is None else seconds_named("--duration", duration),
+        duration_s=_duration_s(duration, rounds),
         shape=None if shape is None else shape_named(shape),
         kinds=kinds_named(chaos),
         every_s=seconds_named("--every", every),
@@ -117,6 +127,7 @@ def local(
         elements=elements,
         fragments=fragments,
         preset=preset,
+        then=then_named(then),
         lag=lag,
         steps=steps,
         folder=(out or Path(time.strftime("barnraise-local-%Y%m%d-%H%M%S"))).absolute(),

@@ -70,6 +70,9 @@ class LocalOptions:
     preset: str | None = None
     """The method; None is the demo's. It also says into how many fragments, where it cuts."""
 
+    then: tuple[str, int] | None = None
+    """Another method, from that round on."""
+
     lag: int | None = None
     """Rounds in flight, L of R1; None are the preset's."""
 
@@ -107,6 +110,8 @@ class LocalOptions:
             raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
         if self.preset is not None and self.preset not in PRESETS:
             raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
+        if self.then is not None and self.then[0] not in PRESETS:
+            raise ConfigError(f"--then {self.then[0]!r} is none of {', '.join(PRESETS)}")
         if self.trust not in TRUSTS:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         if self.lag not in (None, 1, 2):
@@ -137,6 +142,16 @@ class LocalOptions:
     def needs_shaper(self) -> bool:
         """Whether there is a proxy between the nodes."""
         return self.shape is not None or any(kind in NEEDS_SHAPER for kind in self.kinds)
+
+
+def then_named(text: str | None) -> tuple[str, int] | None:
+    """`eager:25` as a preset and a round. Raises ConfigError for no such text."""
+    if text is None:
+        return None
+    name, _, number = text.partition(":")
+    if not (number.isascii() and number.isdigit()) or int(number) < 1:
+        raise ConfigError(f"--then {text!r} is no preset and round, such as eager:25")
+    return name, int(number)
 
 
 def kinds_named(text: str | None) -> tuple[str, ...]:

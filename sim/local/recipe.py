@@ -11,7 +11,14 @@ from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.manifest import AuditSpec, OuterSpec, RunManifest, Setting, sign_manifest
+from protocol.manifest import (
+    AuditSpec,
+    OuterSpec,
+    RunManifest,
+    Setting,
+    ThenSpec,
+    sign_manifest,
+)
 from protocol.wire import encode
 from sim.local.options import LocalOptions
 from training.compression import codec_defaults
@@ -70,10 +77,13 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         assert options.preset is not None
         outer = outer_spec(options.preset, preset)
         fragments = max(fragments, preset.fragments)
+    if options.then is not None:
+        name, from_round = options.then
+        outer = with_then(outer, name, from_round, rounds)
     rule = "default" if options.trust == "open" else outer.aggregator
     timing = replace(base.timing, **PATIENT) if options.attack else base.timing
     lag = options.lag or outer.overlap
-    if preset is None or not preset.is_delayed:
+    if not any(PRESETS[one](rounds).is_delayed for one in methods_of(outer)):
         # Two rounds in flight are about different fragments (R5).
         fragments = max(fragments, lag)
     manifest = replace(
@@ -100,6 +110,24 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     return replace(
         manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner, audits=audits
     )
+
+
+def methods_of(outer: OuterSpec) -> tuple[str, ...]:
+    """The presets of a run, in order."""
+    return outer.preset, *(one.preset for one in outer.then)
+
+
+def with_then(outer: OuterSpec, name: str, from_round: int, rounds: int) -> OuterSpec:
+    """The same run with another preset's method from a round on, as a founder writes it out."""
+    later = PRESETS[name](rounds)
+    then = ThenSpec(
+        preset=name,
+        from_round=from_round,
+        optimizer=later.optimizer,
+        learning_rate=later.learning_rate,
+        momentum=later.momentum,
+    )
+    return replace(outer, overlap=max(outer.overlap, later.overlap), then=(then,))
 
 
 def outer_spec(name: str, preset: Preset) -> OuterSpec:

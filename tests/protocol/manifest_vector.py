@@ -9,6 +9,7 @@ from protocol.manifest import (
     OuterSpec,
     RunManifest,
     Setting,
+    ThenSpec,
     TimingSpec,
 )
 
@@ -72,6 +73,11 @@ MANIFEST = RunManifest(
         learning_rate=0.7,
         momentum=0.5,
         overlap=1,
+        then=(
+            ThenSpec(
+                preset="fedavg", from_round=25, optimizer="sgd", learning_rate=1.0, momentum=0.0
+            ),
+        ),
     ),
     timing=TimingSpec(deadline_floor_s=2.0, deadline_cap_s=60.0, heartbeat_s=0.5, suspect_s=2.5),
 )

@@ -2,10 +2,9 @@
 
 Four replicas, 600 steps, H = 12, momentum 0.5, seed 0, nats per byte. Q1 is in `test_q1`. Q4 (forms
 of overlap) and the half of Q7 with a delay run with two seeds, without the momentum that does not
-go with it; what is left of Q4 is a run that changes its method half-way, and no manifest does. Q18
-to Q21 want methods that are not there. Margins are the sheet's but for three (`DECISIONS.md`,
-"rounds by time" and "two rounds in flight"): what ternary loses without feedback, how much worse a
-plain mean does with a poisoned peer, and what fragments in flight cost.
+go with it. Q18 to Q21 want methods that are not there. Margins are the sheet's but for three
+(`DECISIONS.md`, "rounds by time" and "two rounds in flight"): what ternary loses without feedback,
+how much worse a plain mean does with a poisoned peer, and what fragments in flight cost.
 """
 
 from functools import cache, partial
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from node.settings.run_sections import ThenSection
 from tests.quality.toy import REPLICAS, STEPS, loss_of
 from tests.quality.toy import toy as toy_of
 from training.diloco import DiLoCo
@@ -39,6 +39,10 @@ def loss(name: str, seed: int = 0) -> tuple[float, int]:
         "in_flight": partial(loss_of, toy("streaming_diloco", inner_steps=3, codec="none")),
         "in_flight_e3m0": partial(loss_of, toy("streaming_diloco", inner_steps=3)),
         "eager": partial(loss_of, toy("eager", codec="none")),
+        "late_eager": partial(
+            loss_of,
+            toy(codec="none", feedback=0.0, then=ThenSection(preset="eager", from_round=25)),
+        ),
         "delayed": partial(loss_of, toy("one_step_delay", codec="none")),
         "delayed_momentum": partial(
             loss_of, toy("one_step_delay", codec="none", optimizer="nesterov", momentum=0.5)
@@ -109,6 +113,14 @@ def test_q4_the_later_an_outcome_comes_the_more_it_costs(seed: int) -> None:
     """At once, some steps later, a round later with the own share at once, a round later."""
     losses = [loss(name, seed)[0] for name in ("diloco", "in_flight", "eager", "delayed")]
     assert all(later >= sooner + 0.02 for sooner, later in pairwise(losses))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_q4_eager_behind_half_of_the_rounds_at_once_costs_little(seed: int) -> None:
+    """A run that changes its method half-way ([outer.then])."""
+    late = loss("late_eager", seed)[0]
+    assert late <= loss("diloco", seed)[0] + 0.12
+    assert late <= loss("eager", seed)[0] - 0.05
 
 
 @pytest.mark.parametrize("seed", [0, 1])

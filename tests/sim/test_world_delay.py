@@ -11,8 +11,8 @@ import pytest
 from node.reporting.tracing import Adopted, Record, Signed
 from node.rules.fates import Fates
 from node.rules.round_view import RoundConfig
+from protocol.manifest import OuterSpec, Setting, ThenSpec
 from protocol.messages import Commit, Kind, decode_body
-from sim.checks.arithmetic import aggregate, slices_after
 from sim.devices import Device
 from sim.invariants import InvariantBroken
 from sim.links import Link
@@ -22,19 +22,24 @@ from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
 from tests.node.builders import peers_named, toy_manifest
+from tests.sim.applied import Applied
 from tests.sim.test_trainer import LEASE, train
 from tests.sim.worlds import WatchedWorld
-from training.compression import make_codec
 
 ROUNDS, PEERS = 10, 4
 
 
 def world_of(
-    seed: int, *, lag: int = 2, optimizer: str = "nesterov", train_s: tuple[float, float] = (0.8, 1)
+    seed: int,
+    *,
+    lag: int = 2,
+    optimizer: str = "nesterov",
+    train_s: tuple[float, float] = (0.8, 1),
+    outer: OuterSpec | None = None,
 ) -> WatchedWorld:
     peers = peers_named(PEERS)
     manifest = toy_run(peers[0], rounds=ROUNDS, cells=(3,), timing=toy_manifest(peers[0]).timing)
-    outer = replace(manifest.outer, codec="int4", overlap=lag, optimizer=optimizer)
+    outer = outer or replace(manifest.outer, codec="int4", overlap=lag, optimizer=optimizer)
     if optimizer == "sgd":
         outer = replace(outer, momentum=0.0, learning_rate=1.0)
     manifest = replace(manifest, outer=outer)
@@ -103,25 +108,7 @@ def test_contribution_waits_for_the_round_before_and_counts_from_the_one_before_
 def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
     """The sum of the aggregates of all seals is the way from the first anchor to the last one."""
     world = world_of(seed, optimizer="sgd")
-    codec, layout = make_codec(world.manifest.outer), world.manifest.layout(0)
-    wires, commits, seals = {}, {}, {}
-
-    def saw(record: Record) -> None:
-        if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
-            body = decode_body(record.message)
-            assert isinstance(body, Commit)
-            commits[record.message.digest] = (record.message.sender, body)
-            store = world.nodes[record.peer].store
-            parts = store.parts(body.root, range(layout.num_cells(0)))
-            wires[body.root] = np.concatenate(
-                [codec.decode(p.payload, layout.cell_numel(0, p.index)) for p in parts]
-            )
-        elif isinstance(record, Adopted):
-            value = record.certificate.value
-            seals[value.digest] = value
-
-    world.tracers.append(saw)
-    first_N = next(iter(world.nodes.values())).store.final.anchor_N.astype(np.float64)
+    applied = Applied(world)
     *_, other, last = peers_named(PEERS)
     world.until_round(3)
     world.crash(last)
@@ -130,23 +117,46 @@ def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
     world.until_round(6)
     world.bounce(last)
     world.finish()
-    total_N, rounds = np.zeros_like(first_N), set()
-    for value in seals.values():
-        rounds.add(value.round)
-        listed = [commits[digest] for digest in value.commits]
-        if listed:
-            rows = [(sender, body.tokens, wires[body.root]) for sender, body in listed]
-            named = seals.get(value.basis)
-            cuts = slices_after(named, layout.num_cells(0), "friends") if named else ()
-            total_N += aggregate(world.manifest.outer, rows, layout.cell_elements, cuts)
-    assert rounds == set(range(1, ROUNDS + 1))
-    assert len(seals) == ROUNDS, "one seal of each round"
-    ends = {node.store.final.anchor_N.tobytes() for node in world.living()}
-    assert len(ends) == 1, "equal bits on every node"
-    (end,) = ends
-    applied_N = first_N - np.frombuffer(end, dtype=np.float32)
-    assert np.abs(applied_N - total_N).max() <= 1e-5
-    assert np.abs(total_N).max() > 0.1
+    applied.check(ROUNDS, PEERS)
+
+
+def test_outer_step_changes_at_one_seal_on_every_node(seed):
+    """I2 takes every step once more, and the anchors are equal: with the rule of the round."""
+    later = ThenSpec(
+        preset="one_step_delay", from_round=5, optimizer="sgd", learning_rate=0.3, momentum=0.0
+    )
+    world = world_of(seed, outer=replace(world_of(seed).manifest.outer, then=(later,)))
+    slots: dict[int, set[bool]] = defaultdict(set)
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Adopted):
+            momentum_N = world.nodes[record.peer].store.final.slots["momentum"]
+            slots[record.certificate.value.round].add(bool(momentum_N.any()))
+
+    world.tracers.append(saw)
+    world.finish()
+    assert len(world.living()) == PEERS
+    assert slots == {index: {index < later.from_round} for index in range(1, ROUNDS + 1)}
+
+
+def test_cells_of_the_rank_that_they_need_are_summed_to_the_bit(seed):
+    """DiLoCoX: contributions are of several sizes, and all invariants hold."""
+    settings = (Setting("energy", 0.9), Setting("rank", 16))
+    outer = world_of(seed).manifest.outer
+    world = world_of(seed, outer=replace(outer, codec="lowrank", codec_settings=settings))
+    sizes: set[int] = set()
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            body = decode_body(record.message)
+            assert isinstance(body, Commit)
+            parts = world.nodes[record.peer].store.parts(body.root, (0,))
+            sizes.update(len(part.payload) for part in parts)
+
+    world.tracers.append(saw)
+    world.finish()
+    assert len(sizes) > 1
+    assert max(sizes) <= world.nodes[peers_named(1)[0]].store.part_bytes(0)
 
 
 @pytest.mark.parametrize("moment", ["contributed", "joined"])

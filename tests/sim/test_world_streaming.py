@@ -2,7 +2,8 @@
 
 All invariants are watched in it: I2 sums each LIST once more from the wire bytes and steps the
 anchor by it, so what was applied is what was sealed; I5 follows every peer's residual of every
-fragment from COMMIT to COMMIT, so nothing of it is lost or counted twice (R6).
+fragment from COMMIT to COMMIT, so nothing of it is lost or counted twice (R6). With two rounds in
+flight, where there are no branches, all that was sealed is summed up at the end as well.
 """
 
 import random
@@ -15,26 +16,32 @@ from protocol.messages import Commit
 from sim.local.recipe import outer_spec
 from sim.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
+from tests.sim.applied import Applied
 from tests.sim.worlds import WatchedWorld
 from training.presets import PRESETS
 
 CELLS, ROUNDS, PEERS = (2, 1, 3, 1), 14, 5
-PRESET = "streaming_sync"
+PRESETS_HERE = ("streaming_sync", "streaming_diloco")
+OVERLAP = {"streaming_sync": 1, "streaming_diloco": 2}
 
 
-def stream(seed: int) -> WatchedWorld:
-    """Play one world to its end; where what falls is drawn."""
+def stream(seed: int, preset: str, *, is_summed: bool = False) -> WatchedWorld:
+    """Play one world to its end; where what falls is drawn. If it `is_summed` the outer step is
+    plain, and what it applied must be the sum of what was sealed."""
     luck = random.Random(f"{seed}/streaming")
     peers = peers_named(PEERS + 1)
     *members, late = peers
     manifest = toy_run(peers[0], rounds=ROUNDS, cells=CELLS, timing=toy_manifest(peers[0]).timing)
-    outer = outer_spec(PRESET, PRESETS[PRESET](ROUNDS))
-    assert (outer.codec, outer.feedback) == ("e3m0", 1.0)
+    outer = outer_spec(preset, PRESETS[preset](ROUNDS))
+    assert (outer.codec, outer.feedback, outer.overlap) == ("e3m0", 1.0, OVERLAP[preset])
+    if is_summed:
+        outer = replace(outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     world = WatchedWorld(replace(manifest, outer=outer), seed=seed)
     config = RoundConfig.from_manifest(world.manifest)
     for number, peer in enumerate(members):
         waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
         world.join(peer, config=waiting)
+    applied = Applied(world) if is_summed else None
     killed = luck.choice(members[1:])
     world.until_round(luck.randint(2, 4))
     world.crash(killed)
@@ -48,6 +55,8 @@ def stream(seed: int) -> WatchedWorld:
     world.repair()
     world.finish()
     assert len(world.living()) == PEERS + 1
+    if applied is not None:
+        applied.check(ROUNDS, PEERS + 1)
     return world
 
 
@@ -61,11 +70,21 @@ def check(world: WatchedWorld) -> None:
     assert len(afters) > ROUNDS, "the feedback has something to carry"
 
 
-def test_latecomer_kill_and_partition_leave_one_state(seed: int) -> None:
-    check(stream(seed))
+@pytest.mark.parametrize("preset", PRESETS_HERE)
+def test_latecomer_kill_and_partition_leave_one_state(seed: int, preset: str) -> None:
+    check(stream(seed, preset, is_summed=preset == "streaming_diloco"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_seed", range(100))
-def test_latecomer_kill_and_partition_leave_one_state_over_100_seeds(world_seed: int) -> None:
-    check(stream(world_seed))
+@pytest.mark.parametrize("preset", PRESETS_HERE)
+def test_latecomer_kill_and_partition_leave_one_state_over_100_seeds(
+    world_seed: int, preset: str
+) -> None:
+    check(stream(world_seed, preset))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_seed", range(100))
+def test_what_was_applied_in_flight_is_what_was_sealed_over_100_seeds(world_seed: int) -> None:
+    check(stream(world_seed, "streaming_diloco", is_summed=True))

@@ -53,7 +53,10 @@ class InFlightRun:
         self.left_deaths = dict(self.deaths)
         self.next_round = 0
         self.looked = 0
-        self.is_delayed = PRESETS[self.manifest.outer.preset](self.manifest.rounds).is_delayed
+        outer = self.manifest.outer
+        names = (outer.preset, *(then.preset for then in outer.then))
+        self.is_delayed = any(PRESETS[name](self.manifest.rounds).is_delayed for name in names)
+        self.at_once_until = max((then.from_round for then in outer.then), default=0)
         self.taken_after: dict[int, int] = {}
         """Of each round: steps of the trainer until its outcome was taken over."""
 
@@ -170,8 +173,9 @@ class Flying:
 
     def result(self) -> Outcome:
         run = self.run
-        if run.is_delayed:
-            # The trainer has nothing to do meanwhile: it waits for the round before (R5).
+        if run.is_delayed or self.index < run.at_once_until:
+            # The trainer has nothing to do meanwhile: it waits for the round before (R5), or for
+            # this one where a later method will have two in flight.
             while run.sealed < self.index:
                 run.seal()
         assert run.sealed >= self.index, "the trainer would block for no reason"

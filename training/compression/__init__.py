@@ -6,9 +6,16 @@ the difference and adds it to its next contribution (error feedback).
 
 from training.compression import blocks, dense, lowrank, seeded, sparse
 from training.compression.dense import decode_to_read
-from training.compression.feedback import Encoded, ErrorFeedback, residual_root
+from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
 from training.compression.results import result_codec
-from training.compression.seam import CODECS, FEEDBACK_BITS, Codec, Vector, bits_per_element
+from training.compression.seam import (
+    CODECS,
+    FEEDBACK_BITS,
+    Codec,
+    Vector,
+    admits,
+    bits_per_element,
+)
 from training.compression.settings import codec_defaults, codec_named, make_codec
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "Encoded",
     "ErrorFeedback",
     "Vector",
+    "admits",
     "bits_per_element",
     "blocks",
     "codec_defaults",
@@ -26,6 +34,7 @@ __all__ = [
     "dense",
     "lowrank",
     "make_codec",
+    "make_feedback",
     "residual_root",
     "result_codec",
     "seeded",

@@ -1,5 +1,6 @@
 """Error feedback around any codec, as a transaction."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -7,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
+from protocol.manifest import RunManifest
 from training.compression.dense import encode_to_read
 from training.compression.seam import Codec
+from training.compression.settings import make_codec
 
 
 class Encoded(NamedTuple):
@@ -27,11 +30,20 @@ class ErrorFeedback:
     A transaction (R6): `encode` leaves the residual as it was until `commit` (sealed with me: take
     e') or `abort` (sealed without me: e stays). One object serves one fragment; without
     `cell_elements` the fragment is one cell. beta = 0 switches feedback off: then there is no
-    residual, and its root is EMPTY_ROOT, as of a fresh one.
+    residual, and its root is EMPTY_ROOT, as of a fresh one. `encode` stands in for the codec's own,
+    such as one on an accelerator: what counts is the bytes, and the residual is what is decoded.
     """
 
-    def __init__(self, codec: Codec, beta: float, *, cell_elements: int | None = None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        beta: float,
+        *,
+        cell_elements: int | None = None,
+        encode: Callable[[NDArray[np.float32]], bytes] | None = None,
+    ) -> None:
         self._codec = codec
+        self._encode = encode or codec.encode
         self._beta = np.float32(beta)
         self._cell_elements = cell_elements
         self._residual_N: NDArray[np.float32] | None = None
@@ -70,7 +82,7 @@ class ErrorFeedback:
         total_N = x_N
         if self._residual_N is not None:
             total_N = x_N + self._beta * self._residual_N
-        encode = partial(encode_to_read, self._codec) if in_place else self._codec.encode
+        encode = partial(encode_to_read, self._codec) if in_place else self._encode
         payloads = []
         after_N = np.zeros_like(total_N) if self._beta else None
         for cell in _cells(len(total_N), self._cell_elements):
@@ -114,6 +126,14 @@ class ErrorFeedback:
 
     def _close(self) -> None:
         self._is_open, self._after_N, self._root_after = False, None, None
+
+
+def make_feedback(
+    manifest: RunManifest, encode: Callable[[NDArray[np.float32]], bytes] | None = None
+) -> ErrorFeedback:
+    """That of one fragment of a run. Raises what `make_codec` does."""
+    outer, width = manifest.outer, manifest.cell_elements
+    return ErrorFeedback(make_codec(outer), outer.feedback, cell_elements=width, encode=encode)
 
 
 def residual_root(

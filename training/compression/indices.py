@@ -65,19 +65,20 @@ class PlainIndices:
 
     def row_bytes(self, count: int, bound: int) -> int:
         """See IndexCode."""
-        return (count * _width(bound) + 7) // 8
+        return (count * plain_width(bound) + 7) // 8
 
     def pack(self, index_Rk: Indices, bound: int) -> Bits:
         """See IndexCode."""
-        return pack_bits(index_Rk, _width(bound))
+        return pack_bits(index_Rk, plain_width(bound))
 
     def unpack(self, data: Bits, count: int, bound: int) -> Indices:
         """See IndexCode."""
         data_RM = data.reshape(-1, self.row_bytes(count, bound))
-        return _checked(unpack_bits(data_RM, _width(bound), count), bound)
+        return _checked(unpack_bits(data_RM, plain_width(bound), count), bound)
 
 
-def _width(bound: int) -> int:
+def plain_width(bound: int) -> int:
+    """Bits of an index below `bound`."""
     return max(1, (bound - 1).bit_length())
 
 
@@ -87,13 +88,13 @@ class GapIndices:
 
     def row_bytes(self, count: int, bound: int) -> int:
         """See IndexCode."""
-        low = _low_bits(count, bound)
+        low = low_bits(count, bound)
         return (count * low + 7) // 8 + (count + ((bound - 1) >> low) + 7) // 8
 
     def pack(self, index_Rk: Indices, bound: int) -> Bits:
         """See IndexCode."""
         rows, count = index_Rk.shape
-        low = _low_bits(count, bound)
+        low = low_bits(count, bound)
         high_RM = np.zeros((rows, count + ((bound - 1) >> low)), dtype=np.uint8)
         place_Rk = (index_Rk >> low) + np.arange(count)
         np.put_along_axis(high_RM, place_Rk, 1, axis=1)
@@ -105,7 +106,7 @@ class GapIndices:
 
     def unpack(self, data: Bits, count: int, bound: int) -> Indices:
         """See IndexCode."""
-        low = _low_bits(count, bound)
+        low = low_bits(count, bound)
         data_RM = data.reshape(-1, self.row_bytes(count, bound))
         low_bytes = (count * low + 7) // 8
         low_Rk = unpack_bits(data_RM[:, :low_bytes], low, count)
@@ -116,5 +117,6 @@ class GapIndices:
         return _checked((place_Rk - np.arange(count)) << low | low_Rk, bound)
 
 
-def _low_bits(count: int, bound: int) -> int:
+def low_bits(count: int, bound: int) -> int:
+    """How many bits of each index are sent as they are."""
     return (bound // count).bit_length() - 1

@@ -7,6 +7,9 @@ N elements, R rows, C columns, K rank: M[R, C] is near P[R, K] Q[C, K]^T
 PowerSGD's compressor (Vogels et al. 2019) with DiLoCoX's 4-bit factors (Qi et al. 2025), each peer
 on its own: one exchange and no common state, where the factors of a sum would take two. Q is the
 least-squares answer to the *rounded* P, so the rounding of P costs little.
+
+With `energy` below 1 each cell has the rank that it needs: as few columns as keep that share of
+what `rank` columns would. The size of a payload tells its rank, so nobody need know it beforehand.
 """
 
 import numpy as np
@@ -25,6 +28,7 @@ from training.compression.seam import CODECS, Vector, as_float32
 Matrix = NDArray[np.float32]
 
 RANK_MAX = 256
+ENERGY_MIN = 0.5
 _POWER_STEPS = 2
 _SEED = 1
 _BITS = 4
@@ -39,18 +43,25 @@ class LowRankCodec:
 
     is_biased = True
 
-    def __init__(self, *, rank: int = 16) -> None:
+    def __init__(self, *, rank: int = 16, energy: float = 1.0) -> None:
+        if not ENERGY_MIN <= energy <= 1.0:
+            nearest = 1.0 if energy > 1.0 else ENERGY_MIN
+            raise ConfigError(f"energy {energy} is not in {ENERGY_MIN}..1; take {nearest}")
         if not 1 <= rank <= RANK_MAX:
             raise ConfigError(
                 f"rank {rank} is not in 1..{RANK_MAX}; take {1 if rank < 1 else RANK_MAX}"
             )
-        self._rank = rank
+        self._rank, self._energy = rank, energy
         self._int4 = Int4Codec()
 
     def payload_bytes(self, numel: int) -> int:
-        """A float per column of a factor, and half a byte per element of one."""
-        rows, columns, rank = self._shape(numel)
-        return 8 * rank + packed_bytes(rank * rows, _BITS) + packed_bytes(rank * columns, _BITS)
+        """A float per column of a factor, and half a byte per element of one; the most where cells
+        have the rank that they need."""
+        return _size(*self._shape(numel))
+
+    def admits(self, num_bytes: int, numel: int) -> bool:
+        """See Codec."""
+        return self._rank_of(num_bytes, numel) is not None
 
     def encode(self, x_N: Vector) -> bytes:
         """See Codec. Two steps of subspace iteration from columns that are always the same."""
@@ -66,6 +77,8 @@ class LowRankCodec:
         for _ in range(_POWER_STEPS):
             p_RK = np.linalg.qr(matrix_RC @ q_CK)[0]
             q_CK = matrix_RC.T @ p_RK
+        if self._energy < 1.0:
+            p_RK = p_RK @ _leading(q_CK, self._energy)
         p_scale_K1, p_codes_KR = self._int4.quantize(np.ascontiguousarray(p_RK.T))
         p_KR = self._int4.restore(p_codes_KR, p_scale_K1)
         q_KC = np.linalg.pinv(p_KR @ p_KR.T, hermitian=True) @ (p_KR @ matrix_RC)
@@ -84,9 +97,9 @@ class LowRankCodec:
     def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
         """See Codec. Column by column, first one first, so the bits are the same everywhere."""
         view = memoryview(payload).cast("B")
-        if view.nbytes != self.payload_bytes(numel):
+        rank, (rows, columns, _) = self._rank_of(view.nbytes, numel), self._shape(numel)
+        if rank is None:
             raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
-        rows, columns, rank = self._shape(numel)
         scale_2K1 = np.frombuffer(view[: 8 * rank], "<f4").astype(np.float32).reshape(2, rank, 1)
         codes = np.frombuffer(view[8 * rank :], np.uint8)
         middle = packed_bytes(rank * rows, _BITS)
@@ -103,10 +116,34 @@ class LowRankCodec:
             raise DecodeError("a payload holds a code or a scale that nobody sends")
         return x_RC.reshape(-1)[:numel]
 
+    def _rank_of(self, num_bytes: int, numel: int) -> int | None:
+        """The rank of a payload of that size; None where there is no such payload."""
+        rows, columns, most = self._shape(numel)
+        if num_bytes == _size(rows, columns, most):
+            return most
+        # Each column takes the same, but for halves of bytes.
+        near = 2 * num_bytes // (16 + rows + columns)
+        ranks = range(max(1, near - 1), min(near + 2, most + 1)) if self._energy < 1.0 else ()
+        return next((rank for rank in ranks if _size(rows, columns, rank) == num_bytes), None)
+
     def _shape(self, numel: int) -> tuple[int, int, int]:
         columns = 1 << (max(numel, 1).bit_length() - 1) // 2
         rows = -(-numel // columns)
         return rows, columns, min(self._rank, rows, columns)
+
+
+def _size(rows: int, columns: int, rank: int) -> int:
+    return 8 * rank + packed_bytes(rank * rows, _BITS) + packed_bytes(rank * columns, _BITS)
+
+
+def _leading(q_CK: Matrix, energy: float) -> Matrix:
+    """What turns P into as few orthonormal columns as keep that share of what all of them keep."""
+    # The energy that a direction within P keeps is a form of this matrix; ascending.
+    kept_K, turn_KK = np.linalg.eigh(q_CK.T.astype(np.float64) @ q_CK)
+    share_K = np.cumsum(kept_K[::-1].clip(min=0.0))
+    rank = 1 + int(np.searchsorted(share_K, energy * share_K[-1]))
+    leading: Matrix = turn_KK[:, ::-1][:, : min(rank, len(kept_K))].astype(np.float32)
+    return leading
 
 
 def _add_products(x_RC: Matrix, p_KR: Matrix, q_KC: Matrix) -> None:

@@ -7,7 +7,7 @@ must get the same bits on every machine: decoders are single numpy operations in
 Encoders need not agree with each other, only with themselves.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,9 @@ class Codec(Protocol):
     """SEAM: called by the trainer (encode) and by everybody else (decode), cell by cell.
 
     Deterministic. A payload's size depends on the number of elements only, so that a receiver
-    knows it beforehand. A constructor's keywords are the codec's settings; all have defaults, and
-    ConfigError with the nearest valid choice refuses the others.
+    knows it beforehand; a codec that sends no more than it needs says which sizes it `admits`, and
+    by the size alone a receiver knows all that it must. A constructor's keywords are the codec's
+    settings; all have defaults, and ConfigError with the nearest valid choice refuses the others.
     """
 
     @property
@@ -60,7 +61,7 @@ class Codec(Protocol):
         ...
 
     def payload_bytes(self, numel: int) -> int:
-        """Exact size of the payload of `numel` elements."""
+        """Exact size of the payload of `numel` elements; the largest where there are several."""
         ...
 
     def encode(self, x_N: Vector) -> bytes:
@@ -73,6 +74,22 @@ class Codec(Protocol):
 
 
 CODECS: Registry[Codec] = Registry("codec")
+
+
+@runtime_checkable
+class VariableSize(Protocol):
+    """A Codec whose payloads of one number of elements have several sizes."""
+
+    def admits(self, num_bytes: int, numel: int) -> bool:
+        """Whether some payload of `numel` elements has so many bytes."""
+        ...
+
+
+def admits(codec: Codec, num_bytes: int, numel: int) -> bool:
+    """Whether some payload of `numel` elements has so many bytes."""
+    if isinstance(codec, VariableSize):
+        return codec.admits(num_bytes, numel)
+    return num_bytes == codec.payload_bytes(numel)
 
 
 def as_float32(x_N: Vector) -> NDArray[np.float32]:

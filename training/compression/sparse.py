@@ -40,30 +40,30 @@ class TopKCodec:
             nearest_density = 1 if density > 1 else 1 / chunk
             why = "sends nothing" if density == 0 else f"is not in {1 / chunk}..1"
             raise ConfigError(f"density {density} {why}; take {nearest_density}")
-        self._values = values
-        self._indices = indices
+        self.values = values
+        self.indices = indices
         self._chunk = chunk
         self._density = density
 
     def payload_bytes(self, numel: int) -> int:
         """Of 64 of 4096: 14 bits each with values of 2 bits and plain indices."""
         count, index_bytes = 0, 0
-        for start, stop, width, kept in self._spans(numel):
+        for start, stop, width, kept in self.spans(numel):
             rows = (stop - start) // width
             count += rows * kept
-            index_bytes += rows * self._indices.row_bytes(kept, width)
-        return self._values.payload_bytes(count) + index_bytes
+            index_bytes += rows * self.indices.row_bytes(kept, width)
+        return self.values.payload_bytes(count) + index_bytes
 
     def encode(self, x_N: Vector) -> bytes:
         """See Codec."""
         flat_N = as_float32(x_N)
         values, packed = [np.empty(0, dtype=np.float32)], []
-        for start, stop, width, kept in self._spans(len(flat_N)):
+        for start, stop, width, kept in self.spans(len(flat_N)):
             x_RC = flat_N[start:stop].reshape(-1, width)
             index_Rk = largest_indices(x_RC, kept)
             values.append(np.take_along_axis(x_RC, index_Rk, axis=1).reshape(-1))
-            packed.append(self._indices.pack(index_Rk, width).tobytes())
-        return b"".join((self._values.encode(np.concatenate(values)), *packed))
+            packed.append(self.indices.pack(index_Rk, width).tobytes())
+        return b"".join((self.values.encode(np.concatenate(values)), *packed))
 
     def decode(self, payload: bytes | memoryview, numel: int) -> NDArray[np.float32]:
         """See Codec."""
@@ -71,20 +71,20 @@ class TopKCodec:
         if view.nbytes != self.payload_bytes(numel):
             raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
         places, position = [np.empty(0, dtype=np.int64)], view.nbytes
-        for start, stop, width, kept in reversed(self._spans(numel)):
+        for start, stop, width, kept in reversed(self.spans(numel)):
             rows = (stop - start) // width
-            begin = position - rows * self._indices.row_bytes(kept, width)
+            begin = position - rows * self.indices.row_bytes(kept, width)
             data = np.frombuffer(view[begin:position], np.uint8)
-            index_Rk = self._indices.unpack(data, kept, width)
+            index_Rk = self.indices.unpack(data, kept, width)
             index_Rk += start + width * np.arange(rows)[:, None]
             places.append(index_Rk.reshape(-1))
             position = begin
         place_K = np.concatenate(places[::-1])
         x_N = np.zeros(numel, dtype=np.float32)
-        x_N[place_K] = self._values.decode(view[:position], len(place_K))
+        x_N[place_K] = self.values.decode(view[:position], len(place_K))
         return x_N
 
-    def _spans(self, numel: int) -> list[tuple[int, int, int, int]]:
+    def spans(self, numel: int) -> list[tuple[int, int, int, int]]:
         """(first, behind the last, elements per chunk, how many are sent) of runs of whole chunks,
         and of the rest."""
         return [

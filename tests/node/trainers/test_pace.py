@@ -1,6 +1,7 @@
 """How many steps a node takes of a round: found from what it measured, alone or among others."""
 
 import random
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -113,6 +114,52 @@ def test_with_two_rounds_in_flight_short_rounds_are_enough(
     # With one in flight they would be 38 s.
     assert max(steps) <= 2.0 * 2.0
     assert "in flight meanwhile" in rounds[-1][0][0].why or "arrive" in rounds[-1][0][0].why
+
+
+def delayed(
+    step_s: list[float], exchange_s: float, *, jitter: float, seed: int
+) -> list[list[tuple[Choice, float]]]:
+    """As `flying`, with a round of delay: who has trained waits for the seal before, hands in, and
+    goes on at once. Of its steps it tells the first and every other one."""
+    luck = random.Random(f"{seed}/delayed")
+    make = partial(Pace, steps_max=2000, is_chosen=True, is_overlapped=True, is_joined=True)
+    peers = [make() for _ in step_s]
+    began, sealed, found = [0.0] * len(peers), [0.0], []
+    last_handed: list[float] = []
+    for number in range(ROUNDS):
+        chosen = [peer.next(now_s) for peer, now_s in zip(peers, began, strict=True)]
+        lasts = [
+            choice.steps * one_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+            for choice, one_s in zip(chosen, step_s, strict=True)
+        ]
+        ends = [max(a + b, sealed[number]) for a, b in zip(began, lasts, strict=True)]
+        for index, peer in enumerate(peers):
+            if number:
+                peer.landed(sealed[number] - last_handed[index])
+            steps = chosen[index].steps
+            for step in range(0, steps, 2):
+                peer.progressed(1000 + step, began[index] + lasts[index] * (step + 0.9) / steps)
+            peer.handed(steps, ends[index])
+        took_s = exchange_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
+        sealed.append(max(ends) + took_s)
+        shares = [b / (c - a) for a, b, c in zip(began, lasts, ends, strict=True)]
+        found.append(list(zip(chosen, shares, strict=True)))
+        began = last_handed = ends
+    return found
+
+
+@pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_with_a_round_of_delay_steps_grow_until_the_exchange_is_hidden(
+    speeds: list[float], jitter: float, seed: int
+) -> None:
+    rounds = delayed(speeds, 2.0, jitter=jitter, seed=seed)
+    assert min(trained(rounds)) >= 0.9
+    steps = [choice.steps * one_s for (choice, _), one_s in zip(rounds[-1], speeds, strict=True)]
+    assert max(steps) <= 2.0 * 2.0
+    # An exchange that takes a quarter, for there is less to send, wants a quarter of the steps.
+    fewer = delayed(speeds, 0.5, jitter=jitter, seed=seed)[-1]
+    assert fewer[0][0].steps <= 0.5 * rounds[-1][0][0].steps
 
 
 @pytest.mark.parametrize("speeds", [[0.05], [0.05] * 4, [0.02, 0.02, 0.04, 0.16]])
