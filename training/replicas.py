@@ -96,6 +96,7 @@ class Swarm:
             anchor_N=self.anchors[self._fragment(self.clock.round - 1)],
             clock=self.clock,
             lease=self.lease(replica, self.clock.round),
+            members=self.replicas,
         )
 
     def _fragment(self, round_index: int) -> int:

@@ -123,6 +123,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
+    yield from _with_variates(expanded)
     yield from _in_flight(expanded)
     try:
         codec = codec_named(outer.codec, outer.codec_settings)
@@ -134,6 +135,25 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         yield (
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
+
+
+def _with_variates(expanded: RunFile) -> Iterator[str]:
+    """Trainers take the aggregate from two anchors, and correct their steps by it."""
+    outer = expanded.outer
+    if not PRESETS[outer.preset](expanded.run.rounds).has_variates:
+        return
+    if outer.optimizer != "sgd":
+        yield (
+            f"[outer] optimizer is {outer.optimizer!r}, and {outer.preset!r} takes the mean of all "
+            "steps from the way of the anchor, which has momentum in it then; set it to 'sgd'"
+        )
+    if outer.learning_rate == 0:
+        yield f"[outer] learning_rate is 0, and {outer.preset!r} divides by it; set it to 1.0"
+    if expanded.audits.rate:
+        yield (
+            f"[outer] preset {outer.preset!r} corrects steps by what only their trainer has, and "
+            "audits run segments of others; set [audits] rate to 0, or preset to 'fedavg'"
         )
 
 

@@ -248,3 +248,32 @@ def test_audits_of_runs_that_cannot_have_them_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         check_run_file(file(tmp_path, text), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("optimizer = 'nesterov'", r"optimizer is 'nesterov', .* set it to 'sgd'"),
+        ("learning_rate = 0.0", r"learning_rate is 0, .* set it to 1.0"),
+        ("overlap = 2", r"overlap is 2, and the variates of 'scaffold' .* set it to 1"),
+        ("fragments = 2", r"fragments is 2, and the variates of 'scaffold' .* set it to 1"),
+        ("[audits]\nrate = 0.5", r"rate to 0, or preset to 'fedavg'"),
+    ],
+)
+def test_what_variates_do_not_go_with_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    trust = "trust = 'open'\n" if "audits" in text else ""
+    with pytest.raises(ConfigError, match=why):
+        check_run_file(file(tmp_path, f"{trust}[outer]\npreset = 'scaffold'\n{text}"), 4)
+
+
+def test_what_variates_take_on_the_disk_is_told_as_it_is_written(tmp_path: Path, seed: int) -> None:
+    outer = replace(OUTER, codec="fp16", optimizer="sgd", momentum=0.0)
+    told, written = [], []
+    for preset in ("fedavg", "scaffold"):
+        manifest = small_manifest(outer=replace(outer, preset=preset))
+        Solo(manifest, tmp_path / preset, seed).train()
+        paths = [path for path in (tmp_path / preset).rglob("*") if path.is_file()]
+        written.append(max(path.stat().st_size for path in paths))
+        told.append(costs_of(manifest, 2).disk_bytes)
+    # Of each state that is kept, and of one in the making.
+    assert (told[1] - told[0]) / 4 == pytest.approx(written[1] - written[0], abs=2048)
