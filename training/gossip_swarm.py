@@ -44,6 +44,10 @@ class GossipSwarm(Swarm):
         """Root mean square distance of a weight from the mean of its replicas."""
         return float(np.std(self.own, axis=0, dtype=np.float64).mean())
 
+    def finals(self) -> list[list[Weights]]:
+        """Of each replica its own: the mean of their losses is the run's."""
+        return [[own_N] for own_N in self.own]
+
     def sessions(self) -> list[MemorySession]:
         """One of each replica."""
         return [OwnSession(self, replica) for replica in range(self.replicas)]

@@ -12,6 +12,7 @@ from functools import partial
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec, RunManifest
 from training.exchange import Lease
+from training.in_process import IN_PROCESS, InProcess
 from training.leases import lease_size
 from training.merge import MERGES, Eager, Merge
 from training.outer import make_outer
@@ -61,6 +62,12 @@ class Preset:
 
     has_variates: bool = False
     """Whether steps are corrected by control variates (`training.scaffold`)."""
+
+    lacks: str = ""
+    """What a node would need to run it; until then `barnraise compare` does, and nothing else."""
+
+    common_anchor: bool = True
+    """Whether all have the same weights behind a round; if not, there is no bit promise."""
 
     @property
     def is_delayed(self) -> bool:
@@ -344,12 +351,29 @@ def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
 PRESETS.register("edit", _edit)
 PRESETS.register("a_edit", partial(_edit, is_paced=True))
 
+
+def _in_process(rounds: int, *, method: InProcess) -> Preset:
+    """Weights travel whole and in float32: who gets them knows no anchor of theirs."""
+    return replace(
+        _averaging(rounds, name="", inner_steps=50),
+        summary=method.summary,
+        codec="none",
+        feedback=0.0,
+        lacks=method.lacks,
+        common_anchor=method.common_anchor,
+    )
+
+
+for _name, _method in IN_PROCESS.items():
+    PRESETS.register(_name, partial(_in_process, method=_method))
+
 _OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
 NOT_YET: Mapping[str, str] = {
-    "modest": "sampled peers beyond the seats",
     "demo": "an exchange after every step, of momentum",
     "sparta": _OWN_WEIGHTS,
     "noloco": _OWN_WEIGHTS,
-    "fedbuff": "contributions to older anchors",
+    "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
+    "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",
+    "acid": "an exchange between any two steps, of two copies of the weights",
 }
 """Presets that are no preset yet, and what each of them still needs."""

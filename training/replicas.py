@@ -70,6 +70,10 @@ class Swarm:
         """Of the whole shard."""
         return joined(self.anchors)
 
+    def finals(self) -> list[list[Weights]]:
+        """Whose loss is the run's: the anchors, by fragment; where replicas have own ones, all."""
+        return [self.anchors]
+
     def sessions(self) -> list["MemorySession"]:
         """One of each replica."""
         return [MemorySession(self, replica) for replica in range(self.replicas)]

@@ -44,6 +44,8 @@ class Corrected:
     def mix(self, x_RN: Rows, round_index: int) -> Rows:
         """See Mixing, but that it is not linear: the mean of all replicas is not conserved."""
         mixed_RN = self._mixing.mix(x_RN, round_index)
+        if not self._spans:
+            return mixed_RN
         spread_RT = np.stack([x_RN[:, span].var(axis=1) for span in self._spans], axis=1)
         wanted_RT = self._mixing.mix(spread_RT, round_index)
         for number, span in enumerate(self._spans):

@@ -92,12 +92,11 @@ class VirtualSwarm(Swarm):
         cells = zip(contribution.payloads, numels, strict=True)
         return np.concatenate([self._codec.decode(one, numel) for one, numel in cells])
 
-    def stepped(self, replicas: Sequence[int], weights: Sequence[float]) -> None:
+    def stepped(self, contributions: Sequence[Contribution], weights: Sequence[float]) -> None:
         """A step of the server with these contributions, each times its weight."""
         aggregate_N = np.zeros_like(self.anchors[0])
         tokens = 0
-        for replica, weight in zip(replicas, weights, strict=True):
-            contribution = self.handed.pop(replica)
+        for contribution, weight in zip(contributions, weights, strict=True):
             aggregate_N += np.float32(weight) * self.drift(contribution)
             tokens += contribution.tokens
             self.payload_bytes += sum(map(len, contribution.payloads))
@@ -163,37 +162,36 @@ class AsyncSwarm(VirtualSwarm):
 
     def conduct(self) -> None:
         """See VirtualSwarm: as many rounds as all would have trained in lock step."""
-        due: list[tuple[float, int]] = []
+        due = sorted((seconds, replica) for replica, seconds in enumerate(self.seconds))
         for replica in range(self.replicas):
             self.go_on(replica)
-            heapq.heappush(due, (self.seconds[replica], replica))
-        here: list[int] = []
-        goal = self.manifest.rounds * self.replicas
+        buffer: list[tuple[Contribution, float]] = []
+        waiting: list[int] = []
         tick_s = self.interval_s
-        while self.num_leases < goal:
-            is_tick = self.interval_s > 0.0 and (not due or due[0][0] > tick_s + 1e-9)
-            if is_tick:
+        while self.num_leases < self.manifest.rounds * self.replicas:
+            if self.interval_s > 0.0 and (not due or due[0][0] > tick_s + 1e-9):
                 self.now_s, tick_s = tick_s, tick_s + self.interval_s
+                free, waiting = waiting, []
             else:
                 self.now_s, replica = heapq.heappop(due)
-                here.append(replica)
-                if self.interval_s > 0.0 or len(here) < self.size:
+                buffer.append(self._taken(replica))
+                if self.interval_s > 0.0:
+                    waiting.append(replica)
                     continue
-            self._step(here)
-            free, here = here, []
+                free = [replica]  # It waits for nobody.
+            if buffer and (self.interval_s > 0.0 or len(buffer) == self.size):
+                contributions, weights = zip(*buffer, strict=True)
+                self.stepped(contributions, weights)
+                buffer = []
             for replica in free:
                 self.go_on(replica)
                 heapq.heappush(due, (self.now_s + self.seconds[replica], replica))
 
-    def _step(self, here: Sequence[int]) -> None:
-        if not here:
-            return
-        behind = [self.clock.round - self.base[replica] for replica in here]
-        weights = [
-            self.weights[replica] * self.staleness(late)
-            for replica, late in zip(here, behind, strict=True)
-        ]
-        self.stepped(here, weights)
+    def _taken(self, replica: int) -> tuple[Contribution, float]:
+        """What came, and what it counts."""
+        behind = self.clock.round - self.base[replica]
+        weight = self.weights[replica] * self.staleness(behind)
+        return self.handed.pop(replica), weight
 
 
 @dataclass
@@ -225,7 +223,8 @@ class SampledSwarm(VirtualSwarm):
                 here = [replica for replica in here if replica not in gone]
             self.attempts.append((index, len(here)))
             if len(here) >= min(MODELS_MIN, self.size):
-                self.stepped(here, [1.0 / len(here)] * len(here))
+                came = [self.handed.pop(replica) for replica in here]
+                self.stepped(came, [1.0 / len(here)] * len(here))
                 view = view.active([p for p, replica in numbers.items() if replica in here], index)
 
     def _drawn(self, view: View, numbers: Mapping[bytes, int], gone: frozenset[int]) -> list[int]:

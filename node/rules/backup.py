@@ -6,8 +6,8 @@ R members, k of them waited for. Pure.
     k       = argmax gain(k) / T(k)                       T(k): when the k-th comes, learned
 
 |G|^2 is the squared length of the mean of all, V how far one contribution is from it, both by what
-came; L follows from how far the loss fell. Where no k gains anything all are waited for. Far from
-the goal few are enough, near it many are needed.
+came; L follows from how far the loss fell. Far from the goal few are enough, near it many are worth
+their time.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ ROUNDS_KEPT = 64
 """Of arrival times."""
 
 KEPT_SHARE = 0.98
-"""What is past counts so much per round in the estimates. Measured: with 0.9 a run takes up to twice
-as long as with the best fixed k, for it takes a bad guess of L for the end of all gain."""
+"""What is past counts so much per round in the estimates. With 0.9 a bad guess of L passes for the
+end of all gain, and a run takes up to twice as long as with the best k of all that never change."""
 
 
 class BackupWorkers:
@@ -36,6 +36,7 @@ class BackupWorkers:
         self._spread, self._length2 = _Mean(), _Mean()
         self._missed, self._bent = _Mean(), _Mean()
         self._before: _Step | None = None
+        self._waited = members
 
     def arrived(self, came_s: Sequence[float]) -> None:
         """How long after the round's begin contributions came, ascending; also those that nobody
@@ -44,14 +45,15 @@ class BackupWorkers:
             self._came_s[place].append(seconds)
 
     def stepped(self, length2: float, spread: float | None, count: int, loss: float) -> None:
-        """A step was taken with `count` contributions. `length2` is the squared length of their mean,
-        `spread` that of one from the mean of all that are known (of n, summed over n - 1; None of
-        one alone), `loss` what it was before the step."""
+        """A step was taken with `count` contributions: `length2` is the squared length of their
+        mean, `spread` that of one from the mean of all that are known (of n, summed over n - 1;
+        None of one alone), `loss` what it was before the step."""
         if self._before is not None:
             self._missed.take(self._before.promised - (self._before.loss - loss))
             self._bent.take(self._before.bent)
         if spread is not None:
             self._spread.take(spread)
+        self._waited = count
         noise = self._spread.value / count
         # Not cut off at zero: what is below it weighs against what is above. And L is found from
         # what this step was like, not from means: they lag, and |G|^2 falls.
@@ -84,10 +86,13 @@ class BackupWorkers:
     def choose(self) -> int:
         """How many to wait for in the next round."""
         times = self.times()
-        best, most = self._members, 0.0
+        if not times or not self._bent.value:
+            return self._members  # Nothing is known yet.
+        # Where none gains anything, one more than before: to wait for all at once costs most.
+        best, most = min(self._members, self._waited + 1), 0.0
         for count, seconds in enumerate(times, 1):
-            # Of equal ones the larger: it costs nothing.
             worth = self.gain(count) / max(seconds, 1e-9)
+            # Of equal ones the larger: it costs nothing.
             if worth > 0.0 and worth >= most:
                 best, most = count, worth
         return best

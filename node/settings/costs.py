@@ -14,6 +14,7 @@ from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.channel import channel_spec
 from training.compression import make_codec
+from training.in_process import IN_PROCESS
 from training.outer import make_outer
 from training.presets import has_variates
 from training.state import CHECKPOINTS_KEPT
@@ -104,6 +105,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     turns = peers * layout.num_fragments
     parts = sum(payloads) * reducers * (peers - 1) // turns
     results = sum(results_each) * (peers - reducers) // turns
+    if outer.preset in IN_PROCESS:
+        parts, results = round(payload * IN_PROCESS[outer.preset].copies(peers)), 0
     vectors = _FLOAT_BYTES * numel
     state = vectors * (1 + slots)
     has_residual = outer.feedback > 0

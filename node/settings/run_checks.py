@@ -25,6 +25,7 @@ from training.aggregation import AGGREGATORS
 from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_named
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
+from training.in_process import IN_PROCESS
 from training.outer import OUTER_OPTIMIZERS
 from training.presets import AUTO, NOT_YET, PRESETS, is_paced, wrong_flight
 
@@ -109,6 +110,18 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
         for key in parsed.model.settings.keys() - GPT_SETTINGS.keys():
             guess = did_you_mean(key, list(GPT_SETTINGS))
             yield f"[model.settings] {key} is no setting of the model gpt; {guess}"
+
+
+def not_in_nodes(expanded: RunFile) -> Iterator[str]:
+    """A line for a method that trains in one process alone, of a file whose names are known."""
+    name = expanded.outer.preset
+    preset = PRESETS[name](expanded.run.rounds)
+    if preset.lacks:
+        promise = "" if preset.common_anchor else ": no bit promise, and for friends alone"
+        yield (
+            f"[outer] preset {name!r} needs {preset.lacks}{promise}; no node runs it yet, only "
+            f"'barnraise compare {name}' in one process: set it to {IN_PROCESS[name].instead!r}"
+        )
 
 
 def impossible(expanded: RunFile) -> Iterator[str]:

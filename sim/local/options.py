@@ -107,6 +107,8 @@ class LocalOptions:
             raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
         if self.preset is not None and self.preset not in PRESETS:
             raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
+        if self.preset is not None and (lacks := PRESETS[self.preset](1).lacks):
+            raise ConfigError(f"--preset {self.preset!r}: no node runs it, it needs {lacks}")
         if self.trust not in TRUSTS:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         if self.lag not in (None, 1, 2):

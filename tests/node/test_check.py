@@ -23,6 +23,7 @@ from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
 from training import inner_state
 from training.genesis import shard_spec
+from training.in_process import IN_PROCESS
 from training.presets import NOT_YET, PRESETS
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
@@ -34,7 +35,7 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - set(IN_PROCESS)))
 def test_every_preset_is_told_with_its_costs(tmp_path: Path, preset: str) -> None:
     found = check_run_file(file(tmp_path, f"[outer]\npreset = '{preset}'"), 8)
     told = check_json(found, 0.25)
@@ -277,3 +278,17 @@ def test_what_variates_take_on_the_disk_is_told_as_it_is_written(tmp_path: Path,
         told.append(costs_of(manifest, 2).disk_bytes)
     # Of each state that is kept, and of one in the making.
     assert (told[1] - told[0]) / 4 == pytest.approx(written[1] - written[0], abs=2048)
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_method_of_one_process_is_refused_for_nodes_with_what_to_take(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run_file(file(tmp_path, f"[outer]\npreset = '{name}'"), 8)
+    told, method = str(caught.value), IN_PROCESS[name]
+    assert f"needs {method.lacks}" in told
+    assert f"'barnraise compare {name}'" in told
+    assert told.endswith(f"set it to {method.instead!r}")
+    assert ("no bit promise, and for friends alone" in told) != method.common_anchor
+    check_run_file(file(tmp_path, f"[outer]\npreset = '{method.instead}'"), 8)
