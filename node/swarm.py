@@ -266,6 +266,7 @@ class Swarm:
         self._since = outcome.clock.round if outcome.is_resync else ticket.round
         self._listed = (ticket.round,) if outcome.listed else ()
         if self._manifest.outer.overlap == 1:
+            self._members = outcome.members
             self._go_on(outcome.clock, outcome.lease)
         return outcome
 

@@ -312,6 +312,7 @@ class ChannelExchange:
             anchor_N=changed.pop(fragment),
             clock=frame.clock,
             lease=frame.lease,
+            members=frame.members,
             others=changed,
         )
 

@@ -33,15 +33,16 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     from training.evaluation import finite_loss, validation_loss
     from training.inner import accumulate_gradient, make_optimizer
     from training.models import build_model, tokens_per_sample
-    from training.replicas import MemorySession, Swarm, run_replicas
+    from training.replicas import MemorySession
+    from training.swarms import run_swarm, swarm_of
     from training.trainer_loop import VALIDATION_WINDOWS
     from training.yardstick import held_out, model_of
 
-    swarm = Swarm(manifest, peers, rounds_kept=1)
+    swarm = swarm_of(manifest, peers)
     context, batch = tokens_per_sample(manifest), manifest.inner.batch
     curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
     every = max(1, manifest.rounds // POINTS)
-    began_s, aside_s = time.monotonic(), 0.0
+    began_s, aside_s, told = time.monotonic(), 0.0, 0
 
     def tell(loss: float) -> None:
         say(
@@ -53,7 +54,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
         )
 
     def train(session: MemorySession) -> None:
-        nonlocal aside_s
+        nonlocal aside_s, told
         model = build_model(manifest)
         optimizer = make_optimizer(model, manifest.inner)
         diloco = DiLoCo(model, optimizer, exchange=session)
@@ -63,19 +64,23 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
             windows_BW = dataset.windows(samples_B, context)
             loss = accumulate_gradient(model, optimizer, windows_BW)
             is_sealed = diloco.step(loss) is not None
-            if is_sealed and session.replica == 0 and diloco.clock.round % every == 0:
+            # Where replicas are drawn, the first is not there in every round.
+            if is_sealed and session.replica == 0 and diloco.clock.round >= told + every:
                 # The others train on meanwhile, and wait at the end of the round.
+                told = diloco.clock.round - diloco.clock.round % every
                 looked_s = time.monotonic()
                 tell(validation_loss(model, curve_BW))
                 aside_s += time.monotonic() - looked_s
 
     tell(validation_loss(build_model(manifest), curve_BW))
-    run_replicas(swarm, train)
+    run_swarm(swarm, train)
     wall_s = time.monotonic() - began_s - aside_s
-    model = model_of(manifest, tuple(swarm.anchors))
+    held_out_BW = held_out(manifest, dataset)
+    models = [model_of(manifest, tuple(weights)) for weights in swarm.finals()]
+    losses = [finite_loss(model, held_out_BW, 64) for model in models]
     say(
         "result",
-        loss=finite_loss(model, held_out(manifest, dataset), 64),
+        loss=sum(losses) / len(losses),
         payload_bytes=swarm.payload_bytes // peers,
         result_bytes=swarm.result_bytes,
         rounds=swarm.clock.round,

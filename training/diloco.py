@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from protocol.errors import CheckpointError, StateError
+from protocol.errors import StateError
 from training.arithmetic import all_finite
 from training.compression import make_codec, make_feedback
 from training.device_encoding import encoder_on
@@ -32,8 +32,14 @@ from training.exchange import (
     Ticket,
     TraceRoots,
 )
-from training.inner import apply_gradient, load_optimizer_tensors, optimizer_tensors
-from training.inner_state import InnerState, InnerStore, KeepsInnerState, anchor_digest
+from training.inner import apply_gradient, optimizer_tensors
+from training.inner_state import (
+    InnerState,
+    InnerStore,
+    KeepsInnerState,
+    anchor_digest,
+    take_moments,
+)
 from training.models import (
     check_parameters,
     read_fragment,
@@ -42,6 +48,7 @@ from training.models import (
 )
 from training.presets import Method, steps_of
 from training.recall import Recalled, recall
+from training.scaffold import NoVariates, Variates
 from training.schedule import Due
 from training.stages import make_stages
 from training.traced_inner import RoundTracer
@@ -115,6 +122,8 @@ class DiLoCo:
         self._left: dict[int, InnerState] = {}
         """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
+        has_variates = self._method.has_variates
+        self._variates = Variates(model, manifest, start, shard) if has_variates else NoVariates()
         if inner_store is not None:
             # What is kept is of the round before, which may have been another method's.
             is_delayed = self._stages.at(self._clock.round - 1).is_delayed
@@ -180,6 +189,7 @@ class DiLoCo:
         if self._clock.round in self._left:
             return self.resume()
         apply_gradient(self._model, self._inner_optimizer, self._manifest, self._global_step)
+        self._variates.correct(self._global_step)
         self._local_step += 1
         if self._tracer is not None:
             self._tracer.after_step(self._local_step)
@@ -209,6 +219,7 @@ class DiLoCo:
                 break  # It was to another version of the fragment.
             before_N = state.residuals[fragment]
             self._feedback[fragment].reopen(before_N, state.residual_after_N)
+            self._variates.reopen(state.variates)
             due = self._due(self._steps)
             self._hand_over(contribution)
             outcome = self._proceed() if self._overlap > 1 else None
@@ -225,9 +236,10 @@ class DiLoCo:
             feedback.restore(residual_N)
 
     def _take_up(self, recalled: Recalled, start: RunStart) -> None:
-        self._take_moments(recalled.newest)
+        take_moments(self._model, self._inner_optimizer, recalled.newest)
         if recalled.residuals is not None:
             self.restore_residuals(recalled.residuals)
+            self._variates.take_up(recalled.newest.variates, recalled.newest.round, start)
         if self._tracer is not None and not self._tracer.goes_on(recalled, start):
             self.restore_residuals([None] * len(self._feedback))
             return
@@ -243,16 +255,6 @@ class DiLoCo:
             sorted(self._left),
         )
 
-    def _take_moments(self, state: InnerState) -> None:
-        optimizer = self._inner_optimizer
-        if state.optimizer != type(optimizer).__name__:
-            logger.warning("moments start afresh reason=they are of %s", state.optimizer)
-            return
-        try:
-            load_optimizer_tensors(self._model, optimizer, state.moments)
-        except CheckpointError as error:
-            logger.warning("moments start afresh reason=%s", error)
-
     def _begin_round(self) -> None:
         self._steps = steps_of(self._manifest, self._lease)
         self._local_step = 0
@@ -265,6 +267,7 @@ class DiLoCo:
         drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
+        self._variates.contributed(drift_N)
         # The residual that this is encoded with depends on it, the drift does not.
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         encoded = self._feedback[fragment].encode(drift_N)
@@ -321,6 +324,7 @@ class DiLoCo:
                 moments=optimizer_tensors(self._model, self._inner_optimizer),
                 drifting=self._drifting(fragment),
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
+                variates=self._variates.kept(),
             )
         )
 
@@ -364,6 +368,7 @@ class DiLoCo:
         pending = self._pending.pop(fragment)
         outcome = pending.ticket.result()
         self._settle(fragment, outcome, is_void=pending.is_void)
+        self._variates.settled(outcome)
         merged_N = outcome.anchor_N
         if outcome.listed and not outcome.is_resync:
             local_N = read_fragment(self._model, self._shard, fragment)

@@ -92,13 +92,15 @@ class Outcome:
     the residual goes back to what it was before (R6). `is_resync` says that seals were missed and
     the state was fetched: then the residual is zero, whether it was listed or not. `lease` and
     `clock` belong to the next round, which need not be the one behind; `lease` is empty when the
-    run is finished. With two rounds in flight a Turn says all that, and these are the seal's.
+    run is finished, `members` is how many have a seat in that round. With two rounds in flight a
+    Turn says all that, and these are the seal's.
     """
 
     listed: bool
     anchor_N: NDArray[np.float32]
     clock: RunClock
     lease: Lease
+    members: int = 1
     is_resync: bool = False
     others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 

@@ -75,6 +75,7 @@ class Deliver:
     is_resync: bool = False
     clock: RunClock
     lease: Lease
+    members: int = 1
     others: tuple[int, ...] = ()
     validate: bool
 

@@ -23,12 +23,14 @@ import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from training.durable import WRITING, make_folder_durably
 from training.exchange import Contribution, TraceRoots
+from training.inner import load_optimizer_tensors
+from training.scaffold import KeptVariates
 from training.tensor_file import TensorFile, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _RESIDUAL_AFTER = "residual_after"
 _DRIFTING = "drifting/"
 _PAYLOAD, _LENGTHS = "payload", "lengths"
 _TRACE = "trace"
+_SHARES = "variates"
+_VARIATES = ("own_N", "own_after_N", "common_N", "anchor_N")
 _TENSORS_PER_PARAMETER_MAX = 8
 """AdamW keeps three per parameter, the greediest optimizer of torch five."""
 
@@ -61,7 +65,7 @@ class InnerState:
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no
-    outcome yet.
+    outcome yet. `variates` are there where the method has them.
     """
 
     round: int
@@ -73,6 +77,7 @@ class InnerState:
     moments: Mapping[str, Tensor]
     drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
     pending: tuple[int, ...] = ()
+    variates: KeptVariates | None = None
 
 
 class InnerStore(Protocol):
@@ -174,12 +179,13 @@ class InnerFolder:
             "residual_after": contribution.residual_after.hex(),
             "pending": " ".join(map(str, state.pending)),
             **_told_of(contribution.traced),
+            **_shares_of(state.variates),
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
     def _load(self, path: Path, round_index: int) -> InnerState:
         fragments = len(self._numels)
         parameters = len(self._shard.tensors)
-        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3
+        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + len(_VARIATES)
         content = read_tensors(path, tensors_max=most)
         # A file with a right digest was written by us, if perhaps by another version of us.
         try:
@@ -192,6 +198,7 @@ class InnerFolder:
             *zip(state.residuals, self._numels, strict=True),
             (state.residual_after_N, numel),
             *((local_N, self._numels[other]) for other, (_, local_N) in state.drifting.items()),
+            *((variate_N, numel) for variate_N in _variates(state.variates).values()),
         ]
         if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
             raise CheckpointError(f"{path} has residuals of another size")
@@ -213,6 +220,37 @@ class InnerFolder:
 def anchor_digest(anchor_N: NDArray[np.float32]) -> bytes:
     """What names an anchor in an InnerState: BLAKE3 over its little-endian float32."""
     return blake3(np.ascontiguousarray(anchor_N, dtype="<f4").view(np.uint8).data).digest()
+
+
+def take_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: InnerState) -> None:
+    """Put back the moments of a state; they start afresh where they are of another optimizer."""
+    if state.optimizer != type(optimizer).__name__:
+        logger.warning("moments start afresh reason=they are of %s", state.optimizer)
+        return
+    try:
+        load_optimizer_tensors(model, optimizer, state.moments)
+    except CheckpointError as error:
+        logger.warning("moments start afresh reason=%s", error)
+
+
+def _shares_of(kept: KeptVariates | None) -> dict[str, str]:
+    return {} if kept is None else {_SHARES: f"{kept.tokens} {kept.members}"}
+
+
+def _variates(kept: KeptVariates | None) -> dict[str, NDArray[np.float32]]:
+    found = {} if kept is None else {name: getattr(kept, name) for name in _VARIATES}
+    return {f"{_SHARES}/{name}": x_N for name, x_N in found.items() if x_N is not None}
+
+
+def _kept_variates(content: TensorFile) -> KeptVariates | None:
+    if _SHARES not in content.metadata:
+        return None
+    tokens, members = map(int, content.metadata[_SHARES].split())
+    found = {name: _vector(content.tensors, f"{_SHARES}/{name}") for name in _VARIATES}
+    anchor_N = found.pop("anchor_N")
+    if anchor_N is None:
+        raise ValueError("variates without an anchor")
+    return KeptVariates(anchor_N=anchor_N, tokens=tokens, members=members, **found)
 
 
 def _told_of(traced: TraceRoots | None) -> dict[str, str]:
@@ -240,6 +278,8 @@ def _tensors(state: InnerState) -> dict[str, Tensor]:
         tensors[_RESIDUAL_AFTER] = torch.from_numpy(state.residual_after_N)
     for other, (_, local_N) in state.drifting.items():
         tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
+    variates = _variates(state.variates)
+    tensors |= {name: torch.from_numpy(variate_N) for name, variate_N in variates.items()}
     payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
     tensors[_PAYLOAD] = torch.tensor(payload)
     tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
@@ -288,6 +328,7 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
         },
         # A file from before there was more than one round in flight names none.
         pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
+        variates=_kept_variates(content),
     )
 
 

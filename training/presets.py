@@ -12,6 +12,7 @@ from functools import partial
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec, RunManifest
 from training.exchange import Lease
+from training.in_process import IN_PROCESS, InProcess
 from training.leases import lease_size
 from training.merge import MERGES, Eager, Merge
 from training.outer import make_outer
@@ -59,6 +60,15 @@ class Preset:
     is_paced: bool = False
     """Whether each peer takes as many steps of a round as it sees fit, `inner_steps` at most."""
 
+    has_variates: bool = False
+    """Whether steps are corrected by control variates (`training.scaffold`)."""
+
+    lacks: str = ""
+    """What a node would need to run it; until then `barnraise compare` does, and nothing else."""
+
+    common_anchor: bool = True
+    """Whether all have the same weights behind a round; if not, there is no bit promise."""
+
     @property
     def is_delayed(self) -> bool:
         """Whether a round is trained beside the exchange of the one before, which is about the same
@@ -78,6 +88,7 @@ class Method:
     merge: Merge
     is_paced: bool = False
     is_delayed: bool = False
+    has_variates: bool = False
 
 
 PRESETS: Registry[Preset] = Registry("preset")
@@ -100,14 +111,22 @@ def make_method(spec: OuterSpec, inner_steps: int, num_fragments: int) -> Method
         in_flight = SCHEDULES["in_flight"](inner_steps, num_fragments, preset.tau)
         return Method(in_flight, MERGES["blend"](preset.blend), preset.is_paced)
     schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
-    return Method(schedule, MERGES[preset.merge](), preset.is_paced)
+    merge = MERGES[preset.merge]()
+    return Method(schedule, merge, preset.is_paced, has_variates=preset.has_variates)
 
 
 def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, str, str] | None:
     """What a preset cannot do with so many rounds in flight over so many fragments: the key, its
     value, why, and what it should be; None where all is well (R5). Raises ConfigError for an
     unknown name."""
-    if PRESETS[name](SHORT_RUN_ROUNDS).is_delayed:
+    preset = PRESETS[name](SHORT_RUN_ROUNDS)
+    if preset.has_variates:
+        why = f"the variates of {name!r} are of a whole round of the whole model"
+        if overlap > 1:
+            return "overlap", overlap, why, "1"
+        if fragments > 1:
+            return "fragments", fragments, why, "1"
+    elif preset.is_delayed:
         if overlap == 1:
             return "overlap", overlap, f"{name!r} trains a round beside the one before", "2"
         if fragments > 1:
@@ -121,6 +140,11 @@ def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, 
 def is_paced(name: str) -> bool:
     """Whether peers choose how many steps a round has. Raises ConfigError for an unknown name."""
     return PRESETS[name](SHORT_RUN_ROUNDS).is_paced
+
+
+def has_variates(name: str) -> bool:
+    """Whether its trainers keep control variates. Raises ConfigError for an unknown name."""
+    return PRESETS[name](SHORT_RUN_ROUNDS).has_variates
 
 
 def steps_of(manifest: RunManifest, lease: Lease) -> int:
@@ -198,6 +222,16 @@ def _fedavgm(rounds: int) -> Preset:
 
 
 PRESETS.register("fedavgm", _fedavgm)
+
+
+def _scaffold(rounds: int) -> Preset:
+    """Karimireddy et al. 2020, option II. What the codec leaves out must not pass for a variate."""
+    averaging = _averaging(rounds, name="SCAFFOLD", inner_steps=50)
+    summary = "SCAFFOLD, averaging with steps corrected for the drift of unequal data"
+    return replace(averaging, summary=summary, has_variates=True)
+
+
+PRESETS.register("scaffold", _scaffold)
 
 
 def _streaming(rounds: int, *, overlap: int, how: str) -> Preset:
@@ -327,13 +361,29 @@ def _edit(rounds: int, *, is_paced: bool = False) -> Preset:
 PRESETS.register("edit", _edit)
 PRESETS.register("a_edit", partial(_edit, is_paced=True))
 
+
+def _in_process(rounds: int, *, method: InProcess) -> Preset:
+    """Weights travel whole and in float32: who gets them knows no anchor of theirs."""
+    return replace(
+        _averaging(rounds, name="", inner_steps=50),
+        summary=method.summary,
+        codec="none",
+        feedback=0.0,
+        lacks=method.lacks,
+        common_anchor=method.common_anchor,
+    )
+
+
+for _name, _method in IN_PROCESS.items():
+    PRESETS.register(_name, partial(_in_process, method=_method))
+
 _OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
 NOT_YET: Mapping[str, str] = {
-    "scaffold": "a control variate beside the pseudo-gradient",
-    "modest": "sampled peers beyond the seats",
     "demo": "an exchange after every step, of momentum",
     "sparta": _OWN_WEIGHTS,
     "noloco": _OWN_WEIGHTS,
-    "fedbuff": "contributions to older anchors",
+    "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
+    "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",
+    "acid": "an exchange between any two steps, of two copies of the weights",
 }
 """Presets that are no preset yet, and what each of them still needs."""

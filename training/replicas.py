@@ -70,6 +70,10 @@ class Swarm:
         """Of the whole shard."""
         return joined(self.anchors)
 
+    def finals(self) -> list[list[Weights]]:
+        """Whose loss is the run's: the anchors, by fragment; where replicas have own ones, all."""
+        return [self.anchors]
+
     def sessions(self) -> list["MemorySession"]:
         """One of each replica."""
         return [MemorySession(self, replica) for replica in range(self.replicas)]
@@ -96,6 +100,7 @@ class Swarm:
             anchor_N=self.anchors[self._fragment(self.clock.round - 1)],
             clock=self.clock,
             lease=self.lease(replica, self.clock.round),
+            members=self.replicas,
         )
 
     def _fragment(self, round_index: int) -> int:

@@ -94,7 +94,7 @@ def runs_of(options: CompareOptions) -> list[Compared]:
     base = TOY if options.file is None else parse_run_file(path)
     runs = []
     for preset in options.presets:
-        parsed = write_out(_with_preset(base, preset, options), path)
+        parsed = write_out(_with_preset(base, preset, options), path, in_process=True)
         # Equal runs have equal manifests, whenever they are compared.
         manifest = build_manifest(parsed, Founder(SIGNER.peer_id, 0), path)
         costs = costs_of(manifest, options.peers)

@@ -14,7 +14,9 @@ from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.channel import channel_spec
 from training.compression import make_codec
+from training.in_process import IN_PROCESS
 from training.outer import make_outer
+from training.presets import has_variates
 from training.state import CHECKPOINTS_KEPT
 
 INNER_STATES_KEPT = 3
@@ -103,6 +105,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     turns = peers * layout.num_fragments
     parts = sum(payloads) * reducers * (peers - 1) // turns
     results = sum(results_each) * (peers - reducers) // turns
+    if outer.preset in IN_PROCESS:
+        parts, results = round(payload * IN_PROCESS[outer.preset].copies(peers)), 0
     vectors = _FLOAT_BYTES * numel
     state = vectors * (1 + slots)
     has_residual = outer.feedback > 0
@@ -110,6 +114,9 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     held = outer.overlap * payload * (1 + reducers * (peers - 1) / peers)
     kept = result * limits.RESULT_ROUNDS_KEPT
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
+    # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
+    variates = 4 * has_variates(outer.preset)
+    inner += vectors * variates
     channel = channel_spec(manifest, 0).file_bytes
     return Costs(
         parameters=numel,
@@ -124,7 +131,9 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
             NETWORK_BASE_BYTES + (state + result) * (ROUNDS_KEPT + 2) + held + channel
         ),
         # Weights, gradients, two moments, the anchor, what is encoded; the residual and the next.
-        trainer_memory_bytes=TRAINER_BASE_BYTES + vectors * (6 + 3 * has_residual) + payload,
+        trainer_memory_bytes=TRAINER_BASE_BYTES
+        + vectors * (6 + 3 * has_residual + variates + bool(variates))
+        + payload,
         disk_bytes=state * (CHECKPOINTS_KEPT + 1)
         + inner * (INNER_STATES_KEPT + 1)
         + kept

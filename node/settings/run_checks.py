@@ -26,6 +26,7 @@ from training.aggregation import AGGREGATORS
 from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_named
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
+from training.in_process import IN_PROCESS
 from training.outer import OUTER_OPTIMIZERS
 from training.presets import AUTO, NOT_YET, PRESETS, is_paced, wrong_flight
 
@@ -119,6 +120,18 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
             yield f"[model.settings] {key} is no setting of the model gpt; {guess}"
 
 
+def not_in_nodes(expanded: RunFile) -> Iterator[str]:
+    """A line for a method that trains in one process alone, of a file whose names are known."""
+    name = expanded.outer.preset
+    preset = PRESETS[name](expanded.run.rounds)
+    if preset.lacks:
+        promise = "" if preset.common_anchor else ": no bit promise, and for friends alone"
+        yield (
+            f"[outer] preset {name!r} needs {preset.lacks}{promise}; no node runs it yet, only "
+            f"'barnraise compare {name}' in one process: set it to {IN_PROCESS[name].instead!r}"
+        )
+
+
 def impossible(expanded: RunFile) -> Iterator[str]:
     """A line for each combination that a manifest admits and no run should have; of a file whose
     names are known, its preset written out."""
@@ -131,6 +144,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
+    yield from _with_variates(expanded)
     yield from _in_flight(expanded)
     yield from impossible_then(expanded)
     try:
@@ -143,6 +157,25 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         yield (
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
+
+
+def _with_variates(expanded: RunFile) -> Iterator[str]:
+    """Trainers take the aggregate from two anchors, and correct their steps by it."""
+    outer = expanded.outer
+    if not PRESETS[outer.preset](expanded.run.rounds).has_variates:
+        return
+    if outer.optimizer != "sgd":
+        yield (
+            f"[outer] optimizer is {outer.optimizer!r}, and {outer.preset!r} takes the mean of all "
+            "steps from the way of the anchor, which has momentum in it then; set it to 'sgd'"
+        )
+    if outer.learning_rate == 0:
+        yield f"[outer] learning_rate is 0, and {outer.preset!r} divides by it; set it to 1.0"
+    if expanded.audits.rate:
+        yield (
+            f"[outer] preset {outer.preset!r} corrects steps by what only their trainer has, and "
+            "audits run segments of others; set [audits] rate to 0, or preset to 'fedavg'"
         )
 
 

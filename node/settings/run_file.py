@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from node.reporting.shown import shown
-from node.settings.run_checks import impossible, out_of_bounds, unknown_names
+from node.settings.run_checks import impossible, not_in_nodes, out_of_bounds, unknown_names
 from node.settings.run_sections import (
     GPT_SETTINGS,
     AccessSection,
@@ -77,15 +77,16 @@ def parse_run_file(path: Path) -> RunFile:
     return parse_sections(RunFile, read_toml(path), path)
 
 
-def write_out(parsed: RunFile, path: Path) -> RunFile:
+def write_out(parsed: RunFile, path: Path, *, in_process: bool = False) -> RunFile:
     """A run.toml with its preset and all defaults written into it. `path` is named in errors.
 
-    Raises ConfigError, a line for each key that is wrong.
+    Methods that no node runs are refused, unless it is for a run in one process. Raises
+    ConfigError, a line for each key that is wrong.
     """
     wrong = [*out_of_bounds(parsed), *unknown_names(parsed)]
     if not wrong:
         parsed = _expanded(parsed)
-        wrong = list(impossible(parsed))
+        wrong = [*impossible(parsed), *(() if in_process else not_in_nodes(parsed))]
     if wrong:
         raise ManifestError("\n".join(f"{path}: {line}" for line in wrong))
     return parsed

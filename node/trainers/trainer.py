@@ -142,6 +142,7 @@ class Trainer:
                 is_resync=outcome.is_resync,
                 clock=outcome.clock,
                 lease=outcome.lease,
+                members=outcome.members,
                 others=tuple(outcome.others),
                 validate=validate,
             )

@@ -329,6 +329,7 @@ class TrainerWork:
             anchor_N=wanted.anchor_N[self._spans[fragment]],
             others=others,
             clock=run_clock(wanted.action.certificate),
+            members=wanted.num_members,
             lease=(),
         )
 

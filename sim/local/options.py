@@ -112,6 +112,8 @@ class LocalOptions:
             raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
         if self.then is not None and self.then[0] not in PRESETS:
             raise ConfigError(f"--then {self.then[0]!r} is none of {', '.join(PRESETS)}")
+        if self.preset is not None and (lacks := PRESETS[self.preset](1).lacks):
+            raise ConfigError(f"--preset {self.preset!r}: no node runs it, it needs {lacks}")
         if self.trust not in TRUSTS:
             raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         if self.lag not in (None, 1, 2):

@@ -31,6 +31,7 @@ from training.exchange import Lease
 from training.inner import accumulate_gradient, make_optimizer
 from training.models import build_model, read_fragment, tokens_per_sample
 from training.replicas import MemorySession, Swarm, run_replicas
+from training.swarms import run_swarm
 from training.yardstick import model_of
 
 REPLICAS, STEPS, INNER_STEPS = 4, 600, 12
@@ -121,3 +122,28 @@ def loss_of(
     loss = validation_loss(model_of(manifest, tuple(swarm.anchors)), held_out_BW)
     sys.stdout.write(f"{manifest.outer.preset} {manifest.outer.codec}: {loss:.4f}\n")
     return loss, swarm.payload_bytes // replicas
+
+
+def loss_of_swarm(swarm: Swarm) -> float:
+    """The mean of its final weights' losses: nats per byte of held-out text."""
+    torch.set_num_threads(1)
+    manifest = swarm.manifest
+    dataset = dataset_of(manifest.model.seed)
+    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        optimizer = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, optimizer, exchange=session)
+        while not diloco.finished:
+            ((first, _),) = diloco.lease
+            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+            windows_BW = dataset.windows(samples_B, context)
+            diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+
+    run_swarm(swarm, train)
+    held_out_BW = dataset.held_out_windows(HELD_OUT_WINDOWS, context)
+    models = [model_of(manifest, tuple(weights)) for weights in swarm.finals()]
+    loss = sum(validation_loss(model, held_out_BW) for model in models) / len(models)
+    sys.stdout.write(f"{type(swarm).__name__}: {loss:.4f}\n")
+    return loss

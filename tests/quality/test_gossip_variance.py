@@ -1,0 +1,64 @@
+"""Q19: nodes that begin with different seeds and average by gossip, with and without correction."""
+
+import sys
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tests.quality.toy import dataset_of, toy
+from training.diloco import DiLoCo
+from training.evaluation import validation_loss
+from training.genesis import genesis_weights
+from training.gossip import Mixing, Pairwise
+from training.gossip_swarm import GossipSwarm
+from training.inner import accumulate_gradient, make_optimizer
+from training.models import build_model, tokens_per_sample
+from training.replicas import MemorySession, run_replicas
+from training.variance import Corrected
+
+pytestmark = pytest.mark.slow
+
+NODES, INNER_STEPS, STEPS = 8, 4, 400
+WINDOWS = 128
+
+
+@cache
+def curve(seed: int, *, is_corrected: bool) -> tuple[float, ...]:
+    """The loss of the first node behind each round, nats per byte."""
+    torch.set_num_threads(1)
+    manifest = toy("fedavg", seed=seed, codec="none", steps=STEPS, inner_steps=INNER_STEPS)
+    mixing: Mixing = Pairwise()
+    if is_corrected:
+        mixing = Corrected(mixing, manifest.shards[0].tensors)
+    swarm = GossipSwarm(manifest, NODES, rounds_kept=1, mixing=mixing)
+    for node in range(NODES):
+        model_spec = replace(manifest.model, seed=100 * seed + node)
+        swarm.own[node] = genesis_weights(replace(manifest, model=model_spec))[0]
+    dataset, context = dataset_of(seed), tokens_per_sample(manifest)
+    held_out_BW = dataset.held_out_windows(WINDOWS, context)
+    batch, losses = manifest.inner.batch, []
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        optimizer = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, optimizer, exchange=session)
+        while not diloco.finished:
+            ((first, _),) = diloco.lease
+            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+            windows_BW = dataset.windows(samples_B, context)
+            outcome = diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+            if outcome is not None and session.replica == 0:
+                losses.append(validation_loss(model, held_out_BW))
+
+    run_replicas(swarm, train)
+    every = max(1, len(losses) // 20)
+    told = [round(loss, 2) for loss in losses[::every]]
+    sys.stdout.write(f"seed {seed} corrected {is_corrected}: {told}\n")
+    return tuple(losses)
+
+
+def rounds_to(loss: float, losses: tuple[float, ...]) -> int:
+    return next((index + 1 for index, one in enumerate(losses) if one <= loss), len(losses) + 1)
