@@ -22,6 +22,7 @@ from node.rules.onions import Onion
 from node.rules.round_config import RoundConfig
 from node.rules.round_view import RoundView
 from node.rules.signals import Signals
+from node.rules.unaudited import answerable
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.grid import EMPTY_ROOT
@@ -139,6 +140,14 @@ class Audits:
             {}
             if newest is None
             else {m.sender: newest.class_of(m.sender) for m, _ in newest.listed()}
+        )
+
+    @property
+    def answerable(self) -> frozenset[PeerId]:
+        """Those of them whom audits of their training may convict: see `node.rules.unaudited`."""
+        newest = self._rounds.newest
+        return (
+            answerable(newest.named.roster, list(self.classes.items())) if newest else frozenset()
         )
 
     @property
