@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from node import events as ev
-from node.rules.audit_access import is_accused, may_see
+from node.rules.audit_access import closed_rounds, is_accused, may_see
 from node.rules.audit_draw import Drawn, drawn
 from node.rules.audit_rounds import AuditedRound, Rounds
 from node.rules.audit_words import Judge
@@ -131,6 +131,11 @@ class Audits:
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         """Whether a peer may be shown that state or residual now: see `node.rules.audit_access`."""
         return self.is_on and may_see(self._rounds, self._law, self._me, peer, subject)
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """Rounds whose own work nobody may ask for any more: see `node.rules.audit_access`."""
+        return closed_rounds(self._rounds, self._law, self._me)
 
     @property
     def classes(self) -> dict[PeerId, str]:

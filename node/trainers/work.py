@@ -132,6 +132,8 @@ class TrainerWork:
         self._fates.hear(action)
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
         self._wanted, self._bent_N = _Wanted(action, anchor_N), None
+        if self._audits is not None:
+            self._audits.close_rounds()
         self._changed.set()
 
     async def audit(self, task: ev.Rerun) -> None:

@@ -87,7 +87,7 @@ def test_one_more_voter_than_may_lie_is_needed_beside_whoever_is_judged():
 
 
 def test_a_class_counts_its_listed_voters_alone():
-    """Whoever is listed without a vote, or votes and is not listed, signs no VERDICT that counts."""
+    """Whoever is listed without a vote, or votes and is not listed, signs no VERDICT."""
     roster = roster_with(4)
     classes = [(peer, "a") for peer in PEERS[2:]]  # Two voters are listed, and many members.
     assert answerable(roster, classes) == frozenset(PEERS[4:])
