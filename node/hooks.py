@@ -63,6 +63,10 @@ class NodeHooks:
         del segment, before_N
         return weights_N
 
+    def device_class(self, own: str) -> str:
+        """The class that this node says its device is of, in a run with audits."""
+        return own
+
     @property
     def opens(self) -> bool:
         """Whether work is shown at all."""

@@ -20,6 +20,7 @@ from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Outcome,
+    Roster,
     SealValue,
     SignedMessage,
     Verdict,
@@ -168,8 +169,13 @@ def may_be_accused(basis: SealValue, peer: PeerId) -> bool:
     Of fewer than four voters not one may lie, and which of two that differ did cannot be told.
     """
     roster = basis.roster
-    is_judged = len(roster.voters) > 3 or peer not in roster.voter_set
+    is_judged = may_judge_voters(roster) or peer not in roster.voter_set
     return is_judged and peer in roster.member_set
+
+
+def may_judge_voters(roster: Roster) -> bool:
+    """Whether the words of voters can convict one of them: of fewer than four not one may lie."""
+    return len(roster.voters) > 3
 
 
 def wrong_sum_evidence(

@@ -221,10 +221,14 @@ class AuditSpec:
     Each contribution meets `rate` audits, on average; one runs one of `segments` again, so the run
     trains rate / segments more than it would. More segments make audits cheaper, COMMITs and disks
     fuller, and who bends one segment alone is found later.
+
+    Those whose training nobody can run again, for too few voters are of their device class, weigh
+    at most the share `unaudited` of a round together (`node.rules.unaudited`); 1 caps nobody.
     """
 
     rate: Annotated[float, Range(0.0, 1.0)] = 0.0
     segments: Annotated[int, Range(1, limits.SEGMENTS_MAX)] = 8
+    unaudited: Annotated[float, Range(0.0, 1.0)] = 0.25
 
 
 NO_AUDITS = AuditSpec()

@@ -56,6 +56,7 @@ class Edge(Storing):
         self.hooks.began(parts.core.signer)
         if self.trainer.traced is not None:
             self.trainer.traced.bend = self.hooks.trained
+            parts.core.audits.device = self.hooks.device_class(parts.core.audits.device)
         self.convicting = Convicting(world, self, self.strikes)
         self._logged_round, self._is_lost = 0, False
         self._chain_readers: set[PeerId] = set()

@@ -32,7 +32,17 @@ from protocol.manifest import RunManifest
 from training.compression import make_codec
 from training.control_pipe import ControlPipe
 from training.exchange import NO_TRACE, Contribution, Outcome, Turn
-from training.frames import Audit, Audited, Contributed, Deliver, Frame, Proceed, Start, ToUser
+from training.frames import (
+    Audit,
+    Audited,
+    Contributed,
+    Deliver,
+    Frame,
+    Proceed,
+    Reopen,
+    Start,
+    ToUser,
+)
 from training.spare_vectors import SpareVectors
 
 _MAGIC = b"BARNCHAN"
@@ -45,7 +55,7 @@ CHANNEL_SUFFIX = ".channel"
 
 _NOTHING = np.empty(0, dtype=np.float32)
 
-RunsAudits = Callable[[Audit], bytes]
+RunsAudits = Callable[[Audit | Reopen], bytes]
 
 
 @dataclass(frozen=True)
@@ -288,7 +298,7 @@ class ChannelExchange:
         # In the order of begin: a later one would free a slot that is still in use.
         if isinstance(frame, Deliver) and frame.sequence == min(self._sent, default=None):
             self._take_outcome(frame)
-        elif isinstance(frame, Audit) and self.audits is not None:
+        elif isinstance(frame, Audit | Reopen) and self.audits is not None:
             self.send(Audited(number=frame.number, found=self.audits(frame)))
         elif isinstance(frame, Proceed) and self._awaits_turn:
             self._awaits_turn = False

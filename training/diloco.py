@@ -174,7 +174,7 @@ class DiLoCo:
     def begin_step(self) -> None:
         """Before the gradient of each step, in a run with audits."""
         if self._tracer is not None:
-            self._tracer.before_gradient(self._clock.round, self._lease, self._local_step)
+            self._tracer.before_gradient(self._clock, self._lease, self._local_step)
 
     def step(self, loss: float = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.

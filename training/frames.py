@@ -114,6 +114,15 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reopen:
+    """To the trainer: make a state of an own round again that was not kept; answer with Audited,
+    which has its root, or nothing where that does not lead to it."""
+
+    number: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
     """From the trainer: what names the end that segment came to; empty where it cannot tell."""
 
@@ -186,13 +195,13 @@ class Leaving:
 
 FromTrainer = Ready | Contributed | Progress | Validation | Audited
 FromUser = FromTrainer | Leaving
-ToTrainer = Start | Deliver | Proceed | Audit
+ToTrainer = Start | Deliver | Proceed | Audit | Reopen
 ToUser = Attach | Failed | ToTrainer
 Frame = FromUser | ToUser
 
 FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation, Audited)
 FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
-TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Audit)
+TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Audit, Reopen)
 TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
 
 F = typing.TypeVar("F", bound=Frame)

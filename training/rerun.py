@@ -7,7 +7,7 @@ which is nobody's end; what nobody can tell here leads to nothing at all.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
 from training.compression import make_feedback
-from training.frames import Audit
+from training.frames import Audit, Reopen
 from training.segments import (
     RunsSegments,
     SegmentPlace,
@@ -50,9 +50,11 @@ class AuditTask:
 
 
 def run_audit(
-    manifest: RunManifest, frame: Audit, traces: TraceFolder, runs: RunsSegments
+    manifest: RunManifest, frame: Audit | Reopen, traces: TraceFolder, runs: RunsSegments
 ) -> bytes:
     """Answers what the network process asks; empty where the file of it is gone."""
+    if isinstance(frame, Reopen):
+        return reopen(frame.root, traces, runs)
     try:
         work = Path(frame.path).read_bytes()
     except OSError as error:
@@ -68,6 +70,25 @@ def run_audit(
         inherited=frame.inherited,
     )
     return rerun(manifest, task, work, traces.anchor(frame.round), runs)
+
+
+def reopen(root: bytes, traces: TraceFolder, runs: RunsSegments) -> bytes:
+    """Puts a state of an own round on the disk again, by running on from the last one before it
+    that is kept; answers with its root, empty where that does not lead to it."""
+    found = traces.before(root)
+    if found is None:
+        return b""
+    state, place, wanted = found
+    try:
+        for segment in range(place.segment, wanted):
+            state = runs.run(state, replace(place, segment=segment))
+        if root_of(state.cells(traces.layout)) != root:
+            return b""  # As others will find it: this machine does not compute equal bits.
+        traces.put(state)
+    except (RuntimeError, ValueError, OSError) as error:
+        logger.warning("a state cannot be made again segment=%d reason=%s", wanted, error)
+        return b""
+    return root
 
 
 def rerun(

@@ -36,6 +36,10 @@ STEPS_MAX = 1 << 24
 TRACES_KEPT = 8
 """Rounds of which audits may ask for states: as many as are judged (`node.rules.audit_rounds`)."""
 
+RECOMPUTED_MAX = 0.05
+"""Of the own training, on average, what is run again to show states that were not kept: at the
+rate of the run, where nobody stands out."""
+
 ALONE = "alone"
 """The class of a device whose work nobody can run again to the bit."""
 
@@ -161,6 +165,17 @@ def steps_of_segment(manifest: RunManifest, segment: int) -> range:
     """The local steps of a segment: as many as of the others, or one more."""
     steps, segments = manifest.inner.inner_steps, manifest.audits.segments
     return range(steps * segment // segments, steps * (segment + 1) // segments)
+
+
+def kept_states(manifest: RunManifest) -> frozenset[int]:
+    """Which of the S + 1 states of a round are kept as they are made: the first and the last, and
+    between them so few that what has to be run again is no more than RECOMPUTED_MAX."""
+    segments, rate = manifest.audits.segments, manifest.audits.rate
+    for every in range(segments, 1, -1):
+        again = sum(number % every for number in range(segments)) / segments
+        if rate * again / segments <= RECOMPUTED_MAX:
+            return frozenset((*range(0, segments, every), segments))
+    return frozenset(range(segments + 1))
 
 
 def batch_lease(manifest: RunManifest, lease: Lease, step: int) -> Lease:

@@ -20,7 +20,7 @@ from torch import nn
 from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
 from training.device import Device
-from training.exchange import Lease, Outcome, RunStart, TraceRoots
+from training.exchange import Lease, Outcome, RunClock, RunStart, TraceRoots
 from training.inner import accumulate_gradient, apply_gradient, load_optimizer_tensors
 from training.models import read_fragment, write_fragment
 from training.recall import Recalled
@@ -145,15 +145,17 @@ class RoundTracer:
         self._is_lost = False
         """Whether nobody knows any more what the round in hand began with."""
 
-    def before_gradient(self, round_index: int, lease: Lease, local_step: int) -> None:
+    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
         """Before the gradient of each step of a round, which is trained on that lease."""
+        round_index = clock.round
         segment = self._begins.get(local_step)
         if segment is not None:
             torch.manual_seed(luck_of(self._manifest, round_index, lease, segment))
         if local_step == 0:
             if self._writer is not None:
                 self._writer.drop()
-            self._writer = self._folder.writer(round_index)
+            place = SegmentPlace(round=round_index, step=clock.step, segment=0, lease=lease)
+            self._writer = self._folder.writer(place)
             self._before, self._is_lost = self._add(), False
 
     def after_step(self, local_step: int) -> None:

@@ -22,7 +22,7 @@ from training.device import AUTO, Device, open_device
 from training.diloco import DiLoCo
 from training.evaluation import validation_loss
 from training.exchange import Contribution, Lease, Outcome, RunStart, Ticket, Turn
-from training.frames import Audit, Progress, Ready, Validation
+from training.frames import Audit, Progress, Ready, Reopen, Validation
 from training.inner import make_optimizer
 from training.inner_state import InnerFolder
 from training.leases import lease_size, part_of_lease
@@ -165,7 +165,7 @@ class Auditor:
             manifest, lambda: _set_up(manifest, options, device)[::2], self._batch
         )
 
-    def run(self, frame: Audit) -> bytes:
+    def run(self, frame: Audit | Reopen) -> bytes:
         """What names the end that the segment came to; empty where it cannot tell."""
         return run_audit(self._manifest, frame, self._traces, self._segments)
 

@@ -6,7 +6,7 @@ C cells of the shard
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from protocol.errors import StateError
 from protocol.grid import Layout
 from protocol.identity import PeerId, short_id
 from training.segments import num_state_cells
-from training.traces import TraceFolder
+from training.traces import StoredCells, TraceFolder
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,10 @@ class OpenedWork:
         return found
 
 
+def _is_kept(held: Sequence[bytes]) -> bool:
+    return not isinstance(held, StoredCells) or held.is_kept
+
+
 class WorkDesk:
     """One node's: serves its own work, and that of others in a dispute; keeps what it asked for."""
 
@@ -90,6 +94,17 @@ class WorkDesk:
         most = AUDITS_PER_ERA * (2 * num_state_cells(layout) + layout.num_cells(0))
         self._quota = WorkQuota(most)
         self._waiting: Counter[PeerId] = Counter()
+        self._traces = traces
+        self.reopen: Callable[[bytes], Awaitable[None]] = self._cannot
+        """Has the trainer make a state of an own round again, and waits for it."""
+
+    async def _cannot(self, subject: bytes) -> None:
+        del subject  # There is no trainer.
+
+    def close_rounds(self) -> None:
+        """After a seal: what nobody may ask for any more need not be kept. Raises OSError."""
+        for index in self._core.audits.closed:
+            self._traces.close(index)
 
     # Out ----------------------------------------------------------------------------------------
 
@@ -117,8 +132,13 @@ class WorkDesk:
         return False
 
     async def outgoing(self, push: ev.Push) -> OpenedWork:
-        """The cells of it that are here."""
-        count = len(await trio.to_thread.run_sync(self._works.cells, push.subject))
+        """The cells of it that are here. A state that was not kept is made again; if that takes
+        longer than a moment, whoever asks again with the next seal gets it."""
+        held = await trio.to_thread.run_sync(self._works.cells, push.subject)
+        if not _is_kept(held):
+            with trio.move_on_after(EARLY_S):
+                await self.reopen(push.subject)
+        count = len(held) if _is_kept(held) else 0
         cells = tuple(index for index in dict.fromkeys(push.cells) if index < count)
 
         async def find(index: int) -> list[Item]:

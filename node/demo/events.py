@@ -138,6 +138,22 @@ class FaultSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConvicted:
+    """The node holds evidence against a peer, and has checked it."""
+
+    peer: str
+    accusation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBanned:
+    """The seal of `round` is the first at this node that bans a peer."""
+
+    peer: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """The node gives up: `kind` is the class of its error."""
 
@@ -160,6 +176,8 @@ Event = (
     | Resynced
     | Finished
     | FaultSeen
+    | PeerConvicted
+    | PeerBanned
     | Failed
 )
 
@@ -178,6 +196,8 @@ _KINDS: dict[str, type[Event]] = {
     "resync": Resynced,
     "finished": Finished,
     "fault": FaultSeen,
+    "convicted": PeerConvicted,
+    "banned": PeerBanned,
     "error": Failed,
 }
 _FIELDS = {

@@ -185,6 +185,8 @@ class SwarmView:
                 node.error = f"{event.kind}: {event.message}"
             case events.MethodChosen():
                 pass  # The demo's rounds all have the manifest's steps.
+            case events.PeerConvicted() | events.PeerBanned():
+                pass  # Its nodes are friends; what one finds of another is told as a fault.
             case _:
                 assert_never(event)
 

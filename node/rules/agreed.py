@@ -99,10 +99,11 @@ def unmeasured(view: RoundView, digest: bytes) -> list[Slice]:
 
 def _num_rows(view: RoundView, body: List) -> int:
     """The rows that a rule sees of a LIST; while COMMITs are missing, the most that it may be."""
-    listed = view.listed(body) if view.admission.ramp else None
+    may_drop = view.admission.ramp or view.audits.rate
+    listed = view.listed(body) if may_drop else None
     if not listed:
         return len(body.commits)
-    return len(weighed(view.roster, view.admission, listed))
+    return len(weighed(view.roster, view.admission, listed, view.audits))
 
 
 def whole_gram(view: RoundView, digest: bytes) -> tuple[bytes, ...] | None:

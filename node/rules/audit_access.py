@@ -13,6 +13,10 @@ from protocol.identity import PeerId
 from protocol.manifest import AuditSpec
 from protocol.messages import Commit, Outcome
 
+FETCHED_WITHIN = 2
+"""Seals behind that which draws, at which a state is asked for at the latest; of those called in by
+a VERDICT later, but then somebody is accused."""
+
 Key = tuple[bytes, int]
 """COMMIT digest and segment."""
 
@@ -42,6 +46,32 @@ def may_see(rounds: Rounds, law: AuditSpec, me: PeerId, peer: PeerId, subject: b
                 if peer in on.named.roster.voter_set and is_accused(rounds, law, on, key):
                     return True
     return False
+
+
+def closed_rounds(rounds: Rounds, law: AuditSpec, me: PeerId) -> tuple[int, ...]:
+    """The rounds of which nobody may be shown this node's work any more.
+
+    None before its beacon is known; then those whom it may have drawn have two seals to fetch what
+    they were drawn for, and one more in which they may be behind. Who is called in by a VERDICT
+    comes later, and then somebody is accused.
+    """
+    found = []
+    for on in rounds.judged():
+        behind, newest = rounds.at(on.round + 1), rounds.newest
+        if behind is None or newest is None:
+            continue
+        own = [message.digest for message, _ in on.listed() if message.sender == me]
+        keys = [(commit, segment) for commit in own for segment in range(law.segments + 1)]
+        is_drawn = any(
+            may_accuse(law, on, behind.beacon, voter, key)
+            for key in keys
+            for voter in on.named.roster.voters
+        )
+        is_late = newest.round > on.round + 1 + FETCHED_WITHIN
+        is_disputed = any(is_accused(rounds, law, on, key) for key in keys)
+        if (is_late or not is_drawn) and not is_disputed:
+            found.append(on.round)
+    return tuple(found)
 
 
 def _segments_of(commit: Commit, subject: bytes, segments: int) -> Iterator[int]:

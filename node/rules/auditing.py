@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from node import events as ev
-from node.rules.audit_access import is_accused, may_see
+from node.rules.audit_access import closed_rounds, is_accused, may_see
 from node.rules.audit_draw import Drawn, drawn
 from node.rules.audit_rounds import AuditedRound, Rounds
 from node.rules.audit_words import Judge
@@ -22,6 +22,7 @@ from node.rules.onions import Onion
 from node.rules.round_config import RoundConfig
 from node.rules.round_view import RoundView
 from node.rules.signals import Signals
+from node.rules.unaudited import answerable
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.grid import EMPTY_ROOT
@@ -132,6 +133,11 @@ class Audits:
         return self.is_on and may_see(self._rounds, self._law, self._me, peer, subject)
 
     @property
+    def closed(self) -> tuple[int, ...]:
+        """Rounds whose own work nobody may ask for any more: see `node.rules.audit_access`."""
+        return closed_rounds(self._rounds, self._law, self._me)
+
+    @property
     def classes(self) -> dict[PeerId, str]:
         """The device class of everybody whom the last seal lists; none without audits."""
         newest = self._rounds.newest
@@ -139,6 +145,14 @@ class Audits:
             {}
             if newest is None
             else {m.sender: newest.class_of(m.sender) for m, _ in newest.listed()}
+        )
+
+    @property
+    def answerable(self) -> frozenset[PeerId]:
+        """Those of them whom audits of their training may convict: see `node.rules.unaudited`."""
+        newest = self._rounds.newest
+        return (
+            answerable(newest.named.roster, list(self.classes.items())) if newest else frozenset()
         )
 
     @property

@@ -18,8 +18,9 @@ from dataclasses import replace
 
 from blake3 import blake3
 
+from node.rules.unaudited import capped, unaudited
 from protocol.identity import PeerId
-from protocol.manifest import AdmissionSpec
+from protocol.manifest import NO_AUDITS, AdmissionSpec, AuditSpec
 from protocol.messages import Commit, Roster, SeatRecord
 
 FOUNDING_ROUND = 1
@@ -44,15 +45,23 @@ def counting(roster: Roster, law: AdmissionSpec) -> frozenset[PeerId]:
 
 
 def weighed(
-    roster: Roster, law: AdmissionSpec, listed: Sequence[tuple[PeerId, bytes, Commit]]
+    roster: Roster,
+    law: AdmissionSpec,
+    listed: Sequence[tuple[PeerId, bytes, Commit]],
+    audits: AuditSpec = NO_AUDITS,
 ) -> list[tuple[PeerId, bytes, int]]:
     """Sender, COMMIT digest and weight of those that are summed, in the order of `listed`.
+
+    Those whose training nobody can run again weigh a share together, in runs with audits.
 
     Where nobody listed counts all of them stay, with no weight: no rule makes anything of that, so
     the result is zero. Were they summed instead, a closer could list newcomers alone.
     """
     seats = {seat.peer: seat for seat in roster.seats}
     rows = [(p, digest, c.tokens * parts(seats[p], law)) for p, digest, c in listed]
+    if audits.rate:
+        classes = [(p, c.work[0].device) for p, _, c in listed if c.work]
+        rows = capped(rows, unaudited(roster, classes), audits)
     return [row for row in rows if row[2]] or rows
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from node.rules import roster as rosters
 from node.rules.derived import Derived
 from node.rules.rare import Rare, never
-from protocol.manifest import RunManifest
+from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
 from training.aggregation import AGGREGATORS
 from training.segments import MOMENTS
 
@@ -19,6 +19,7 @@ class RoundConfig:
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
+    `audits` says what those weigh whose training nobody can run again.
     Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
     inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
@@ -37,6 +38,7 @@ class RoundConfig:
     wait_seats: int = 0
     wait_seats_s: float = 12.0
     uses_gram: bool = False
+    audits: AuditSpec = NO_AUDITS
     device: str = ""
     moments: int = MOMENTS
     tail: int = 1
@@ -68,4 +70,5 @@ class RoundConfig:
             survive=manifest.survive,
             grace_s=manifest.timing.suspect_s,
             uses_gram=AGGREGATORS[manifest.outer.aggregator]().uses_stats,
+            audits=manifest.audits,
         )

@@ -280,6 +280,7 @@ class RoundState:
             uses_gram=self.config.uses_gram,
             without=self.config.without,
             admission=self.config.clock.admission,
+            audits=self.config.audits,
             cut=slices if derived is None else derived.slices,
         )
         if self._restart is not None:

@@ -13,7 +13,7 @@ from node.rules.rare import Rare, never
 from node.rules.reducers import Slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.identity import PeerId
-from protocol.manifest import NO_ADMISSION, AdmissionSpec
+from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
 from protocol.messages import (
     Commit,
     Kind,
@@ -78,6 +78,7 @@ class RoundView(Holding):
     uses_gram: bool = False
     without: frozenset[str] = frozenset()
     admission: AdmissionSpec = NO_ADMISSION
+    audits: AuditSpec = NO_AUDITS
     cut: Callable[..., tuple[Slice, ...]] = slices
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0

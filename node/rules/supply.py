@@ -198,7 +198,7 @@ def _summable(
     listed = view.listed(body) if due else None
     if not listed:
         return
-    rows = weighed(view.roster, view.admission, listed)
+    rows = weighed(view.roster, view.admission, listed, view.audits)
     entries = tuple(ListEntry(*row) for row in rows)
     for piece in due:
         # Of those too that weigh nothing: what is listed was contributed.

@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from node.rules.audit_access import FETCHED_WITHIN
+from node.rules.audit_draw import SUSPECT_RATE
 from node.rules.audit_rounds import ROUNDS_KEPT
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
@@ -16,6 +18,7 @@ from node.trainers.pace import COVER, SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.presets import PRESETS, is_paced
+from training.segments import kept_states
 
 MIB = 1 << 20
 
@@ -119,10 +122,23 @@ def audit_bytes(found: Checked) -> int:
 
 
 def trace_bytes(found: Checked) -> int:
-    """What a node keeps of its rounds for those who may ask."""
+    """What a node keeps of its rounds for those who may ask, on average.
+
+    Of a round an anchor, the states that `kept_states` names, and a residual; where it follows upon
+    one that is whole, its first moments are the other's last. The last two are whole, for their
+    beacons are not known; of FETCHED_WITHIN + 1 before them those for which somebody may have been
+    drawn, at SUSPECT_RATE or more; of the others the anchor alone.
+    """
     audits = found.manifest.audits
-    states = (audits.segments + 1) * ROUNDS_KEPT if audits.rate else 0
-    return 4 * STATE_VECTORS * states * found.costs.parameters
+    if not audits.rate:
+        return 0
+    later = len(kept_states(found.manifest)) - 1
+    anchor, first_moments, others = 1, STATE_VECTORS - 1, STATE_VECTORS * later + 1
+    # Of v auditors each is drawn with rate / v: none with e^-rate, for many.
+    drawn = (FETCHED_WITHIN + 1) * (1.0 - math.exp(-max(audits.rate, SUSPECT_RATE)))
+    whole = 2 + drawn
+    vectors = ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
+    return round(4 * vectors * found.costs.parameters)
 
 
 def print_check(console: Console, found: Checked, step_s: float | None) -> None:

@@ -65,6 +65,7 @@ class AuditsSection(Section):
 
     rate: float = 0.0
     segments: int = 8
+    unaudited: float = 0.25
 
 
 class ModelSection(Section):

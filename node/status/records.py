@@ -127,8 +127,9 @@ class PeerRecord:
     """In runs with audits what its last listed COMMIT said; None where there is none."""
 
     is_audited: bool | None = None
-    """Whether anybody else of that class was listed, who could run its training again. Of the
-    others nothing but the encoding is looked at."""
+    """Whether so many voters of that class were listed that their words on its training would
+    convict it. Of the others nothing but the encoding is looked at, and together they weigh at
+    most `unaudited_share`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,8 @@ class NodeStatus:
     `age_s` is how old the snapshot is when it is sent: a network process that hangs shows by it.
     `rounds_total` is when the run ends at the latest. `was_listed` is about the last sealed round.
     Bytes count from the node's start. `provisional` counts the rounds behind the last final one
-    that are sealed without a quorum (R4): they become final or give way.
+    that are sealed without a quorum (R4): they become final or give way. In runs with audits this
+    node's class, whether its training is audited, and what those weigh together whose is not.
     """
 
     schema: int = SCHEMA
@@ -198,6 +200,9 @@ class NodeStatus:
     round: int
     rounds_total: int
     attempt: int
+    device_class: str | None = None
+    is_audited: bool | None = None
+    unaudited_share: float | None = None
     members: int
     voters: int
     banned: tuple[str, ...]
@@ -253,6 +258,9 @@ class PeerTable:
     run: str
     round: int
     peers: tuple[PeerRecord, ...]
+    unaudited_share: float | None = None
+    """Of a round's weight, what those may have together who are not audited; None without
+    audits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -177,9 +176,28 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
     return Snapshot(
         taken_s=time.monotonic(),
         status=status,
-        peers=PeerTable(run=run, round=view.index, peers=_peers(sources, now_s)),
+        peers=PeerTable(
+            run=run,
+            round=view.index,
+            peers=_peers(sources, now_s),
+            unaudited_share=_unaudited_share(core),
+        ),
         rounds=RoundTable(run=run, rounds=board.rounds),
     )
+
+
+def _of_audits(core: NodeCore) -> dict[str, Any]:
+    audits, me = core.audits, core.machine.view.me
+    return {
+        "device_class": shown(audits.device) if audits.is_on and audits.device else None,
+        "is_audited": me in audits.answerable if me in audits.classes else None,
+        "unaudited_share": _unaudited_share(core),
+    }
+
+
+def _unaudited_share(core: NodeCore) -> float | None:
+    law = core.manifest.audits
+    return law.unaudited if law.rate else None
 
 
 def node_state(sources: StatusSources) -> State:
@@ -259,7 +277,7 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
     shown_peers = dict.fromkeys((*members, *view.head.roster.banned, *linked, *sorted(told)))
     wall_s = sources.wall_clock()
     classes = core.audits.classes
-    in_class = Counter(classes.values())
+    answerable = core.audits.answerable
     records = []
     for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
         silence_s, said = core.liveness.silence_s(peer, now_s), told.get(peer)
@@ -282,7 +300,7 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 rate_bytes_s=core.machine.rates.bytes_per_s(peer),
                 suspicion=_suspicion(sources, peer),
                 device_class=shown(classes[peer]) if peer in classes else None,
-                is_audited=in_class[classes[peer]] > 1 if peer in classes else None,
+                is_audited=peer in answerable if peer in classes else None,
                 **_of_network(sources.network, peer),
             )
         )

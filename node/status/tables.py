@@ -62,7 +62,8 @@ def draw_peers(table: PeerTable) -> RenderableType:
         lines += [Text(f"suspicion, which {SUSPICION_USE}:", style="dim")]
         lines += [Text(f"  {_suspicion_line(peer)}") for peer in odd]
     if alone:
-        lines += [Text("unaudited, for nobody else computes their bits:", style="dim")]
+        share = "" if table.unaudited_share is None else f"; {_capped(table.unaudited_share)}"
+        lines += [Text(f"unaudited, for too few others compute their bits{share}:", style="dim")]
         lines += [Text(f"  {_class_line(peer)}") for peer in alone]
     return Group(grid, *lines) if lines else grid
 
@@ -130,6 +131,8 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
             f"{status.linked} linked; this node is {part}"
         ),
     )
+    if status.unaudited_share is not None and status.device_class is not None:
+        yield "audits", Text(_audits(status, status.unaudited_share))
     if status.banned:
         names = ", ".join(peer[-_ID_CHARACTERS:] for peer in status.banned[-4:])
         yield "banned", Text(f"{len(status.banned)}, the last: {names}", style="bold yellow")
@@ -221,6 +224,20 @@ def _suspicion_line(peer: PeerRecord) -> str:
     assert peer.suspicion is not None
     reasons = shown("; ".join(peer.suspicion.reasons), limits.STRING_BYTES_MAX)
     return f"{peer.peer[-_ID_CHARACTERS:]}  {peer.suspicion.score:.2f}  {reasons}"
+
+
+def _audits(status: NodeStatus, share: float) -> str:
+    if status.is_audited is None:
+        said = "not known yet whether others can run its training again"
+    elif status.is_audited:
+        said = "others run its training again"
+    else:
+        said = f"unaudited, for too few others compute its bits; {_capped(share)}"
+    return f"{said} (class {shown(status.device_class or '', _CLASS_CHARACTERS)})"
+
+
+def _capped(share: float) -> str:
+    return f"together they weigh at most {share:.0%} of a round"
 
 
 def _class_line(peer: PeerRecord) -> str:

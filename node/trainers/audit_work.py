@@ -1,4 +1,5 @@
-"""Segments of others on their way to the trainer, and what it finds (R10)."""
+"""Segments of others on their way to the trainer, and what it finds; own states that are asked for
+and were not kept (R10)."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from node.trainers.trainer import Trainer
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.exchange import Contribution
-from training.frames import Audit, Audited
+from training.frames import Audit, Audited, Reopen
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,22 @@ class AuditWork:
         tell: Callable[[ev.CoreEvent], Awaitable[None]],
     ) -> None:
         self._desk, self._hooks, self._tell = desk, hooks, tell
-        self._send, self._waiting = trio.open_memory_channel[ev.Rerun](WAITING_MAX)
+        self._send, self._waiting = trio.open_memory_channel[ev.Rerun | bytes](WAITING_MAX)
         self._number = 0
         self._open: tuple[int, ev.Rerun, Path] | None = None
         self._answered = trio.Event()
+        self._root: bytes | None = None
+        """The state that the trainer makes again now."""
+        self._again: dict[bytes, trio.Event] = {}
+        """States of own rounds that are asked for and were not kept; set when the trainer tried."""
+        desk.reopen = self.reopen
+
+    def close_rounds(self) -> None:
+        """After a seal: what nobody may ask for any more is not kept."""
+        try:
+            self._desk.close_rounds()
+        except OSError as error:
+            logger.warning("states are kept that nobody asks for reason=%s", error)
 
     async def offer(self, task: ev.Rerun, *, is_training: bool) -> None:
         """Have it run, or say at once that it cannot be: there is no trainer, or too much waits."""
@@ -59,21 +72,42 @@ class AuditWork:
             logger.warning("audit given up segment=%d reason=too many wait", task.segment)
         await self._say(task, b"")
 
+    async def reopen(self, root: bytes) -> None:
+        """Have a state of an own round made again, and wait until that is tried."""
+        if root not in self._again:
+            try:
+                self._send.send_nowait(root)
+            except trio.WouldBlock:
+                return
+            self._again[root] = trio.Event()
+        await self._again[root].wait()
+
     async def run(self, trainer: Trainer) -> None:
         """Until cancelled. Raises TrainerError if the trainer is dead."""
         async for task in self._waiting:
             self._number += 1
+            self._answered = trio.Event()
+            if isinstance(task, bytes):
+                self._root = task
+                await trainer.audit(Reopen(number=self._number, root=task))
+                await self._answered.wait()
+                self._again.pop(task).set()
+                continue
             path = await self._written(task)
             if path is None:
                 await self._say(task, b"")
                 continue
-            self._answered = trio.Event()
             self._open = (self._number, task, path)
             await trainer.audit(_frame(task, self._number, path))
             await self._answered.wait()
 
     async def answered(self, event: Audited) -> None:
         """What the trainer found. Raises TrainerError for what nobody asked."""
+        if self._root is not None and event.number == self._number:
+            self._root = None
+            logger.info("made again state=%s", event.found.hex()[:16])
+            self._answered.set()
+            return
         if self._open is None or self._open[0] != event.number:
             raise TrainerError(f"found the end of segment {event.number} that nobody asked for")
         (_, task, path), self._open = self._open, None

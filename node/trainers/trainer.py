@@ -28,6 +28,7 @@ from training.frames import (
     Proceed,
     Progress,
     Ready,
+    Reopen,
     Start,
     ToTrainer,
     Validation,
@@ -167,7 +168,7 @@ class Trainer:
             )
         )
 
-    async def audit(self, frame: Audit) -> None:
+    async def audit(self, frame: Audit | Reopen) -> None:
         """Have a segment of somebody's round run again; Audited comes as an event.
 
         Waits until it is started. Raises TrainerError if the trainer is dead.

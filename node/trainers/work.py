@@ -133,6 +133,8 @@ class TrainerWork:
         self._fates.hear(action)
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
         self._wanted, self._bent_N = _Wanted(action, anchor_N), None
+        if self._audits is not None:
+            self._audits.close_rounds()
         self._changed.set()
 
     async def audit(self, task: ev.Rerun) -> None:
@@ -234,9 +236,9 @@ class TrainerWork:
 
     def _class_of(self, ready: Ready) -> str:
         """Its device's class; one that nobody else is of where nobody could compute the same."""
-        if self._audits is None or ready.device_class not in ("", ALONE):
-            return ready.device_class
-        return f"{ALONE} {self._parts.core.machine.view.me.hex()[:16]}"
+        is_said = self._audits is None or ready.device_class not in ("", ALONE)
+        alone = f"{ALONE} {self._parts.core.machine.view.me.hex()[:16]}"
+        return self._parts.hooks.device_class(ready.device_class if is_said else alone)
 
     def _whole(self, payloads: Sequence[bytes], fragment: int) -> NDArray[np.float32]:
         """A contribution as a vector of the shard."""

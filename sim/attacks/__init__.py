@@ -11,6 +11,8 @@ from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
+from sim.attacks.lazy import Lazy
+from sim.attacks.lone_class import LoneClass
 from sim.attacks.lying_auditor import LyingAuditor
 from sim.attacks.lying_reducer import LyingReducer
 from sim.attacks.mimic import Mimic
@@ -44,6 +46,8 @@ ATTACKS.register("fang_krum", FangKrum)
 ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)
+ATTACKS.register("lazy", Lazy)
+ATTACKS.register("lone_class", LoneClass)
 ATTACKS.register("lying_auditor", LyingAuditor)
 ATTACKS.register("lying_reducer", LyingReducer)
 ATTACKS.register("mimic", Mimic)

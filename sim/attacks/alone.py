@@ -22,6 +22,8 @@ ALONE = (
     "constant_direction",
     "equivocation",
     "gaussian",
+    "lazy",
+    "lone_class",
     "lying_auditor",
     "lying_reducer",
     "on_off",
@@ -38,7 +40,7 @@ ALONE = (
 """Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
 makes one ends."""
 
-IN_WORLDS = frozenset({"bent_segment"})
+IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
 
 STANDS_BY_ITS_WORK = frozenset({"retract"})

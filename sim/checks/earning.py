@@ -3,7 +3,7 @@
 Each seal must follow from the seal before and its list, so by induction from genesis.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from blake3 import blake3
@@ -32,13 +32,45 @@ def _parts(seat: SeatRecord, law: AdmissionSpec) -> int:
     return sorted((0, seat.earned - law.probation, law.ramp))[1]
 
 
-def weighed_rows(named: SealValue, rows: Sequence[Row], law: AdmissionSpec) -> list[Row]:
+def weighed_rows(
+    named: SealValue, rows: Sequence[Row], manifest: RunManifest, classes: Mapping[PeerId, str]
+) -> list[Row]:
     """The rows that are summed, with what their tokens weigh in the round that `named` has named.
+    `classes` are those that the COMMITs say.
 
     Empty where nobody listed weighs anything: then the result is zero.
     """
-    found = [(peer, tokens * num_parts(named, peer, law), wire_N) for peer, tokens, wire_N in rows]
-    return [row for row in found if row[1]]
+    law = manifest.admission
+    weights = {peer: tokens * num_parts(named, peer, law) for peer, tokens, _ in rows}
+    if manifest.audits.rate:
+        weights = capped_weights(named, weights, classes, manifest.audits.unaudited)
+    return [(peer, weights[peer], wire_N) for peer, _, wire_N in rows if weights[peer]]
+
+
+def capped_weights(
+    named: SealValue, weights: dict[PeerId, int], classes: Mapping[PeerId, str], share: float
+) -> dict[PeerId, int]:
+    """R10: those whose training too few others can run again weigh `share` together, written down
+    once more from the words of `node.rules.unaudited`. A float is a whole number over a power of
+    two, so this is exact."""
+    voters = [seat.peer for seat in named.roster.seats if seat.voter_since >= 0]
+    bad = (len(voters) - 1) // 3
+    lone = set()
+    for peer in weights:
+        able = [v for v in voters if v != peer and classes.get(v) == classes[peer]]
+        if len(able) <= bad:
+            lone.add(peer)
+    if lone == set(weights):
+        return weights
+    if len(voters) <= 3:
+        lone -= set(voters)
+    part, whole = share.as_integer_ratio()
+    loud = sum(weights[peer] for peer in lone)
+    rest = sum(weights.values()) - loud
+    if rest == 0 or loud * whole <= (loud + rest) * part:
+        return weights
+    most = rest * part // (whole - part)
+    return {p: w * most // loud if p in lone else w for p, w in weights.items()}
 
 
 class Earning:

@@ -147,6 +147,7 @@ class Reference:
         before = self._expected.get(value.before)
         said = [self._history.commits.get(digest) for digest in value.commits]
         listed: list[tuple[PeerId, int, Vector]] = []
+        classes: dict[PeerId, str] = {}
         for each in said:
             if each is None or before is None:
                 return None
@@ -155,6 +156,8 @@ class Reference:
             if wire_N is None:
                 return None
             listed.append((each.message.sender, each.body.tokens, wire_N))
+            for work in each.body.work:
+                classes[each.message.sender] = work.device
         named = self._history.values.get(value.basis)
         if before is None or named is None:
             return None
@@ -162,7 +165,7 @@ class Reference:
         if not listed:
             return before
         manifest = self._world.manifest
-        rows = weighed_rows(named, listed, manifest.admission)
+        rows = weighed_rows(named, listed, manifest, classes)
         fragment = self._layout.fragment_of(value.round)
         cuts = slices_after(named, self._layout.num_cells(fragment), manifest.trust)
         # Of rows that weigh nothing no rule makes anything.

@@ -1,5 +1,6 @@
 """Plays a local run: starts real nodes, deals faults, undoes them, and watches."""
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,6 +73,8 @@ class Director:
                 async with trio.open_nursery() as chaos:
                     if self._options.kinds:
                         chaos.start_soon(self._deal_faults)
+                    if self._options.attack is not None:
+                        chaos.start_soon(self._send_checker)
                     await self._until_over()
                     self._calm.set()
                 await self._settle()
@@ -172,6 +175,32 @@ class Director:
             node.is_meant_to_end, node.status = True, "left"
             await node.process.end(node.trainer_pid)
 
+    # Bans ---------------------------------------------------------------------------------------
+
+    async def _send_checker(self) -> None:
+        """One more node, once all liars are banned; half way through at the latest, so that it is
+        there in time."""
+        story, options = self.story, self._options
+        assert options.attack is not None
+        count = options.attack.count
+        half_s = math.inf if options.duration_s is None else 0.5 * options.duration_s
+        half = math.inf if options.rounds is None else 0.5 * options.rounds
+        with trio.move_on_after(half_s):
+            await self._swarm.until(lambda: len(story.banned) >= count or story.newest >= half)
+        await self._swarm.add(is_checker=True)
+
+    async def _until_checked(self) -> None:
+        """Until the latecomer holds evidence against all whom seals ban. Its trace is judged."""
+        story = self.story
+        checkers = [node for node in story.nodes.values() if node.is_checker]
+        with trio.move_on_after(self._patience.settle_s):
+            await self._swarm.until(
+                lambda: all(
+                    n.convicted >= story.banned or n.status in ("dead", "finished")
+                    for n in checkers
+                )
+            )
+
     # The end ------------------------------------------------------------------------------------
 
     async def _until_over(self) -> None:
@@ -205,6 +234,7 @@ class Director:
                 f"{', '.join(late())} did not come back to the swarm within "
                 f"{self._patience.settle_s:.0f} s of the last fault's end"
             )
+        await self._until_checked()
         if options.rounds is not None:
             with trio.move_on_after(_END_S):
                 await self._swarm.until(

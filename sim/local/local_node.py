@@ -54,6 +54,15 @@ class LocalNode:
     is_liar: bool = False
     """Whether it contributes something else than its work."""
 
+    is_checker: bool = False
+    """Whether it comes late, follows without a seat, and checks bans (`sim.local.rechecking`)."""
+
+    banned: set[str] = field(default_factory=set)
+    """Peers that its newest seals ban."""
+
+    convicted: set[str] = field(default_factory=set)
+    """Peers against whom it holds evidence that it has checked."""
+
     train_loss: float | None = None
     """Of its own data, before its newest seal."""
 
@@ -92,7 +101,12 @@ class LocalNode:
         command = options.node_command
         if self.is_liar and options.attack is not None:
             command = (*LYING_COMMAND, "--attack", options.attack.name)
-        line = [*command, "--state", str(self.state), "--manifest", str(manifest)]
+        line = [*command, "--state", str(self.state)]
+        # Who comes late knows one address, and has all else from there.
+        if self.is_checker:
+            line += ["--join", self.bootstrap[0], "--observer"]
+        else:
+            line += ["--manifest", str(manifest)]
         line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
         line += ["--threads", str(trainer_threads(options.peers))]
         if self.port is None:

@@ -30,7 +30,7 @@ from training.compression import Encoded, ErrorFeedback, make_codec
 from training.control_pipe import ControlPipe
 from training.durable import replace_durably
 from training.exchange import Contribution, Lease, Outcome, RunClock, TraceRoots
-from training.frames import Audit, Ready, Start, Validation
+from training.frames import Audit, Ready, Reopen, Start, Validation
 from training.manifest_file import read_manifest
 from training.rerun import run_audit
 from training.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
@@ -197,7 +197,7 @@ class MadeUpTrainer:
             self._settle(index)
         return turn.clock, turn.lease
 
-    def _audited(self, frame: Audit) -> bytes:
+    def _audited(self, frame: Audit | Reopen) -> bytes:
         assert self._traces is not None
         return run_audit(self._manifest, frame, self._traces, self._segments)
 
@@ -207,7 +207,8 @@ class MadeUpTrainer:
         """What drifted in a round; in a run with audits in segments, which others make up again."""
         if self._traces is None:
             return self._encode(feedback, anchor_N, self._name, clock.round), None
-        writer = self._traces.writer(clock.round)
+        begins = SegmentPlace(round=clock.round, step=clock.step, segment=0, lease=lease)
+        writer = self._traces.writer(begins)
         zeros_N = np.zeros_like(anchor_N)
         state = SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0)
         writer.add(state)

@@ -3,12 +3,13 @@
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import trio
 from rich.console import Console
 
+from node.using.checkpoint_find import ANY_SIGNER
 from protocol.errors import ConfigError, DecodeError, StateError
 from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import RunManifest
@@ -17,6 +18,7 @@ from sim.local.director import Director, Patience
 from sim.local.local_node import BENT_NODE, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.progress import Progress
+from sim.local.rechecking import Rechecked, rechecked
 from sim.local.recipe import found_run
 from sim.local.report import Result, print_result, write_report
 from sim.local.story import Story
@@ -72,6 +74,7 @@ def run_local(
         options=options,
         story=story,
         verdict=verdict,
+        rechecked=_rechecked(manifest, nodes, verdict.banned),
         wall_s=now_s(),
         error=error,
         weights=_weights(manifest, evidence) if options.attack else {},
@@ -90,6 +93,16 @@ def _weights(manifest: RunManifest, evidence: Evidence) -> dict[PeerId, float]:
         return weights_of(manifest, merge_traces([p for p in evidence.traces if p.exists()]))
     except DecodeError:
         return {}  # The verdict says so.
+
+
+def _rechecked(
+    manifest: RunManifest, nodes: Sequence[LocalNode], banned: Collection[PeerId]
+) -> Rechecked | None:
+    """What the latecomer of a run with liars says of the bans; None where there was none."""
+    for node in nodes:
+        if node.is_checker:
+            return rechecked(node.name, node.trace, banned, manifest.digest, ANY_SIGNER)
+    return None
 
 
 def _bent(options: LocalOptions, nodes: Sequence[LocalNode]) -> frozenset[PeerId]:

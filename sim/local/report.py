@@ -11,6 +11,7 @@ from rich.table import Table
 
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
 from sim.local.options import LocalOptions
+from sim.local.rechecking import Rechecked
 from sim.local.story import Dealt, Story
 from sim.local.verdict import Verdict
 
@@ -39,10 +40,21 @@ class Result:
     weights: Mapping[PeerId, float] = field(default_factory=dict)
     """Of each peer in what was sealed, where there are liars."""
 
+    rechecked: Rechecked | None = None
+    """What a latecomer says of the bans, where there are liars."""
+
     @property
     def is_good(self) -> bool:
         """What the exit status says."""
-        return not self.error and not self.story.deaths and self.verdict.is_good
+        is_sound = not self.error and not self.story.deaths and self.verdict.is_good
+        return is_sound and self.is_rechecked
+
+    @property
+    def is_rechecked(self) -> bool:
+        """Whether somebody who was not there has checked every ban; so, too, where nobody lied."""
+        if self.options.attack is None or not self.verdict.banned:
+            return True
+        return self.rechecked is not None and self.rechecked.is_complete
 
     @property
     def rounds_per_minute(self) -> float:
@@ -61,7 +73,8 @@ class Result:
 
     @property
     def _fair_share(self) -> float:
-        return round(1.0 / max(1, len(self.story.nodes)), 6)
+        taking_part = sum(not node.is_checker for node in self.story.nodes.values())
+        return round(1.0 / max(1, taking_part), 6)
 
     @property
     def liars(self) -> list[tuple[str, float]]:
@@ -72,9 +85,11 @@ class Result:
     @property
     def banned(self) -> dict[str, str]:
         """Whom seals ban, by name, and the evidence in hexadecimal."""
+        return {self._name_of(p): evidence for p, evidence in self.verdict.banned.items()}
+
+    def _name_of(self, peer: PeerId) -> str:
         names = {parse_peer_id(n.peer): n.name for n in self.story.nodes.values() if n.peer}
-        banned = self.verdict.banned
-        return {names.get(p, peer_id_text(p)): evidence for p, evidence in banned.items()}
+        return names.get(peer, peer_id_text(peer))
 
     def as_json(self) -> dict[str, object]:
         """The line that `--json` ends with."""
@@ -110,8 +125,29 @@ class Result:
             "banned": [
                 {"node": name, "evidence": evidence} for name, evidence in self.banned.items()
             ],
+            "rechecked": self._rechecked_json(),
             "wall_s": _rounded(self.wall_s),
         }
+
+    def _rechecked_json(self) -> dict[str, object] | None:
+        one = self.rechecked
+        if one is None:
+            return None
+        return {
+            "by": one.node,
+            "joined": one.joined,
+            "signed_before_it_joined": one.num_before,
+            "bans": {self._name_of(peer): is_shown for peer, is_shown in one.bans.items()},
+        }
+
+    def rechecked_text(self) -> str:
+        """The same in words."""
+        one = self.rechecked
+        if one is None or one.joined < 0:
+            return "by nobody: no latecomer came in time"
+        missing = [self._name_of(peer) for peer, is_shown in one.bans.items() if not is_shown]
+        said = f"all {len(one.bans)}" if not missing else f"NOT {', '.join(missing)}"
+        return f"by {one.node}, which joined in round {one.joined}, alone: {said}"
 
 
 def print_result(console: Console, result: Result) -> None:
@@ -141,6 +177,8 @@ def print_result(console: Console, result: Result) -> None:
         if result.options.audits:
             nobody = "nobody: no audit has found it yet"
         rows.append(("banned", ", ".join(result.banned) or nobody))
+    if result.options.attack is not None and result.banned:
+        rows.append(("bans checked", result.rechecked_text()))
     proofs = [evidence_path(result, name) for name, evidence in result.banned.items() if evidence]
     rows += [("", f"barnraise evidence verify {path}") for path in proofs]
     for name, text in rows:

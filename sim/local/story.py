@@ -60,9 +60,18 @@ class Story:
         return self.seals[-1][1] if self.seals else 0
 
     @property
+    def banned(self) -> set[str]:
+        """Peers that the seals of some node ban."""
+        return {peer for node in self.nodes.values() for peer in node.banned}
+
+    @property
     def running(self) -> list[LocalNode]:
-        """Nodes that run and to which nothing is done now."""
-        return [node for node in self.nodes.values() if node.status == "running"]
+        """Nodes that take part, run, and to which nothing is done now."""
+        nodes = (node for node in self.nodes.values() if not node.is_checker)
+        return [node for node in nodes if node.status == "running"]
+
+    def _name_of(self, peer: str) -> str:
+        return next((n.name for n in self.nodes.values() if n.peer == peer), peer)
 
     def situation(self) -> Situation:
         """For the choice of the next fault."""
@@ -72,7 +81,9 @@ class Story:
             well=[node.name for node in members],
             running=[node.name for node in self.running],
             gone=[node.name for node in self.nodes.values() if node.status == "left"],
-            num_here=sum(n.status not in ("left", "dead") for n in self.nodes.values()),
+            num_here=sum(
+                n.status not in ("left", "dead") and not n.is_checker for n in self.nodes.values()
+            ),
             members=max(
                 (n.members for n in self.nodes.values() if n.sealed == self.newest), default=0
             ),
@@ -114,6 +125,14 @@ class Story:
                 self.tell(now_s, f"{node.name} has another state than the swarm: {event.reason}")
             case events.FaultSeen():
                 self.tell(now_s, f"{node.name} reports a fault of a peer: {event.reason}")
+            case events.PeerConvicted():
+                node.convicted.add(event.peer)
+            case events.PeerBanned():
+                if event.peer not in self.banned:
+                    self.tell(
+                        now_s, f"{self._name_of(event.peer)} is banned by round {event.round}"
+                    )
+                node.banned.add(event.peer)
             case events.Failed():
                 node.error = f"{event.kind}: {event.message}"
             case _:

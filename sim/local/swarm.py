@@ -92,11 +92,12 @@ class LocalSwarm:
             late = [node.name for node in nodes.values() if not node.sealed]
             raise StateError(f"no first seal at {', '.join(late)} within {within_s:.0f} s")
 
-    async def add(self) -> LocalNode:
+    async def add(self, *, is_checker: bool = False) -> LocalNode:
         """A new node, told of others that run."""
         nodes, name = self.story.nodes, node_name(len(self.story.nodes))
         running = [one.address for one in nodes.values() if one.address and _is_up(one)]
-        node = LocalNode(name, self._options.folder, tuple(self._told(running)))
+        told = tuple(self._told(running))
+        node = LocalNode(name, self._options.folder, told, is_checker=is_checker)
         attack, peers = self._options.attack, self._options.peers
         node.is_liar = attack is not None and peers - attack.count <= len(nodes) < peers
         if self.shaper is not None:

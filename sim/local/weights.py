@@ -14,7 +14,7 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Gram, SealValue, decode_body
-from sim.checks.earning import num_parts
+from sim.checks.earning import capped_weights, num_parts
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.aggregation.seam import scores_of
 
@@ -61,10 +61,13 @@ def _weighed(
     manifest: RunManifest, head: SealValue | None, listed: list[tuple[PeerId, Commit]]
 ) -> list[tuple[PeerId, float]]:
     """What the tokens of each weigh, by ascending sender; behind genesis that is all they are."""
-    law, found = manifest.admission, []
+    law, found = manifest.admission, {}
     for peer, body in sorted(listed, key=lambda one: one[0]):
-        found.append((peer, float(body.tokens * (num_parts(head, peer, law) if head else 1))))
-    return found
+        found[peer] = body.tokens * (num_parts(head, peer, law) if head else 1)
+    if head is not None and manifest.audits.rate:
+        classes = {peer: work.device for peer, body in listed for work in body.work}
+        found = capped_weights(head, found, classes, manifest.audits.unaudited)
+    return [(peer, float(weight)) for peer, weight in found.items()]
 
 
 def _shares(

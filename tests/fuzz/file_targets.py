@@ -47,7 +47,7 @@ from training.inner import (
 from training.inner_state import InnerFolder, InnerState
 from training.manifest_file import open_known_manifest, read_manifest
 from training.models import build_model
-from training.segments import MOMENTS, SegmentState
+from training.segments import MOMENTS, SegmentPlace, SegmentState
 from training.state import META_FILE, load_checkpoint, load_latest, named_tensors
 from training.tensor_file import read_tensors as read_tensor_file
 from training.traces import TraceFolder, read_trace_names
@@ -180,7 +180,9 @@ def _trace_file() -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder:
         zeros_N = np.zeros(TRACED.layout(0).numel, np.float32)
         state = SegmentState(zeros_N, (zeros_N,) * MOMENTS, 1)
-        writer = TraceFolder(Path(folder), TRACED).writer(1)
+        writer = TraceFolder(Path(folder), TRACED).writer(
+            SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),))
+        )
         writer.add(state)
         writer.add(state)
         writer.close(state, None)

@@ -63,6 +63,7 @@ def another(path: str, value: Any) -> Any:
         "survive": "quorum",
         "cell_elements": 1 << 17,
         "outer.overlap": 2,
+        "audits.unaudited": 0.5,
         "timing.heartbeat_s": 0.25,
         "model.settings": (),
         "outer.codec_settings": (),
@@ -91,7 +92,7 @@ FIELDS = [path for path, _ in leaves(MANIFEST) if path not in ("wire", "arithmet
 def test_digest_names_the_run_and_is_stable():
     assert MANIFEST.digest == replace(MANIFEST).digest
     assert MANIFEST.digest.hex() == (
-        "5f3b8e6a48cfd49716903b94f7c7f58d115e2637d9c14341025656b657c7ac3b"
+        "d60c18bc186d6ba512ea1327a2211de5451e570812d449f8cdec20f25016e7e5"
     )
 
 

@@ -25,7 +25,14 @@ from tests.memory_transport import MemoryNetwork
 from tests.node.cells.test_bulk_streams import frame, received
 from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
 from tests.protocol.entry_vectors import WORK
-from training.segments import MOMENTS, SegmentState, num_state_cells, root_of
+from training.segments import (
+    MOMENTS,
+    SegmentPlace,
+    SegmentState,
+    cells_of,
+    num_state_cells,
+    root_of,
+)
 from training.traces import TraceFolder
 
 THIRD = PeerId(bytes([3]) * 32)
@@ -62,6 +69,7 @@ class Told:
     opened: set[tuple[PeerId, bytes]] = field(default_factory=set)
     needed: dict[bytes, int] = field(default_factory=dict)
     shunned: frozenset[PeerId] = frozenset()
+    closed: tuple[int, ...] = ()
 
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         return (peer, subject) in self.opened
@@ -87,7 +95,7 @@ class End:
         core.audits = self.audits
         traces = TraceFolder(folder, MANIFEST)
         if seed == FOUNDER_SEED:
-            writer = traces.writer(1)
+            writer = traces.writer(SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),)))
             for one in STATES:
                 writer.add(one)
             writer.close(STATES[-1], STATES[0].weights_N)
@@ -238,6 +246,57 @@ class Bent(NodeHooks):
         return replace(item, payload=item.payload[:-1] + bytes([item.payload[-1] ^ 1]))
 
 
+def lost(folder: Path, number: int) -> list[Path]:
+    """The files of a state, gone from the disk."""
+    cells = STATES[number].cells(LAYOUT)
+    cut = LAYOUT.num_cells(0)
+    paths = [folder / f"{root_of(part).hex()}.cells" for part in (cells[:cut], cells[cut:])]
+    for path in paths:
+        path.unlink()
+    return paths
+
+
+async def test_state_that_was_not_kept_is_made_again_before_it_is_shown(tmp_path):
+    pair = Pair(tmp_path)
+    folder = tmp_path / "owner"
+    lost(folder, 1)
+    traces = TraceFolder(folder, MANIFEST)
+    asked: list[bytes] = []
+
+    async def reopen(subject: bytes) -> None:
+        asked.append(subject)
+        traces.put(STATES[1])
+
+    pair.owner.work.reopen = reopen
+    await pair.ask((ROOT, (0, 1)))
+    assert (asked, pair.auditor.arrived()) == ([ROOT], [0, 1])
+    await pair.ask((ROOT, (2,)))
+    assert (asked, pair.auditor.arrived()) == ([ROOT], [0, 1, 2])
+
+
+async def test_state_that_cannot_be_made_again_at_once_is_nobodys_fault(tmp_path, autojump_clock):
+    pair = Pair(tmp_path)
+    lost(tmp_path / "owner", 1)
+
+    async def never(subject: bytes) -> None:
+        del subject
+        await trio.sleep_forever()
+
+    pair.owner.work.reopen = never
+    await pair.ask((ROOT, (0,)))
+    assert (pair.auditor.arrived(), pair.auditor.desk.faults()) == ([], [])
+
+
+def test_rounds_that_nobody_may_ask_for_are_closed_on_the_disk(tmp_path):
+    pair = Pair(tmp_path)
+    traces = TraceFolder(tmp_path / "owner", MANIFEST)
+    pair.owner.work.close_rounds()
+    assert not traces.is_closed(1)
+    pair.owner.audits.closed = (0, 1)
+    pair.owner.work.close_rounds()
+    assert traces.is_closed(1)
+
+
 async def test_owner_that_is_silent_is_only_that(tmp_path):
     pair = Pair(tmp_path, Closed())
     await pair.ask((ROOT, tuple(range(COUNT))))
@@ -253,9 +312,10 @@ async def test_cell_that_is_not_of_the_state_is_its_senders_fault(tmp_path):
 
 async def test_damaged_disk_ends_the_transfer_and_blames_nobody(tmp_path):
     pair = Pair(tmp_path)
-    path = tmp_path / "owner" / "round-000001.trace"
+    weights = cells_of(LAYOUT, (STATES[1].weights_N,))
+    path = tmp_path / "owner" / f"{root_of(weights).hex()}.cells"
     data = bytearray(path.read_bytes())
-    data[len(b"".join(STATES[0].cells(LAYOUT))) + 1] ^= 1
+    data[1] ^= 1
     path.write_bytes(data)
     await pair.ask((ROOT, (0,)))
     assert pair.auditor.arrived() == []

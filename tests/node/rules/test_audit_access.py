@@ -21,6 +21,7 @@ def test_nobody_sees_work_before_the_beacon_and_then_who_may_be_drawn_for_it(see
     nodes = [world.nodes[peer] for peer in names.values()]
     world.run(lambda: all(n.core.machine.head.round >= ROUNDS - 2 for n in nodes), 300.0)
     opened, asked = 0, 0
+    both: set[bool] = set()
     for node in nodes:
         audits, head = node.core.audits, node.core.machine.head.round
         others = [peer for peer in names.values() if peer != node.peer]
@@ -35,5 +36,20 @@ def test_nobody_sees_work_before_the_beacon_and_then_who_may_be_drawn_for_it(see
                 if index < head:
                     opened, asked = opened + len(seen), asked + len(others)
         assert not audits.may_open(others[0], bytes(32))
+    for node in nodes:
+        closed, head = node.core.audits.closed, node.core.machine.head.round
+        assert set(closed) <= set(range(1, head)), "the beacon of the newest is not there yet"
+        for index in range(1, head):
+            done = node.trainer.work(index)
+            assert done is not None
+            is_asked = any(
+                node.core.audits.may_open(peer, root)
+                for peer in names.values()
+                for root in done.trace
+            )
+            # Two seals to fetch it, and one in which somebody may be behind.
+            assert (index in closed) == (not is_asked or head > index + 3), index
+        both.update(index in closed for index in range(1, head - 3 + 1))
+    assert both == {True, False}, "some are drawn, and some are not"
     # Each auditor is drawn with one chance in five, for one state of eight and the last one.
     assert 0.01 < opened / asked < 0.2

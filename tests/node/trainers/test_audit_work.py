@@ -13,7 +13,7 @@ from node.trainers.audit_work import WAITING_MAX, AuditWork
 from protocol.errors import TrainerError
 from sim.attacks.lying_auditor import FindsWrong
 from tests.node.cells.test_work_desk import rerun_of
-from training.frames import Audit, Audited
+from training.frames import Audit, Audited, Reopen
 
 FOUND = b"e" * 32
 
@@ -127,3 +127,36 @@ async def test_answer_that_nobody_asked_for_is_a_broken_trainer(tmp_path):
         with pytest.raises(TrainerError, match="nobody asked"):
             await around.work.answered(Audited(number=2, found=FOUND))
         nursery.cancel_scope.cancel()
+
+
+async def test_own_state_that_was_not_kept_is_made_again_once_for_all_who_wait(tmp_path):
+    around = Around(tmp_path)
+    asked: list[Reopen] = []
+
+    async def reopens(frame: Reopen) -> None:
+        asked.append(frame)
+
+    around.audit = reopens  # type: ignore[assignment, method-assign]
+    back: list[int] = []
+
+    async def waits(number: int) -> None:
+        await around.work.reopen(bytes(32))
+        back.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(around.work.run, around)
+        for number in range(2):
+            nursery.start_soon(waits, number)
+        await wait_all_tasks_blocked()
+        assert (asked, back) == ([Reopen(number=1, root=bytes(32))], [])
+        with pytest.raises(TrainerError, match="nobody asked"):
+            await around.work.answered(Audited(number=7, found=FOUND))
+        await around.work.answered(Audited(number=1, found=bytes(32)))
+        await wait_all_tasks_blocked()
+        assert sorted(back) == [0, 1]
+        # What another audit finds is told as before, and the next question is asked again.
+        nursery.start_soon(waits, 2)
+        await wait_all_tasks_blocked()
+        assert asked[-1] == Reopen(number=2, root=bytes(32))
+        nursery.cancel_scope.cancel()
+    assert around.told == []

@@ -92,3 +92,20 @@ def test_honest_peers_are_audited_at_the_rate_of_the_run_and_nothing_is_said(see
     assert (found.banned, found.false_bans, found.evidence) == (0, 0, {})
     # One of eight segments per contribution of all rounds but the last two: 216 draws.
     assert abs(found.audited_share - 0.9 / 8) < 0.03
+
+
+# Classes whose training nobody can run again
+
+
+def test_honest_peers_of_a_class_of_their_own_weigh_their_share_and_nobody_accuses_them(seed):
+    """Three of nine machines are like no other; I2 works their weights out by itself."""
+    found = audited("lone_class:0.34", seed, peers=9, rounds=6, without=())
+    assert found.violation is None
+    assert (found.rounds_sealed, found.evidence, found.false_bans) == (6, {}, 0)
+
+
+@pytest.mark.slow
+def test_training_that_nobody_can_run_again_is_never_accused(seed):
+    found = audited("lone_class:0.34", seed, peers=9, rounds=12)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (12, 0, 0)
