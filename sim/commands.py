@@ -100,8 +100,22 @@ def sweep_scenarios(
         bool, typer.Option("--interpreted", help="Even if `make compiled` has been run.")
     ] = False,
     model: Annotated[
-        str, typer.Option(help="Of `robustness`: text, or gpt, which takes an hour of a core.")
+        str, typer.Option(help="Of `robustness`: text, or gpt, which takes half an hour.")
     ] = "text",
+    liars: Annotated[
+        int | None,
+        typer.Option(help="Of `robustness`.", show_default="a quarter of the peers", min=1),
+    ] = None,
+    skew: Annotated[
+        float | None,
+        typer.Option(
+            help="Of `robustness`: peers' data differ, by this number of Dirichlet's.",
+            show_default="they do not",
+        ),
+    ] = None,
+    bare: Annotated[
+        bool, typer.Option("--bare/--no-bare", help="Of `robustness`: the bare mean, too.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
@@ -111,7 +125,16 @@ def sweep_scenarios(
         # Here, for it draws pictures: what draws them takes half a second to come.
         from sim.robustness import commands as robustness
 
-        asked = robustness.Asked(seeds, peers, rounds, model)
+        asked = robustness.Asked(
+            seeds=seeds,
+            peers=peers,
+            liars=liars,
+            rounds=rounds,
+            model=model,
+            skew=skew,
+            with_bare=bare,
+            jobs=jobs,
+        )
         found, status = robustness.sweep_robustness(asked, out, to_stderr=json)
         if json:
             print_json(found)
