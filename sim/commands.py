@@ -1,7 +1,7 @@
 """`barnraise sim`: worlds in virtual time, by name and seed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -122,23 +122,10 @@ def sweep_scenarios(
     from sim.trials import sweeping
 
     if scenarios == [ROBUSTNESS]:
-        # Here, for it draws pictures: what draws them takes half a second to come.
-        from sim.robustness import commands as robustness
-
-        asked = robustness.Asked(
-            seeds=seeds,
-            peers=peers,
-            liars=liars,
-            rounds=rounds,
-            model=model,
-            skew=skew,
-            with_bare=bare,
-            jobs=jobs,
+        options = {"liars": liars, "model": model, "skew": skew, "with_bare": bare}
+        _sweep_robustness(
+            {"seeds": seeds, "peers": peers, "rounds": rounds, "jobs": jobs} | options, out, json
         )
-        found, status = robustness.sweep_robustness(asked, out, to_stderr=json)
-        if json:
-            print_json(found)
-        raise typer.Exit(status)
     request = sweeping.Request(
         names=tuple(scenarios or ()),
         seeds=seeds,
@@ -152,6 +139,16 @@ def sweep_scenarios(
     if json:
         print_json(end.as_json())
     raise typer.Exit(end.status)
+
+
+def _sweep_robustness(options: dict[str, Any], out: Path | None, json: bool) -> None:
+    # Here, for it draws pictures: what draws them takes half a second to come.
+    from sim.robustness import commands as robustness
+
+    found, status = robustness.sweep_robustness(robustness.Asked(**options), out, to_stderr=json)
+    if json:
+        print_json(found)
+    raise typer.Exit(status)
 
 
 @sim_app.command()

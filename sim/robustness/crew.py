@@ -129,7 +129,7 @@ class _Player:
                 except IndexError:
                     break  # Another one took the last.
                 self._results.put((take, self._course(take)))
-        except Exception as error:
+        except (OSError, ValueError, BarnraiseError) as error:
             self._results.put(error)
 
     def _course(self, take: Take) -> Course:
