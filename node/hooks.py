@@ -3,7 +3,7 @@
 A node that runs with hooks says so at start. Only `sim` and the tests make other hooks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,12 @@ class NodeHooks:
         """What is contributed in place of these encoded cells; called in a worker thread."""
         del store, fragment
         return payloads
+
+    def is_waiting(self, store: ShardStore, others: Collection[PeerId]) -> bool:
+        """Whether a contribution that is made is held back a little longer, until more of the
+        `others` who train have made theirs. A world alone asks."""
+        del store, others
+        return False
 
     def measuring(self, store: ShardStore) -> Callable[..., bytes]:
         """In the place of the store's `measure`; called in a worker thread."""

@@ -1,7 +1,7 @@
 """`barnraise sim`: worlds in virtual time, by name and seed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -100,22 +100,32 @@ def sweep_scenarios(
         bool, typer.Option("--interpreted", help="Even if `make compiled` has been run.")
     ] = False,
     model: Annotated[
-        str, typer.Option(help="Of `robustness`: text, or gpt, which takes an hour of a core.")
+        str, typer.Option(help="Of `robustness`: text, or gpt, which takes half an hour.")
     ] = "text",
+    liars: Annotated[
+        int | None,
+        typer.Option(help="Of `robustness`.", show_default="a quarter of the peers", min=1),
+    ] = None,
+    skew: Annotated[
+        float | None,
+        typer.Option(
+            help="Of `robustness`: peers' data differ, by this number of Dirichlet's.",
+            show_default="they do not",
+        ),
+    ] = None,
+    bare: Annotated[
+        bool, typer.Option("--bare/--no-bare", help="Of `robustness`: the bare mean, too.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
     from sim.trials import sweeping
 
     if scenarios == [ROBUSTNESS]:
-        # Here, for it draws pictures: what draws them takes half a second to come.
-        from sim.robustness import commands as robustness
-
-        asked = robustness.Asked(seeds, peers, rounds, model)
-        found, status = robustness.sweep_robustness(asked, out, to_stderr=json)
-        if json:
-            print_json(found)
-        raise typer.Exit(status)
+        options = {"liars": liars, "model": model, "skew": skew, "with_bare": bare}
+        _sweep_robustness(
+            {"seeds": seeds, "peers": peers, "rounds": rounds, "jobs": jobs} | options, out, json
+        )
     request = sweeping.Request(
         names=tuple(scenarios or ()),
         seeds=seeds,
@@ -129,6 +139,16 @@ def sweep_scenarios(
     if json:
         print_json(end.as_json())
     raise typer.Exit(end.status)
+
+
+def _sweep_robustness(options: dict[str, Any], out: Path | None, json: bool) -> None:
+    # Here, for it draws pictures: what draws them takes half a second to come.
+    from sim.robustness import commands as robustness
+
+    found, status = robustness.sweep_robustness(robustness.Asked(**options), out, to_stderr=json)
+    if json:
+        print_json(found)
+    raise typer.Exit(status)
 
 
 @sim_app.command()

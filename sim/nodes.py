@@ -5,7 +5,7 @@ What a node does with events and actions is `sim.edge`.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from protocol.frames import BulkHeader
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from sim.attacks.together import Conspiracy
 from sim.devices import Clock, Device
 from sim.disk import Disk, DiskSpec
 from sim.labour import Labour
@@ -46,7 +47,8 @@ class WorldSettings:
     (`sim.text_model`). `linger_s` is how long a node serves its peers after the last round; if it
     is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives joiners
     of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in
-    a run that is old already: open runs admit few voters in sixteen rounds. `liars` are bent.
+    a run that is old already: open runs admit few voters in sixteen rounds. `liars` are bent;
+    a `conspiracy` of theirs hears of all that is made.
     `is_sharing` has equal results worked out once for all nodes (`sim.sharing`).
     """
 
@@ -59,6 +61,7 @@ class WorldSettings:
     disk: DiskSpec = field(default_factory=DiskSpec)
     seated: tuple[PeerId, ...] = ()
     liars: Mapping[PeerId, NodeHooks] = field(default_factory=dict)
+    conspiracy: Conspiracy | None = None
     is_sharing: bool = False
 
     def __post_init__(self) -> None:
@@ -294,6 +297,14 @@ class Around(ABC):
     @abstractmethod
     def learned(self, node: SimNode, round_index: int, loss: float) -> None:
         """A trainer tells its loss."""
+
+    @abstractmethod
+    def made(self, node: SimNode, payloads: Sequence[bytes], fragment: int) -> None:
+        """A trainer has made a contribution; nobody is told of it but liars who know all."""
+
+    @abstractmethod
+    def training_now(self, node: SimNode) -> Collection[PeerId]:
+        """All others that run and contribute."""
 
     @abstractmethod
     def nap(self, node: SimNode) -> None:

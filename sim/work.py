@@ -11,6 +11,10 @@ from node.rules.fates import Fates
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
 from sim.trainer import Vector
+from training.compression import Encoded
+
+PATIENCE_S, LOOK_S = 0.6, 0.05
+"""How long a liar waits at most for what others make, and how often it looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,16 @@ class SimWork:
         world.labour.trained += 1
         if node.trainer.loss is not None:
             world.learned(node, self.round, node.trainer.loss)
+        world.made(node, encoded.payloads, node.store.layout.fragment_of(self.round))
+        self._hand_over(encoded, world.now_s + PATIENCE_S)
+
+    def _hand_over(self, encoded: Encoded, until_s: float) -> None:
+        """Store it, unless it is bent to wait for others; it is still trained work then."""
+        world, node = self._world, self._node
+        others = world.training_now(node)
+        if world.now_s < until_s and node.hooks.is_waiting(node.store, others):
+            world.push(world.now_s + LOOK_S, node, self._hand_over, encoded, until_s)
+            return
         assert self._taken is not None
         basis = self._taken.basis
         if any(basis == view.basis for view in node.core.machine.standing.worked_for):

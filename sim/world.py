@@ -11,7 +11,7 @@ flow control.
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -294,6 +294,20 @@ class World(LinkVerbs):
     def learned(self, node: SimNode, round_index: int, loss: float) -> None:
         """See Around."""
         self._losses.setdefault(round_index, {})[node.peer] = loss
+
+    def made(self, node: SimNode, payloads: Sequence[bytes], fragment: int) -> None:
+        """See Around."""
+        if (conspiracy := self.settings.conspiracy) is not None:
+            vector_N = node.store.decode(payloads, fragment=fragment)
+            conspiracy.made(node.peer, node.store.state.root, vector_N)
+
+    def training_now(self, node: SimNode) -> Collection[PeerId]:
+        """See Around."""
+        return [
+            peer
+            for peer, other in self.nodes.items()
+            if other.is_alive and peer != node.peer and not other.core.is_finished
+        ]
 
     def nap(self, node: SimNode) -> None:
         """See Around."""

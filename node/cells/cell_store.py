@@ -68,9 +68,10 @@ class CellStore:
         """State cells of each fragment."""
         self._codec = make_codec(manifest.outer)
         self._result_codec = result_codec(manifest.outer)
-        self._aggregator = AGGREGATORS[manifest.outer.aggregator](
+        self.aggregator = AGGREGATORS[manifest.outer.aggregator](
             cell_elements=manifest.cell_elements
         )
+        """The rule of the run."""
         self._outer = make_outer(manifest.outer)
         # One state: that which the step before replaced.
         spare = SpareVectors(len(anchor_N), most=1 + len(self._outer.slots))
@@ -341,7 +342,7 @@ class CellStore:
     def measure(self, entries: Entries, *, first: int, stop: int, fragment: int = 0) -> bytes:
         """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
         rows = self._rows(entries, first, stop, fragment)
-        stats = [self._aggregator.stats(cell_PN) for _, cell_PN in rows]
+        stats = [self.aggregator.stats(cell_PN) for _, cell_PN in rows]
         return wire_form(sum(stats[1:], stats[0]), len(entries))
 
     def reduce(
@@ -361,7 +362,7 @@ class CellStore:
         two reducers of one slice: where it leads to no factors the result is zero.
         """
         weights_P = np.array([float(entry.weight) for entry, _ in entries])
-        rule, held = self._aggregator, self._results_of(digest)
+        rule, held = self.aggregator, self._results_of(digest)
         factors = coefficients_of(rule, grams, weights_P)
         for cell, cell_PN in self._rows(entries, first, stop, fragment):
             payload = self._result_codec.encode(rule.combine(cell_PN, factors))

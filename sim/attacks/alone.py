@@ -1,4 +1,4 @@
-"""Attacks that a node can carry out by itself, as what bends it: `NAME:FRACTION` of a command.
+"""Attacks that nodes carry out, each by itself, as what bends it: `NAME:FRACTION` of a command.
 
 Its trainer's honest work is exchanged for what the attack makes of it, or what it says is bent. It
 sees its own work alone: what others contribute is not known before everybody has committed.
@@ -39,6 +39,19 @@ ALONE = (
 )
 """Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
 makes one ends."""
+
+TOGETHER = (
+    "alie",
+    "fang",
+    "fang_krum",
+    "ipm",
+    "mimic",
+    "min_max",
+    "min_sum",
+    "searched_alie",
+    "searched_ipm",
+)
+"""Attacks that are made of the vectors of others, the same from all liars: `together.py`."""
 
 IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
@@ -82,10 +95,10 @@ class Liar(NodeHooks):
         self._round += 1
         sent_N = self._attack.send(own_1N, own_1N, context)[0]
         self._history = [*self._history, own_1N][-HISTORY_MAX:]
-        return store.encode(_bounded(sent_N), fragment=fragment)
+        return store.encode(bounded(sent_N), fragment=fragment)
 
 
-def _bounded(sent_N: Vector) -> Vector:
+def bounded(sent_N: Vector) -> Vector:
     """No longer than a COMMIT may say, or nobody would take it."""
     most = np.float32(_SHARE_OF_MOST * limits.CELL_NORM_MAX / np.sqrt(len(sent_N)))
     bounded_N: Vector = np.clip(np.nan_to_num(sent_N), -most, most)
@@ -107,9 +120,9 @@ class Lies:
 def lies_named(text: str, peers: int) -> Lies:
     """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
     name, _, share = text.partition(":")
-    if name not in ALONE:
-        known = ", ".join(ALONE)
-        raise ConfigError(f"--attack: {name!r} is none that a node can do alone; there are {known}")
+    if name not in (*ALONE, *TOGETHER):
+        known = ", ".join((*ALONE, *TOGETHER))
+        raise ConfigError(f"--attack: {name!r} is none that nodes can carry out; there are {known}")
     try:
         fraction = float(share)
     except ValueError:
@@ -127,6 +140,8 @@ def lies_of_nodes(text: str, peers: int) -> Lies:
     lies = lies_named(text, peers)
     if lies.name in IN_WORLDS:
         raise ConfigError(f"--attack: {lies.name} is for `barnraise sim` alone")
+    if lies.name in TOGETHER and lies.count < 2:
+        raise ConfigError(f"--attack: {lies.name} takes two liars who share; {text} gives one")
     return lies
 
 

@@ -16,11 +16,15 @@ from node.demo.events import MethodChosen
 from node.demo.node_process import NodeProcess
 from node.processes.children import child_environment, trainer_threads
 from protocol.errors import StateError
+from sim.attacks.alone import TOGETHER
 from sim.local.options import LocalOptions
 from sim.local.shaper import HOST, Port
 
 ALL_HERE_FILE = "all-here"
 """The founder does not train before it is there: alone it would be far ahead of the others."""
+
+LIARS_FOLDER = "liars"
+"""Where those who lie together tell each other what they made."""
 
 LYING_COMMAND = (sys.executable, "-P", "-m", "sim.local.lying_node")
 
@@ -101,6 +105,9 @@ class LocalNode:
         command = options.node_command
         if self.is_liar and options.attack is not None:
             command = (*LYING_COMMAND, "--attack", options.attack.name)
+            if options.attack.name in TOGETHER:
+                shared = ("--shared", str(self.folder / LIARS_FOLDER))
+                command += (*shared, "--liars", str(options.attack.count))
         line = [*command, "--state", str(self.state)]
         # Who comes late knows one address, and has all else from there.
         if self.is_checker:

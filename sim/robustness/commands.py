@@ -1,5 +1,6 @@
 """What `barnraise sim sweep robustness` does: the request, the table, the files."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -9,13 +10,15 @@ from rich.console import Console
 from node.exit_codes import EXIT_DONE, EXIT_FAILED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
-from sim.robustness.game import Stage
+from sim.robustness.cases import CASES
+from sim.robustness.crew import Kept, play_all, source_digest
+from sim.robustness.game import Course, Stage
 from sim.robustness.learners import manifest_of
 from sim.robustness.report import trial_json, trial_table, write_plot
-from sim.robustness.trial import Row, run_trial
-from sim.trials.sweep import seeds_of
+from sim.robustness.trial import Take, rows_of, takes_of
+from sim.trials.sweep import cores, seeds_of
 
-PICTURE, TABLE = "robustness.png", "robustness.txt"
+PICTURE, TABLE, COURSES = "robustness.png", "robustness.txt", "robustness.jsonl"
 _TABLE_WIDTH = 120
 
 
@@ -25,14 +28,38 @@ def seeds_named(text: str) -> range:
     return found if ".." in text else range(found.start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """The options of the command."""
 
     seeds: str
-    peers: int | None
-    rounds: int | None
+    peers: int | None = None
+    liars: int | None = None
+    rounds: int | None = None
     model: str = "text"
+    skew: float | None = None
+    with_bare: bool = True
+    jobs: int | None = None
+
+    def stage(self) -> Stage:
+        """What is to be played. Raises ConfigError for an option that makes no sense."""
+        manifest_of(self.model)  # A name that there is not is told before anything runs.
+        peers = Stage().peers if self.peers is None else self.peers
+        stage = Stage(
+            peers=peers,
+            liars=peers // 4 if self.liars is None else self.liars,
+            rounds=self.rounds or Stage().rounds,
+            model=self.model,
+            skew=self.skew,
+        )
+        if stage.rounds <= stage.attacked_from:
+            raise ConfigError(
+                f"--rounds {stage.rounds}: liars begin in round {stage.attacked_from}"
+            )
+        # Written so that what is not a number does not pass.
+        if stage.skew is not None and not 0.01 <= stage.skew <= 1000.0:
+            raise ConfigError(f"--skew {stage.skew}: from 0.01, all differ, to 1000, none does")
+        return stage
 
 
 def sweep_robustness(
@@ -42,25 +69,17 @@ def sweep_robustness(
     seeds = seeds_named(asked.seeds)
     if not seeds:
         raise ConfigError("--seeds 0: there is nothing to run")
-    manifest_of(asked.model)  # A name that there is not is told before anything runs.
-    count = Stage().peers if asked.peers is None else asked.peers
-    rounds = asked.rounds or Stage().rounds
-    stage = Stage(peers=count, liars=count // 4, rounds=rounds, model=asked.model)
-    if stage.rounds <= stage.attacked_from:
-        raise ConfigError(f"--rounds {stage.rounds}: liars begin in round {stage.attacked_from}")
+    stage, cases = asked.stage(), tuple(CASES)
+    takes = takes_of(stage, seeds, cases, with_bare=asked.with_bare)
     console = Console(stderr=to_stderr, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _TABLE_WIDTH)  # A file has no edge.
-    with console.status("attacks") as shown:
-
-        def tell(row: Row) -> None:
-            shown.update(f"{row.attack}: {'kept' if row.is_kept else 'BROKEN'}")
-
-        rows = run_trial(stage, seeds, tell)
-    console.print(trial_table(rows))
     folder = Path() if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        courses = _played(takes, asked.jobs or cores(), folder / COURSES, console)
+        rows = rows_of(stage, seeds, cases, courses)
+        console.print(trial_table(rows))
         write_plot(rows, stage, folder / PICTURE)
         text = StringIO()
         Console(file=text, width=_TABLE_WIDTH).print(trial_table(rows))
@@ -70,3 +89,24 @@ def sweep_robustness(
     console.print(f"{PICTURE} and {TABLE} are in {folder.resolve()}", soft_wrap=True)
     status = EXIT_DONE if all(row.is_kept for row in rows) else EXIT_FAILED
     return trial_json(rows, stage, seeds), status
+
+
+def _played(
+    takes: Sequence[Take], jobs: int, path: Path, console: Console
+) -> Mapping[Take, Course]:
+    """What came of all of them; what is in the file already is not played again."""
+    kept = Kept(path, source_digest())
+    missing = [take for take in takes if take not in kept.courses]
+    if len(missing) < len(takes):
+        console.print(f"{len(takes) - len(missing)} of {len(takes)} runs are in {path}")
+    with console.status("attacks") as shown:
+
+        def came(take: Take, course: Course) -> None:
+            kept.add(take, course)
+            done = len(takes) - len(missing) + len(came_now)
+            came_now.append(take)
+            shown.update(f"{done + 1} of {len(takes)}: {take.case}, {take.rule}, seed {take.seed}")
+
+        came_now: list[Take] = []
+        play_all(missing, jobs, came)
+    return kept.courses

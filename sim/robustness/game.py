@@ -1,4 +1,4 @@
-"""A run of the small text model in which some peers lie: rounds without a network, all in memory.
+"""A run of a small model in which some peers lie: rounds without a network, all in memory.
 
 P peers (the honest first), H honest ones, B liars, N elements
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from protocol.manifest import RunManifest
 from sim.attacks import Attack, Context
-from sim.robustness.learners import Learner, learner_of, manifest_of
+from sim.robustness.learners import Draw, Learner, Shares, learner_of, manifest_of
 from training.aggregation import AGGREGATORS
 from training.arithmetic import Vector, all_finite
 from training.outer import OuterInfo, make_outer
@@ -27,6 +27,9 @@ class Stage:
     rounds: int = 30
     attacked_from: int = 4
     model: str = "text"
+    skew: float | None = None
+    """Of the Dirichlet distribution that each peer's share of each kind of data is drawn from; the
+    smaller, the more peers' data differ. None: all peers have the same data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ def play(stage: Stage, attack: Attack, rule: Rule, seed: int) -> Course:
     """One run. All that is left to chance comes from the seed; the attack changes no other luck."""
     manifest = manifest_of(stage.model)
     model = learner_of(stage.model, manifest, seed)
-    bent = learner_of(stage.model, manifest, seed, attack.poison)
+    is_poisoned = type(attack).poison is not Attack.poison
+    bent = learner_of(stage.model, manifest, seed, attack.poison) if is_poisoned else model
     run = _Run(stage, attack, rule, manifest, seed)
     run.anchor_N = model.first_N
     losses: list[float] = []
@@ -110,18 +114,31 @@ class _Run:
         self._slots = {name: np.zeros_like(self.anchor_N) for name in self._outer.slots}
         self._liars_luck = np.random.Generator(np.random.PCG64([seed, 1]))
         self._history: list[Vector] = []
+        self._shares: Shares | None = None
         self.directions: list[bool] = []
 
     def trained(self, model: Learner, bent: Learner, index: int) -> Vector:
         """(P, N): everybody's own work; the liars', which are last, on poisoned data once they
         attack."""
-        stage, rows = self._stage, []
-        for peer in range(stage.peers):
-            luck = random.Random(f"{self._seed}/robustness/{index}/{peer}")
-            is_bent = peer >= stage.peers - stage.liars and index >= stage.attacked_from
-            learner = bent if is_bent else model
-            rows.append(learner.learn(self.anchor_N, luck).drift_N)
-        return np.stack(rows)
+        stage = self._stage
+        if self._shares is None and stage.skew is not None:
+            drawn = np.random.Generator(np.random.PCG64([self._seed, 2]))
+            self._shares = drawn.dirichlet([stage.skew] * model.kinds, size=stage.peers)
+        draws = [
+            Draw(
+                random.Random(f"{self._seed}/robustness/{index}/{peer}"),
+                None if self._shares is None else self._shares[peer],
+            )
+            for peer in range(stage.peers)
+        ]
+        if bent is model or index < stage.attacked_from:
+            return model.learn(self.anchor_N, draws)
+        honest = stage.peers - stage.liars
+        parts = (
+            model.learn(self.anchor_N, draws[:honest]),
+            bent.learn(self.anchor_N, draws[honest:]),
+        )
+        return np.concatenate(parts)
 
     def step(self, rows_PN: Vector, index: int) -> bool:
         """Attack, aggregate, move the anchor. Whether a finite model is left."""

@@ -31,11 +31,11 @@ def trial_table(rows: Sequence[Row]) -> Table:
         table.add_row(
             row.attack,
             _percent(row.loss_percent),
-            f"{row.limit:.0f} %",
+            "-" if row.limit is None else f"{row.limit:.0f} %",
             f"{row.damage:+.2f}",
-            _percent(row.bare_percent),
+            "-" if row.bare_percent is None else _percent(row.bare_percent),
             f"{100 * row.kept_direction:.0f} %",
-            "[green]kept[/]" if row.is_kept else "[bold red]BROKEN[/]",
+            f"[{'green' if row.is_kept else 'bold red'}]{row.verdict}[/]",
         )
     return table
 
@@ -48,6 +48,7 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
         "rounds": stage.rounds,
         "seeds": len(seeds),
         "model": stage.model,
+        "skew": stage.skew,
         "broken": [row.attack for row in rows if not row.is_kept],
         "attacks": {row.attack: row.as_json() for row in rows},
     }
@@ -92,12 +93,16 @@ def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
         ("default rule", row.defended, _DEFENDED, 1.5, "--"),
     )
     for label, courses, colour, width, dashes in curves:
+        if not courses:
+            continue
         # What is beyond the picture ends at its upper edge, where one sees that it left.
         shown = [min(loss, top) for loss in _middle(courses)]
         axes.plot(range(1, len(shown) + 1), shown, dashes, color=colour, lw=width, label=label)
     axes.axvline(stage.attacked_from + 0.5, color=_MUTED, lw=0.8, ls=":")
     axes.set_title(row.attack, fontsize=9, color=_INK if row.is_kept else _BARE, loc="left")
-    text = f"{_percent(row.loss_percent)} / {_percent(row.bare_percent)}"
+    text = _percent(row.loss_percent)
+    if row.bare_percent is not None:
+        text += f" / {_percent(row.bare_percent)}"
     axes.annotate(
         text, (0.97, 0.93), xycoords="axes fraction", ha="right", va="top", fontsize=7, color=_MUTED
     )

@@ -1,56 +1,48 @@
 """`barnraise sim sweep robustness`: every attack against the default rule and against none."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from protocol.errors import ConfigError
-from sim.attacks import ATTACKS, Attack
+from sim.attacks import Attack
+from sim.robustness.cases import CALM, CASES, limit_of
 from sim.robustness.game import Course, Stage, play, rule_named, undefended
 
-CALM = "none"
-"""The row without an attack: what the defence itself costs."""
+DEFAULT, MEAN, BARE = "default", "mean", "bare"
+"""Rules: of an open run, of friends, and the mean of whatever comes."""
 
-LIMITS = {
-    CALM: 1.0,
-    "sign_flip": 5.0,
-    "scale": 5.0,
-    "gaussian": 5.0,
-    "nan": 5.0,
-    "constant_direction": 5.0,
-    "alie": 3.0,
-    "min_max": 3.0,
-    "min_sum": 3.0,
-    "ipm": 5.0,
-    "zero": 3.0,
-    "mimic": 3.0,
-    "label_flip": 3.0,
-    "stale": 3.0,
-    "targeted_slice": 3.0,
-    "shift": 2.0,
-    "slow_drift": 2.0,
-    "searched_alie": 10.0,
-    "searched_ipm": 8.0,
-}
-"""Loss above the clean run in percent, at 16 peers and a quarter of liars (`robustness.md` 4.4)."""
 
-LIMIT_ELSE = 5.0
-"""For an attack that the table does not name."""
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One run to be played."""
 
-_SMALL_GROUPS = ((4, 4.0), (8, 2.5))
-"""Up to so many peers limits are so many times as large: one liar is a quarter of four."""
+    stage: Stage
+    case: str
+    rule: str
+    seed: int
+
+    def play(self) -> Course:
+        """Play it."""
+        # How many may lie is known to the rule, also where nobody does.
+        rule = undefended if self.rule == BARE else rule_named(self.rule, liars=self.stage.liars)
+        stage = replace(self.stage, liars=0) if self.case == CALM else self.stage
+        # An attack may remember what it saw: a new one for every run.
+        attack = Attack() if self.case == CALM else CASES[self.case]()
+        return play(stage, attack, rule, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack: courses by seed, of the clean run, of the default rule, and of the bare mean."""
+    """One attack: courses by seed, of the clean run, of the default rule, and of the bare mean if
+    that was played."""
 
     attack: str
     clean: tuple[Course, ...]
     defended: tuple[Course, ...]
     bare: tuple[Course, ...]
-    limit: float
+    limit: float | None
 
     @property
     def loss_percent(self) -> float:
@@ -58,9 +50,9 @@ class Row:
         return _above(self.clean, self.defended)
 
     @property
-    def bare_percent(self) -> float:
+    def bare_percent(self) -> float | None:
         """The same without a defence."""
-        return _above(self.clean, self.bare)
+        return _above(self.clean, self.bare) if self.bare else None
 
     @property
     def damage(self) -> float:
@@ -79,56 +71,65 @@ class Row:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the promise holds."""
-        return self.loss_percent <= self.limit
+        """Whether the promise holds, if there is one."""
+        return self.limit is None or self.loss_percent <= self.limit
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.limit is None:
+            return "told"
+        return "kept" if self.is_kept else "BROKEN"
 
     def as_json(self) -> dict[str, object]:
         """For scripts; a loss that is infinite is null."""
         return {
             "loss_percent": _number(self.loss_percent),
             "limit_percent": self.limit,
-            "bare_percent": _number(self.bare_percent),
+            "bare_percent": None if self.bare_percent is None else _number(self.bare_percent),
             "damage": _number(self.damage),
             "kept_direction": round(self.kept_direction, 4),
             "triggered": round(max(course.triggered for course in self.defended), 4),
+            "verdict": self.verdict,
             "kept": self.is_kept,
         }
 
 
-def limit_of(attack: str, peers: int) -> float:
-    """The most that an attack may cost, in percent."""
-    factor = next((factor for most, factor in _SMALL_GROUPS if peers <= most), 1.0)
-    return factor * LIMITS.get(attack, LIMIT_ELSE)
-
-
-def run_trial(
-    stage: Stage,
-    seeds: Sequence[int],
-    tell: Callable[[Row], None],
-    attacks: Mapping[str, Callable[[], Attack]] = ATTACKS,
-) -> list[Row]:
-    """A row for every attack, and one for none. Raises ConfigError for liars that are too many."""
+def takes_of(
+    stage: Stage, seeds: Sequence[int], cases: Sequence[str], *, with_bare: bool = True
+) -> list[Take]:
+    """All runs of a trial, the most telling first: one that is broken off has the first seeds
+    whole. Raises ConfigError for liars that are too many."""
     if not 0 < 2 * stage.liars < stage.peers:
         raise ConfigError(f"{stage.liars} liars of {stage.peers} peers: it must be some, not half")
-    default = rule_named("default", liars=stage.liars)
-    mean = rule_named("mean")
-    calm = replace(stage, liars=0)
-    clean = tuple(play(calm, Attack(), mean, seed) for seed in seeds)
-    rows = []
-    for name in (CALM, *attacks):
-        played = calm if name == CALM else stage
-        # An attack may remember what it saw: a new one for every run.
-        make = Attack if name == CALM else attacks[name]
-        row = Row(
-            attack=name,
-            clean=clean,
-            defended=tuple(play(played, make(), default, seed) for seed in seeds),
-            bare=tuple(play(played, make(), undefended, seed) for seed in seeds),
-            limit=limit_of(name, stage.peers),
+    found = []
+    for seed in seeds:
+        found.append(Take(stage, CALM, MEAN, seed))
+        found += [Take(stage, case, DEFAULT, seed) for case in (CALM, *cases)]
+    if with_bare:
+        found += [Take(stage, case, BARE, seed) for seed in seeds for case in (CALM, *cases)]
+    return found
+
+
+def rows_of(
+    stage: Stage, seeds: Sequence[int], cases: Sequence[str], courses: Mapping[Take, Course]
+) -> list[Row]:
+    """A row for every attack, and one for none, from what was played."""
+
+    def of(case: str, rule: str) -> tuple[Course, ...]:
+        takes = (Take(stage, case, rule, seed) for seed in seeds)
+        return tuple(courses[take] for take in takes if take in courses)
+
+    return [
+        Row(
+            attack=case,
+            clean=of(CALM, MEAN),
+            defended=of(case, DEFAULT),
+            bare=of(case, BARE),
+            limit=limit_of(case, stage.peers, stage.liars, stage.skew),
         )
-        rows.append(row)
-        tell(row)
-    return rows
+        for case in (CALM, *cases)
+    ]
 
 
 def _above(clean: Sequence[Course], found: Sequence[Course]) -> float:

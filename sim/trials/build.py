@@ -2,13 +2,17 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
-from sim.attacks.alone import Lies, hooks_of, lies_named
+from sim.attacks import ATTACKS
+from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_named
+from sim.attacks.together import Accomplice, Conspiracy
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
 from sim.toy_run import toy_run
@@ -36,14 +40,13 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
         is_signing_for_real=is_real,
         is_encoding=luck.random() < scenario.encoding,
         rare=scenario.rare,
-        trainer="model" if scenario.audits else "drift",
+        trainer="model" if scenario.audits or scenario.learns else "drift",
         disk=scenario.disk,
         state_bytes_per_s=scenario.state_bytes_per_s,
         # Whoever was down at the end finds somebody to hear the last rounds from.
         linger_s=math.inf,
         seated=seated if scenario.trust == "open" else (),
         is_sharing=is_sharing,
-        liars={peer: hooks_of(lies.name) for peer in members[len(members) - lies.count :]},
     )
     manifest = toy_run(
         members[0],
@@ -64,7 +67,17 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     if scenario.audits:
         # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
         manifest = replace(manifest, model=replace(manifest.model, seed=seed))
-    return World(manifest, seed=seed, link=link, settings=settings)
+    bent = _bent(lies, members[len(members) - lies.count :])
+    return World(manifest, seed=seed, link=link, settings=replace(settings, **bent))
+
+
+def _bent(lies: Lies, liars: Sequence[PeerId]) -> dict[str, Any]:
+    """What bends them, each by itself or all together."""
+    if lies.name not in TOGETHER:
+        return {"liars": {peer: hooks_of(lies.name) for peer in liars}}
+    conspiracy = Conspiracy(ATTACKS[lies.name](), liars)
+    hooks = {peer: Accomplice(lies.name, peer, conspiracy) for peer in liars}
+    return {"liars": hooks, "conspiracy": conspiracy}
 
 
 def device_of(scenario: Scenario, seed: int, name: str) -> Device:

@@ -99,6 +99,10 @@ class Recorded:
     version: str = ""
 
 
+HONEST = "none"
+"""As an attack: nobody lies, whatever the scenario says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """See the module. One of `links` is drawn for a world, one of `devices` for each peer.
@@ -110,8 +114,8 @@ class Scenario:
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
     open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run. The
     last of the members are bent by the `attack`, NAME:FRACTION; each contribution meets so many
-    `audits` on average, and with any the trainers learn a text; `without` are defences that all do
-    without, for tests alone: no file says so.
+    `audits` on average, and with any, or if it `learns`, the trainers learn a text; `without` are
+    defences that all do without, for tests alone: no file says so.
     """
 
     name: str
@@ -121,6 +125,7 @@ class Scenario:
     aggregator: str = "mean"
     attack: str = ""
     audits: float = 0.0
+    learns: bool = False
     without: tuple[str, ...] = ()
     peers: tuple[int, int] = (8, 32)
     rounds: int = 12
@@ -189,7 +194,7 @@ def overridden(
             raise ConfigError(
                 f"--attack: {scenario.name} is a run of friends, who trust each other"
             )
-        scenario = replace(scenario, attack=attack)
+        scenario = replace(scenario, attack="" if attack == HONEST else attack)
     if peers is not None:
         if not 1 <= peers <= PEERS_MAX:
             raise ConfigError(f"--peers must be from 1 to {PEERS_MAX}, not {peers}")

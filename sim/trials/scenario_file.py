@@ -287,6 +287,7 @@ class ScenarioFile(Section):
     aggregator: str = "mean"
     attack: Annotated[str, Field(max_length=100)] = ""
     audits: Share = 0.0
+    learns: bool = False
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -374,6 +375,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         aggregator=found.aggregator,
         attack=found.attack,
         audits=found.audits,
+        learns=found.learns,
         peers=found.peers,
         rounds=found.rounds,
         cells=found.cells,

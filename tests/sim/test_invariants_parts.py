@@ -95,7 +95,7 @@ def test_reference_gives_the_bits_of_the_store(codec, optimizer, seed):
             wire_N = CODECS[codec]().decode(CODECS[codec]().encode(wire_N), numel)
             rows.append((peer, int(rng.integers(1, 1000)), wire_N))
         weights_P = np.array([float(tokens) for _, tokens, _ in rows])
-        coefficients_P = store._aggregator.coefficients(np.empty(0), weights_P)
+        coefficients_P = store.aggregator.coefficients(np.empty(0), weights_P)
         sum_N = weighted_sum(np.stack([wire_N for _, _, wire_N in rows]), coefficients_P)
         digest = bytes([index]) * 32
         for cell in range(store.layout.num_cells(0)):

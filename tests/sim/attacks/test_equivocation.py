@@ -43,5 +43,5 @@ def test_equivocation_is_banned_with_evidence_and_costs_the_run_nothing(seed):
 def test_attacks_are_for_open_runs_and_by_their_names():
     with pytest.raises(ConfigError, match="friends, who trust each other"):
         overridden(scenario(), attack="equivocation:0.25")
-    with pytest.raises(ConfigError, match="none that a node can do alone"):
+    with pytest.raises(ConfigError, match="none that nodes can carry out"):
         run_trial(replace(attacked(), attack="nonsense:0.25"), 0)

@@ -60,7 +60,7 @@ def test_scaled_contribution_is_a_thousand_times_as_long_and_flipped(seed):
 def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
     assert lies_named("scale:0.25", 8) == Lies("scale", 2)
     assert lies_named("zero:0.01", 8) == Lies("zero", 1)
-    for text in ("scale", "scale:", "scale:0", "scale:0.5", "scale:nan", "scale:x", "alie:0.25"):
+    for text in ("scale", "scale:", "scale:0", "scale:0.5", "scale:nan", "scale:x", "nosuch:0.25"):
         with pytest.raises(ConfigError, match="--attack"):
             lies_named(text, 8)
 

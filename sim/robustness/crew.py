@@ -1,0 +1,145 @@
+"""Many runs on all cores, in processes with one thread each; what was played is kept in a file.
+
+A trial that is broken off goes on from there: a line of the file is one run, with a digest of all
+sources that it came from, and counts for nobody else.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from queue import SimpleQueue
+
+from blake3 import blake3
+
+import sim
+import training
+from node.processes.children import child_environment
+from protocol.errors import BarnraiseError, ConfigError
+from sim.robustness.game import Course
+from sim.robustness.player import course_of, line_of_course, line_of_take, take_of
+from sim.robustness.trial import Take
+
+_COMMAND = (sys.executable, "-P", "-m", "sim.robustness.player")
+_SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_OF_SIM = ("attacks", "robustness")
+_NOT_PLAYED = ("report.py", "commands.py", "crew.py")
+"""Files of `sim/robustness` that change no course."""
+
+
+def source_digest() -> str:
+    """Over whatever a course depends on."""
+    mine, theirs = Path(sim.__path__[0]), Path(training.__path__[0])
+    paths = [path for room in _OF_SIM for path in (mine / room).glob("*.py")]
+    paths += [*mine.glob("t*.py"), *theirs.rglob("*.py")]
+    hasher = blake3(f"{sys.version} {version('numpy')} {_torch_version()}".encode())
+    for path in sorted(path for path in paths if path.name not in _NOT_PLAYED):
+        hasher.update(f"{path.name} ".encode() + path.read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
+
+
+class Kept:
+    """Courses in a file, a line each; torn lines and those of other sources are passed over."""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self._path, self._digest = path, digest
+        self.courses: dict[Take, Course] = {}
+        for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+            try:
+                found = json.loads(line)
+                if found["sources"] == digest:
+                    self.courses[take_of(found["take"])] = course_of(found["course"])
+            except (ValueError, KeyError, TypeError, BarnraiseError):
+                continue
+
+    def add(self, take: Take, course: Course) -> None:
+        """Remember it, on the disk first."""
+        parts = f'{{"sources": "{self._digest}", "take": {line_of_take(take)}'
+        with self._path.open("a", encoding="utf-8") as file:
+            # In front: the last line may be torn.
+            file.write(f'\n{parts}, "course": {line_of_course(course)}}}')
+        self.courses[take] = course
+
+
+Result = tuple[Take, Course] | Exception
+
+
+def play_all(takes: Sequence[Take], jobs: int, came: Callable[[Take, Course], None]) -> None:
+    """Play them all; `came` is told of each, in the order in which they end.
+
+    Raises ConfigError where a process died of one. No process is left in any case.
+    """
+    left, results = deque(takes), SimpleQueue[Result]()
+    crew = [_Player(left, results) for _ in range(min(jobs, len(takes)))]
+    try:
+        for player in crew:
+            player.thread.start()
+        for _ in takes:
+            found = results.get()
+            if isinstance(found, Exception):
+                raise found
+            came(*found)
+    finally:
+        left.clear()
+        for player in crew:
+            player.end()
+
+
+class _Player:
+    """A process, and the thread that gives it takes."""
+
+    def __init__(self, left: deque[Take], results: SimpleQueue[Result]) -> None:
+        self._left, self._results = left, results
+        # A daemon: whoever is interrupted does not wait for it.
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment() | _SINGLE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def end(self) -> None:
+        """Kill the process: what it works on is of no interest any more."""
+        self._process.kill()
+        self._process.wait()
+        self.thread.join(1.0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _work(self) -> None:
+        try:
+            while self._left:
+                try:
+                    take = self._left.popleft()
+                except IndexError:
+                    break  # Another one took the last.
+                self._results.put((take, self._course(take)))
+        except (OSError, ValueError, BarnraiseError) as error:
+            self._results.put(error)
+
+    def _course(self, take: Take) -> Course:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(line_of_take(take) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise ConfigError(f"{take.case}, seed {take.seed}: its process ended with {status}")
+        return course_of(json.loads(line))
