@@ -24,11 +24,11 @@ CELLS, PEERS = (2, 1, 3, 1), 5
 OVERLAP = {"streaming_sync": 1, "streaming_diloco": 2}
 PRESETS_HERE = tuple(OVERLAP)
 ROUNDS = {"streaming_sync": 14, "streaming_diloco": 18}
-"""Where two rounds are in flight a seat comes later: who lost its own has some time to come back."""
+"""Where two rounds are in flight a seat comes later: who lost its own has time to come back."""
 
 CUT_S = 20.0
-"""Virtual seconds of a partition at most. The sides may need each other: where one has the quorum of
-a round and the other that of the next, which knows another voter."""
+"""Virtual seconds of a partition at most. The sides may need each other: where one has the quorum
+of a round and the other that of the next, which knows another voter."""
 
 
 def stream(seed: int, preset: str, *, is_summed: bool = False) -> WatchedWorld:
