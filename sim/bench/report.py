@@ -200,6 +200,7 @@ def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
             f"{one.relative_error:.2g}",
             "yes" if one.is_biased else "no",
         )
+    console.print(table)
 
 
 def _print_profile(console: Console, profile: Profile) -> None:

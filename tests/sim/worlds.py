@@ -79,12 +79,11 @@ class WatchedWorld(World):
 
     def until_round_of_most(self, index: int, *, max_s: float = 200.0) -> None:
         """Let time pass until a majority of the nodes has sealed that round."""
-        self.run(
-            lambda: (
-                2 * sum(n.core.machine.head.round >= index for n in self.living()) > len(self.nodes)
-            ),
-            max_s=max_s,
-        )
+        self.run(lambda: self.is_round_of_most(index), max_s=max_s)
+
+    def is_round_of_most(self, index: int) -> bool:
+        """Whether a majority of the nodes has sealed that round."""
+        return 2 * sum(n.core.machine.head.round >= index for n in self.living()) > len(self.nodes)
 
     def finish(self, *, max_s: float = 400.0) -> None:
         """Let the run come to its end on every living node; the anchors of all rounds are equal."""

@@ -1,9 +1,13 @@
 """`bench codecs`: every registered codec is measured, by its name alone."""
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from protocol.errors import ConfigError
 from sim.bench.codec_costs import bench_codecs, measure
+from sim.bench.report import print_codecs
 from training.compression import CODECS
 
 
@@ -24,6 +28,15 @@ def test_codecs_are_measured_in_the_order_that_they_are_named_in() -> None:
     results = bench_codecs(["none", "fp16"], 1024, 0)
     assert [one.name for one in results] == ["none", "fp16"]
     assert [one.bytes_per_param for one in results] == [4.0, 2.0]
+
+
+def test_table_has_a_line_for_each_codec(seed: int) -> None:
+    text = StringIO()
+    names = ("int4", "topk")
+    print_codecs(Console(file=text, width=100), [measure(name, 1024, seed) for name in names])
+    lines = text.getvalue().splitlines()
+    assert lines[0].split()[0] == "codec"
+    assert [line.split()[0] for line in lines[1:]] == [*names]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 import pytest
 
+from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec
 from sim.local.local_node import node_name
-from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions
+from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
 from sim.local.recipe import local_manifest, model_settings
 from tests.node.builders import peers_named
 from training.genesis import genesis_weights, shard_spec
+from training.stages import make_stages
 
 (FOUNDER,) = peers_named(1)
 
@@ -31,6 +33,32 @@ def test_real_trainer_trains_the_demos_model(tmp_path):
     manifest = local_manifest(LocalOptions(peers=4, folder=tmp_path, trainer="real"), FOUNDER)
     assert manifest.model.setting("layers") == 2
     assert manifest.inner.inner_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("preset", "then", "overlap", "fragments"),
+    [
+        ("diloco_int8", "eager:5", 2, 1),
+        ("diloco_int8", "fedavg:5", 1, 1),
+        ("streaming_sync", "streaming_diloco:5", 2, 4),
+    ],
+)
+def test_method_that_follows_is_in_the_manifest(tmp_path, preset, then, overlap, fragments):
+    options = LocalOptions(peers=3, folder=tmp_path, preset=preset, then=then_named(then))
+    manifest = local_manifest(options, FOUNDER)
+    (later,) = manifest.outer.then
+    assert (f"{later.preset}:{later.from_round}", manifest.outer.overlap) == (then, overlap)
+    assert manifest.layout(0).num_fragments == fragments
+    steps = manifest.inner.inner_steps
+    stages = make_stages(manifest.outer, steps + 9, fragments)
+    assert stages.at(4) is not stages.at(5)
+
+
+@pytest.mark.parametrize("text", ["eager", "eager:", "eager:0", "eager:x", "eager:-3", ":"])
+def test_method_without_a_round_is_refused(text):
+    with pytest.raises(ConfigError, match="such as eager:25"):
+        then_named(text)
+    assert then_named(None) is None
 
 
 def test_names_of_nodes_go_on_behind_z():
