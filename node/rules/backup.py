@@ -87,7 +87,7 @@ class BackupWorkers:
         """How many to wait for in the next round."""
         times = self.times()
         if not times or not self._bent.value:
-            return self._members  # Nothing is known yet.
+            return -(-self._members // 2)  # Nothing is known yet; so many show how they differ.
         # Where none gains anything, one more than before: to wait for all at once costs most.
         best, most = min(self._members, self._waited + 1), 0.0
         for count, seconds in enumerate(times, 1):

@@ -133,6 +133,16 @@ def test_killed_with_two_rounds_in_flight_resume_and_digests_agree(
 
 
 @pytest.mark.slow
+def test_killed_with_variates_resume_and_digests_agree(tmp_path: Path, seed) -> None:
+    """SCAFFOLD: what corrects the steps is on the disk with what they led to."""
+    rng = random.Random(f"{seed}/kills")
+    with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS, preset="scaffold") as swarm:
+        run_of_kills(swarm, rng, 4, one_of(rng))
+        kept = [path for node in swarm.nodes for path in node.state.rglob("round-*.safetensors")]
+    assert any(b"variates/common_N" in path.read_bytes() for path in kept)
+
+
+@pytest.mark.slow
 def test_nodes_killed_together_resume_and_digests_agree_after_ten_kills(
     tmp_path: Path, seed
 ) -> None:

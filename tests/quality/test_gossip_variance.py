@@ -62,3 +62,13 @@ def curve(seed: int, *, is_corrected: bool) -> tuple[float, ...]:
 
 def rounds_to(loss: float, losses: tuple[float, ...]) -> int:
     return next((index + 1 for index, one in enumerate(losses) if one <= loss), len(losses) + 1)
+
+
+@pytest.mark.parametrize("seed_of_run", [0, 1])
+def test_q19_means_that_keep_their_variance_need_half_of_the_rounds(seed_of_run: int) -> None:
+    plain, corrected = (curve(seed_of_run, is_corrected=how) for how in (False, True))
+    assert 2 * rounds_to(GOAL, corrected) <= rounds_to(GOAL, plain)
+
+
+GOAL = 2.6
+"""Nats per byte."""

@@ -29,7 +29,7 @@ def one_thread() -> None:
 
 
 def ends(problem: Problem, preset: str, rounds: int) -> float:
-    manifest = problem.manifest(preset, rounds=rounds, inner_steps=10, rate=0.1)
+    manifest = problem.manifest(preset, rounds=rounds, inner_steps=5, rate=0.1)
     swarm = Swarm(manifest, REPLICAS, rounds_kept=1)
     found = problem.slope(problem.train(swarm), manifest)
     sys.stdout.write(f"{preset}: {found:.2e}\n")
@@ -40,13 +40,13 @@ def ends(problem: Problem, preset: str, rounds: int) -> float:
 @pytest.mark.parametrize("seed_of_run", SEEDS)
 def test_q20_scaffold_ends_ten_times_nearer_than_averaging(seed_of_run: int, make: Make) -> None:
     problem = make(seed_of_run)
-    rounds = 200
+    rounds = 160
     assert ends(problem, "fedavg", rounds) >= 10 * ends(problem, "scaffold", rounds)
 
 
 def ends_at(problem: Problem, weights: tuple[float, ...], **how: float) -> float:
     rounds = 800
-    manifest = problem.manifest("fedavg", rounds=rounds, inner_steps=1, rate=0.03)
+    manifest = problem.manifest("fedavg", rounds=rounds, inner_steps=1, rate=0.02)
     swarm = AsyncSwarm(
         manifest,
         REPLICAS,

@@ -79,7 +79,7 @@ class Problem:
 def quadratics(seed: int, replicas: int, *, is_equally_curved: bool = False) -> Problem:
     """Each with a place of its own where its loss is least, and its curvatures."""
     generator = torch.Generator().manual_seed(seed)
-    curvature_RD = 0.2 + 2.0 * torch.rand((replicas, 12), generator=generator)
+    curvature_RD = 0.5 + 2.0 * torch.rand((replicas, 12), generator=generator)
     if is_equally_curved:
         curvature_RD[:] = curvature_RD[0]
     target_RD = 2.0 * torch.randn((replicas, 12), generator=generator)
@@ -120,7 +120,7 @@ def networks(seed: int, replicas: int) -> Problem:
         def of(model: nn.Module) -> Tensor:
             weights_N = torch.cat([p.flatten() for p in model.parameters()])
             error: Tensor = ((model(x_BD)[:, 0] - y_B) ** 2).mean()
-            return error + 0.05 * (weights_N**2).sum()
+            return error + 0.1 * (weights_N**2).sum()
 
         return of
 

@@ -62,11 +62,12 @@ def test_without_any_gain_one_more_is_waited_for_than_before() -> None:
     assert chooser.choose() == 4
 
 
-def test_nothing_known_waits_for_all() -> None:
+def test_nothing_known_waits_for_half() -> None:
     chooser = BackupWorkers(PEERS, learning_rate=RATE)
-    assert chooser.choose() == PEERS
+    assert chooser.choose() == PEERS // 2
     chooser.arrived([1.0, 2.0])
-    assert chooser.choose() == PEERS
+    assert chooser.choose() == PEERS // 2
+    assert BackupWorkers(1, learning_rate=RATE).choose() == 1
     with pytest.raises(ConfigError, match="0 members"):
         BackupWorkers(0, learning_rate=RATE)
 
