@@ -75,7 +75,7 @@ def _plain(found: "Evidence") -> dict[str, object]:
 
 def _proof(found: "Evidence") -> str:
     from protocol.entry_kinds import Accusation
-    from protocol.evidence import BY_WORDS, Finding, WorkFinding
+    from protocol.evidence import BY_WORDS, Finding, WorkFinding, may_judge_voters
     from protocol.wire import decode
 
     if found.accusation not in BY_WORDS:
@@ -86,6 +86,11 @@ def _proof(found: "Evidence") -> str:
     else:
         finding = decode(WorkFinding, found.first)
     of = len(finding.basis.roster.voters)
+    if not may_judge_voters(finding.basis.roster):
+        return (
+            f"signed by this peer; {len(finding.words)} of {of} voters says otherwise, and so few"
+            " are trusted: it is as good as the founder's word"
+        )
     return f"signed by this peer; {len(finding.words)} of the {of} voters, not all liars, differ"
 
 

@@ -14,6 +14,7 @@ from node.rules.proposal import (
     held_runs,
     holds_all_expected,
     is_hopeless,
+    leaves_out,
     lock_report,
     propose,
 )
@@ -47,7 +48,7 @@ def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> I
         yield from _have(view, deadline, now_s)
     if view.is_voter:
         yield from _list(view, deadline, now_s)
-        yield from _vote(view)
+        yield from _vote(view, deadline, now_s)
         yield from _report(view)
 
 
@@ -115,7 +116,7 @@ def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
         yield Statement(Kind.LIST, body, view.attempt)
 
 
-def _vote(view: RoundView) -> Iterator[Statement]:
+def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
     """One VOTE per attempt, never of an attempt that was left, never against the lock.
 
     In a provisional round a PVOTE, which no lock forbids; but whoever holds one waits for a closer
@@ -127,7 +128,10 @@ def _vote(view: RoundView) -> Iterator[Statement]:
     body = proposal.body
     assert isinstance(body, List)
     digest = view.ballots.list_digest(body)
-    if _is_valid(view, body) and _may_vote(view, digest) and not view.draw("vote-later"):
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline.seconds(view.time_outs)
+    if not _is_valid(view, body) or leaves_out(view, body, is_late=is_late):
+        return
+    if _may_vote(view, digest) and not view.draw("vote-later"):
         yield Statement(kind, Vote(list_digest=digest), view.attempt)
 
 

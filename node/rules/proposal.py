@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import islice
 
+from node.rules.belief import liars
 from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol import limits
@@ -123,6 +124,24 @@ def complete_senders(view: RoundView) -> set[PeerId]:
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
     copies = max(1, min(view.copies, len(view.expected) - 1))
     return committed.intersection(*held[copies - 1])
+
+
+def leaves_out(view: RoundView, body: List, *, is_late: bool) -> bool:
+    """Whether a LIST of an open run is without more of those who belong in it than voters may lie,
+    so that a lying closer sums itself alone.
+
+    Until it `is_late` for HAVEs all who committed belong in it, and then who is complete by those
+    that are here. Who has not heard of one HAVE yet may be wrong, and who wants the run to stand
+    still says it to some: so after some attempts any LIST will do, as for a lock that is shown.
+    """
+    may_lie = liars(len(view.electorate), view.trust)
+    is_free = bool(body.certificate) or not body.commits or view.attempt >= EMPTY_AFTER_ATTEMPTS
+    if not may_lie or is_free or view.lock is not None or "inclusion" in view.without:
+        return False
+    listed = {sender for sender, _, _ in view.listed(body) or ()}
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+    belong = complete_senders(view) if is_late else committed
+    return len(belong - listed) > may_lie
 
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:

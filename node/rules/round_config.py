@@ -24,8 +24,9 @@ class RoundConfig:
     inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
-    to one round. A liar stands by its work without "retract". `derived` is there in a simulated
-    world that works out once for all nodes what follows from seals; None: each does by itself.
+    to one round, "inclusion" of whoever belongs in a LIST. A liar stands by its work without
+    "retract". `derived` is there in a simulated world that works out once for all nodes what
+    follows from seals; None: each does by itself.
     """
 
     trust: str

@@ -172,6 +172,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         answers_at=_cut(sources.network.answers_at()) if sources.network is not None else None,
         silent_at=_cut(sources.network.silent_at()) if sources.network is not None else None,
         clock_offset_s=sources.clocks.look(sources.told(), sources.wall_clock()),
+        **_of_audits(core),
     )
     return Snapshot(
         taken_s=time.monotonic(),

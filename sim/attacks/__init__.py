@@ -12,6 +12,7 @@ from sim.attacks.gaussian import Gaussian
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
 from sim.attacks.lazy import Lazy
+from sim.attacks.leaves_out import LeavesOut, ListsItself
 from sim.attacks.lone_class import LoneClass
 from sim.attacks.lying_auditor import LyingAuditor
 from sim.attacks.lying_reducer import LyingReducer
@@ -47,6 +48,8 @@ ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)
 ATTACKS.register("lazy", Lazy)
+ATTACKS.register("leaves_out", LeavesOut)
+ATTACKS.register("lists_itself", ListsItself)
 ATTACKS.register("lone_class", LoneClass)
 ATTACKS.register("lying_auditor", LyingAuditor)
 ATTACKS.register("lying_reducer", LyingReducer)

@@ -23,6 +23,8 @@ ALONE = (
     "equivocation",
     "gaussian",
     "lazy",
+    "leaves_out",
+    "lists_itself",
     "lone_class",
     "lying_auditor",
     "lying_reducer",

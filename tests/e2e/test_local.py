@@ -181,7 +181,9 @@ def test_liar_is_banned_by_audits_and_the_evidence_stands_alone(tmp_path):
     assert [one["node"] for one in report["attackers"]] == ["E"]
     assert [one["node"] for one in report["banned"]] == ["E"]
     assert audits_run(ended.folder) > 0
-    # Whoever was never in the run checks the evidence, and nothing else.
+    # A node that joined later says so by its own trace; and whoever was never in the run checks
+    # the evidence, and nothing else.
+    assert (report["rechecked"]["by"], report["rechecked"]["bans"]) == ("F", {"E": True})
     path = ended.folder / "E.evidence"
     assert verify(path) == 0
     data = bytearray(path.read_bytes())

@@ -1,17 +1,21 @@
 """`barnraise evidence`: what a ninth node needs to be convinced."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from node.commands import evidence as commands  # noqa: F401 - it registers
+from node.commands import evidence as commands
 from node.commands.app import app
 from node.state.evidence_files import place_of, read_evidence, save_evidence, saved_evidence
 from node.using.checkpoint_find import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.errors import ConfigError, StateError
+from protocol.evidence import WorkFinding
 from protocol.identity import peer_id_text
+from protocol.wire import decode, encode
+from tests.node.builders import peers_named, roster_of
 from tests.protocol.entry_vectors import EVIDENCE, SIGNER
 
 TWICE = EVIDENCE[Accusation.TWO_MESSAGES]
@@ -49,3 +53,15 @@ def test_folder_that_takes_no_file_is_an_error_of_the_disk(tmp_path):
     (tmp_path / "evidence").write_text("in the way")
     with pytest.raises(StateError, match="cannot keep evidence"):
         save_evidence(tmp_path, TWICE)
+
+
+@pytest.mark.parametrize(
+    ("num_voters", "said"),
+    [(1, "as good as the founder's word"), (3, "founder's word"), (4, "not all liars, differ")],
+)
+def test_words_of_fewer_voters_than_may_lie_are_called_what_they_are(num_voters, said):
+    found = EVIDENCE[Accusation.WRONG_WORK]
+    finding = decode(WorkFinding, found.first)
+    roster = roster_of(peers_named(num_voters))
+    few = replace(finding, basis=replace(finding.basis, roster=roster))
+    assert said in commands._proof(replace(found, first=encode(few)))

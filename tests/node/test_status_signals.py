@@ -7,7 +7,7 @@ from rich.console import Console
 
 from node.status.records import SUSPICION_USE, PeerTable, from_plain, to_plain
 from node.status.snapshot import snapshot
-from node.status.tables import draw_peers
+from node.status.tables import draw_peers, draw_status
 from protocol.identity import peer_id_text
 from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
@@ -63,4 +63,11 @@ def test_whose_training_nobody_can_run_again_is_shown_as_unaudited(seed):
     assert found[peer_id_text(other.peer)].device_class == "alone 77"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(draw_peers(shot.peers))
-    assert "alone 77" in console.export_text()
+    text = console.export_text()
+    assert "alone 77" in text
+    assert "together they weigh at most 25% of a round" in text
+    assert (shot.status.is_audited, shot.status.unaudited_share) == (True, 0.25)
+    console.print(draw_status(shot.status))
+    assert "others run its training again" in console.export_text()
+    console.print(draw_status(snapshot(sources_of(other.core), world.now_s).status))
+    assert "unaudited, for too few others compute its bits" in console.export_text()

@@ -38,6 +38,7 @@ from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of
 from tests.sim.worlds import world_of
 
 STATUS_KEYS = {
+    *("device_class", "is_audited", "unaudited_share"),
     "catching_up",
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
     *(
@@ -289,7 +290,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(body["faults"][0]) == {"peer", "reason", "at_s"}
     peers = to_plain(shot.peers)
     assert isinstance(peers, dict)
-    assert set(peers) == {"schema", "run", "round", "peers"}
+    assert set(peers) == {"schema", "run", "round", "peers", "unaudited_share"}
     assert set(peers["peers"][0]) == {
         *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "is_convicted", "round"),
         *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),

@@ -21,6 +21,7 @@ from node.peers.relay import Relay
 from node.round import RoundMachine
 from node.rules import agreement, proposal, restart, roster, round_view
 from node.rules.agreement import Statement
+from node.rules.deadlines import LearnedDeadline
 from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
@@ -156,8 +157,10 @@ def _fence_removed() -> Iterator[None]:
     """A node votes for whatever LIST it hears, also of an attempt that it has left."""
     vote = agreement._vote
 
-    def vote_everywhere(view: round_view.RoundView) -> Iterator[Statement]:
-        yield from vote(view)
+    def vote_everywhere(
+        view: round_view.RoundView, deadline: LearnedDeadline, now_s: float
+    ) -> Iterator[Statement]:
+        yield from vote(view, deadline, now_s)
         for attempt in view.ballots.attempts(Kind.LIST):
             if attempt < view.attempt and view.me not in view.ballots.of(Kind.VOTE, attempt):
                 for _, body in view.ballots.bodies(Kind.LIST, List, attempt):

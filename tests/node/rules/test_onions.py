@@ -48,3 +48,51 @@ def test_shares_are_spread_evenly(seed):
     assert all(0.0 <= one < 1.0 for one in drawn)
     # 2000 draws: five standard deviations of the mean are 0.032.
     assert abs(sum(drawn) / len(drawn) - 0.5) < 0.033
+
+
+AUDITOR = PeerId(bytes([9]) * 32)
+RATE = 0.3
+
+
+class Aborter:
+    """Bends its work in each round, and knows all layers of the next before it peels its own; it
+    keeps back what would have it audited. `is_free`: where a layer is a message of its own, after
+    the COMMITs, as in commit and reveal."""
+
+    def __init__(self, seed: int, *, is_free: bool) -> None:
+        self.me, self._onion = PeerId(bytes([1]) * 32), onion(1)
+        others = [(PeerId(bytes([n]) * 32), onion(n)) for n in range(2, 6)]
+        self.listed = self.met = self.aborted = 0
+        self.rounds = 400
+        first = random.Random(f"{seed}/first").randrange(LAYERS - self.rounds - 2)
+        was_listed = True
+        for index in range(first, first + self.rounds):
+            layers = [(peer, one.layer(index + 1)) for peer, one in others]
+            own = (self.me, self._onion.layer(index + 1))
+            meets, meets_without = (
+                was_listed and share(beacon(RUN, index, told), b"who", AUDITOR, self.me) < RATE
+                for told in ([*layers, own], layers)
+            )
+            is_aborting = meets and not meets_without
+            self.met += meets_without if is_aborting else meets
+            self.aborted += is_aborting
+            # The layer is in the COMMIT: without the one there is no other.
+            was_listed = is_free or not is_aborting
+            self.listed += was_listed
+
+
+def test_who_peels_last_escapes_most_audits_for_nothing_where_a_layer_is_no_commit(seed):
+    free = Aborter(seed, is_free=True)
+    assert free.listed == free.rounds
+    # Both beacons have to meet it: 0.09 of 400 rounds in place of 0.3, give or take 5 deviations.
+    assert abs(free.met / free.rounds - RATE**2) < 5 * (RATE**2 * (1 - RATE**2) / 400) ** 0.5
+    assert free.met < free.rounds * RATE / 2
+
+
+def test_abort_costs_the_contribution_where_the_layer_is_in_the_commit(seed):
+    bound = Aborter(seed, is_free=False)
+    # Each audit that it escapes is a round in which it adds nothing, so nothing bent either.
+    assert bound.aborted > 20
+    assert bound.listed == bound.rounds - bound.aborted
+    assert bound.listed < bound.rounds * (1 - RATE * (1 - RATE) / (1 + RATE * (1 - RATE)) / 2)
+    assert bound.met > 0

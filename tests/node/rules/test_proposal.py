@@ -1,6 +1,7 @@
 """R2: who is complete, and what the closer of an attempt may propose."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from node.rules.proposal import (
     complete_senders,
     held_runs,
     is_hopeless,
+    leaves_out,
     pack_senders,
     propose,
     unpack_senders,
@@ -214,3 +216,61 @@ def test_list_of_a_branch_gives_way_where_its_bytes_did_not_come_in_several_atte
 
     assert at(0) == at(BRANCH_TIME_OUTS_MAX - 1) == list_body(of_branch)
     assert at(BRANCH_TIME_OUTS_MAX) == list_body(COMMITS)
+
+
+# What a LIST may be without (open runs) ---------------------------------------------------------
+
+SIX = peers_named(6)
+OPEN = head_of(SIX)
+"""Of six voters one may lie."""
+voices = [Voice(peer, OPEN.value) for peer in SIX]
+OF_SIX = [voice.commit() for voice in voices]
+HELD = [voices[number].have(b"\x3f") for number in (0, 1, 2)]
+"""Three reducers hold all parts of all six: whoever of them is judged, two others do."""
+
+
+def is_refused(
+    listed, *, heard=(), is_late=False, attempt=0, trust="open", certificate=(), **fields
+) -> bool:
+    view = view_of(
+        SIX[0], OPEN, [*OF_SIX, *heard], attempt=attempt, opened_s=0.0, trust=trust, **fields
+    )
+    body = replace(list_body(listed), certificate=certificate)
+    return leaves_out(view, body, is_late=is_late)
+
+
+def test_list_without_more_than_may_lie_waits_until_haves_are_due_and_then_asks_them():
+    for missing in range(6):
+        listed = OF_SIX[missing:]
+        assert is_refused(listed) == (missing > 1 and bool(listed))
+        assert not is_refused(listed, is_late=True), "nobody is known to be complete"
+        assert is_refused(listed, heard=HELD, is_late=True) == (missing > 1 and bool(listed))
+    # The sixth has withheld its parts from the reducers, and the fifth: that is no closer's fault.
+    some = [voices[number].have(b"\x0f") for number in (0, 1, 2)]
+    assert not is_refused(OF_SIX[:4], heard=some, is_late=True)
+    assert not is_refused(OF_SIX[1:4], heard=some, is_late=True)
+    assert is_refused(OF_SIX[2:4], heard=some, is_late=True)
+
+
+def test_list_that_carries_or_is_shown_certified_or_comes_after_many_attempts_is_free():
+    alone = OF_SIX[:1]
+    assert is_refused(alone)
+    assert not is_refused([])
+    assert not is_refused(alone, certificate=(b"vote",))
+    assert [is_refused(alone, attempt=attempt) for attempt in range(4)] == [True] * 3 + [False]
+    assert not is_refused(alone, lock=(0, bytes(32)))
+    assert not is_refused(alone, trust="friends")
+    assert not is_refused(alone, without=frozenset({"inclusion"}))
+
+
+def test_convicted_senders_belong_in_no_list():
+    convicted = frozenset(SIX[2:])
+    assert is_refused(OF_SIX[:2])
+    assert not is_refused(OF_SIX[:2], convicted=convicted)
+
+
+def test_where_nobody_may_lie_any_list_will_do():
+    three = head_of(SIX[:3])
+    of_three = [Voice(peer, three.value).commit() for peer in SIX[:3]]
+    view = view_of(SIX[0], three, of_three, opened_s=0.0, trust="open")
+    assert not leaves_out(view, list_body(of_three[:1]), is_late=False)

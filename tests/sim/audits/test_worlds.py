@@ -1,6 +1,7 @@
 """Audits in worlds: who sends what it did not train is banned by those who ran it again."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -97,15 +98,54 @@ def test_honest_peers_are_audited_at_the_rate_of_the_run_and_nothing_is_said(see
 # Classes whose training nobody can run again
 
 
-def test_honest_peers_of_a_class_of_their_own_weigh_their_share_and_nobody_accuses_them(seed):
-    """Three of nine machines are like no other; I2 works their weights out by itself."""
-    found = audited("lone_class:0.34", seed, peers=9, rounds=6, without=())
-    assert found.violation is None
-    assert (found.rounds_sealed, found.evidence, found.false_bans) == (6, {}, 0)
+def lone(seed: int, **changes) -> Outcome:
+    """Three of nine say that their device is like no other, and train backwards."""
+    return audited("lone_class:0.34", seed, peers=9, rounds=8, audits=0.25, **changes)
+
+
+def uncapped(seed: int, **changes) -> Outcome:
+    """Where all weigh what their tokens do, in the rules and in what checks them (I2)."""
+    with (
+        patch("node.rules.ramp.capped", lambda rows, those, law: list(rows)),
+        patch("sim.checks.earning.capped_weights", lambda named, weights, *_: weights),
+    ):
+        return lone(seed, **changes)
 
 
 @pytest.mark.slow
-def test_training_that_nobody_can_run_again_is_never_accused(seed):
-    found = audited("lone_class:0.34", seed, peers=9, rounds=12)
+def test_training_that_nobody_can_run_again_does_less_harm_by_its_share(seed):
+    """By the mean, so that no other rule bears them: I2 works the weights out by itself."""
+    clean = audited(None, seed, peers=9, rounds=8, audits=0.25, aggregator="mean")
+    losses = []
+    for found in (clean, lone(seed, aggregator="mean"), uncapped(seed, aggregator="mean")):
+        assert found.violation is None
+        assert (found.rounds_sealed, found.banned, found.false_bans) == (8, 0, 0)
+        assert found.loss_last is not None
+        losses.append(found.loss_last)
+    assert losses[0] < losses[1] < losses[2]
+
+
+def test_weights_that_are_not_capped_are_not_what_the_listed_bytes_give(seed):
+    with patch("node.rules.ramp.capped", lambda rows, those, law: list(rows)):
+        found = lone(seed)
+    assert found.violation is not None
+    assert "I2" in str(found.violation)
+
+
+# Less work than is claimed
+
+
+def test_lazy_peer_is_banned_by_audits_of_whatever_segment(seed):
+    found = audited("lazy:0.15", seed)
     assert found.violation is None
-    assert (found.rounds_sealed, found.banned, found.false_bans) == (12, 0, 0)
+    assert (found.banned, found.false_bans) == (1, 0)
+    assert accusations(found) == {"n06": Accusation.WRONG_WORK}
+
+
+def test_lazy_peer_is_paid_as_others_are_where_nobody_runs_its_work_again(seed):
+    # Signals alone would have it audited: its work is of odd length.
+    with patch("node.rules.audit_draw._meets", lambda *_: False):
+        found = audited("lazy:0.15", seed, rounds=6)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
+    assert found.seats_last == 7
