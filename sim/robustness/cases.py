@@ -28,13 +28,15 @@ def _of_values() -> dict[str, Callable[[], Attack]]:
     }
 
 
-CASES: dict[str, Callable[[], Attack]] = _of_values() | {
+_VARIANTS: dict[str, Callable[[], Attack]] = {
     "alie z_max": partial(Alie, z=None),
     "gaussian 1": partial(Gaussian, size=1.0),
     "ipm 0.1": partial(Ipm, epsilon=0.1),
     "scale -10": partial(Scale, factor=-10.0),
     "shift sigma": partial(Shift, of_deviations=True),
 }
+
+CASES = dict(sorted((_of_values() | _VARIANTS).items()))
 """By name; what stands behind a registered name is the number that differs from its own."""
 
 _QUARTER, _NEAR_HALF = 0, 1

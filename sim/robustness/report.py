@@ -8,6 +8,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from sim.robustness.game import Course, Stage
@@ -16,8 +17,8 @@ from sim.robustness.trial import Row
 _INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
 _CLEAN, _DEFENDED, _BARE = "#8d8980", "#1f5fbf", "#b3261e"
 _COLUMNS, _TILE_INCHES, _DOTS_PER_INCH = 6, (2.3, 1.9), 130
-_HEADROOM = 1.6
-"""A curve that leaves the picture goes up this far above the clean one."""
+_HEADROOM, _FOOTROOM = 1.6, 0.15
+"""A curve that leaves the picture goes up this far above the clean one; some end below it."""
 
 
 def trial_table(rows: Sequence[Row]) -> Table:
@@ -31,7 +32,7 @@ def trial_table(rows: Sequence[Row]) -> Table:
         table.add_row(
             row.attack,
             _percent(row.loss_percent),
-            "-" if row.limit is None else f"{row.limit:.0f} %",
+            "-" if row.limit is None else f"{row.limit:g} %",
             f"{row.damage:+.2f}",
             "-" if row.bare_percent is None else _percent(row.bare_percent),
             f"{100 * row.kept_direction:.0f} %",
@@ -61,7 +62,8 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)  # No pyplot: it keeps global state and looks for a screen.
     grid = figure.subplots(lines, _COLUMNS, sharex=True, sharey=True, squeeze=False)
-    clean = _middle(rows[0].clean)
+    # From the last round before liars begin: what was learned before would flatten all the rest.
+    clean = _middle(rows[0].clean)[stage.attacked_from - 1 :]
     low, high = min(clean), max(clean)
     top = low + _HEADROOM * (high - low)
     for number, axes in enumerate(grid.flat):
@@ -70,7 +72,7 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
             continue
         row = rows[number]
         _tile(axes, row, stage, top)
-        axes.set_ylim(low - 0.05 * (high - low), top)
+        axes.set_ylim(low - _FOOTROOM * (high - low), top)
     figure.legend(
         *grid[0, 0].get_legend_handles_labels(),
         loc="outside lower right",
@@ -78,9 +80,11 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
         frameon=False,
         fontsize=9,
     )
+    skew = "" if stage.skew is None else f", data skewed by Dirichlet {stage.skew:g}"
+    with_bare = " / bare mean" if rows[0].bare else ""
     title = (
-        f"{stage.liars} liars of {stage.peers}: loss by round, attacked from the dotted line;"
-        " numbers: above clean at the end, default rule / bare mean"
+        f"{stage.liars} liars of {stage.peers}{skew}: loss by round, from the last without lies on;"
+        f" at the end above clean: default rule{with_bare}"
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
     figure.savefig(path, format="png")
@@ -96,9 +100,11 @@ def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
         if not courses:
             continue
         # What is beyond the picture ends at its upper edge, where one sees that it left.
-        shown = [min(loss, top) for loss in _middle(courses)]
-        axes.plot(range(1, len(shown) + 1), shown, dashes, color=colour, lw=width, label=label)
-    axes.axvline(stage.attacked_from + 0.5, color=_MUTED, lw=0.8, ls=":")
+        first = stage.attacked_from
+        shown = [min(loss, top) for loss in _middle(courses)][first - 1 :]
+        rounds = range(first, first + len(shown))
+        axes.plot(rounds, shown, dashes, color=colour, lw=width, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     axes.set_title(row.attack, fontsize=9, color=_INK if row.is_kept else _BARE, loc="left")
     text = _percent(row.loss_percent)
     if row.bare_percent is not None:
@@ -120,4 +126,4 @@ def _middle(courses: Sequence[Course]) -> list[float]:
 def _percent(value: float) -> str:
     if not math.isfinite(value):
         return "diverged"
-    return f"{value:+.1f} %" if abs(value) < 1000 else f"{value:+.0e} %"
+    return f"{value:+.1f} %" if abs(value) < 100 else f"{value:+.0f} %"

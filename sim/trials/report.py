@@ -158,6 +158,11 @@ def sweep_table(swept: Swept) -> Table:
     return table
 
 
+def peer_rounds(outcomes: Sequence[Outcome]) -> int:
+    """Rounds that sealed somebody, times the peers of their world."""
+    return sum(one.peers * one.rounds_sealed for one in outcomes)
+
+
 def sweep_json(swept: Swept, commands: Sequence[str]) -> dict[str, object]:
     """A sweep as one object; `failures` hold the command that replays each."""
     coverage: dict[str, int] = defaultdict(int)
@@ -171,6 +176,9 @@ def sweep_json(swept: Swept, commands: Sequence[str]) -> dict[str, object]:
             "seeds": len(outcomes),
             "rounds_sealed": sum(one.rounds_sealed for one in outcomes),
             "rounds_carried": sum(one.rounds_carried for one in outcomes),
+            "peer_rounds": peer_rounds(outcomes),
+            "banned": sum(one.banned for one in outcomes),
+            "false_bans": sum(one.false_bans for one in outcomes),
             "violations": sum(one.violation is not None for one in outcomes),
             "recovery_median_s": round(median(took_s), 3) if took_s else None,
             "recovery_max_s": max(took_s, default=None),

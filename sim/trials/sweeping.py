@@ -15,7 +15,7 @@ from sim.compiled.builds import choose
 from sim.trials.outcome import Outcome
 from sim.trials.playing import overridden_scenario
 from sim.trials.replays import replay_command, write_failure
-from sim.trials.report import sweep_json, sweep_table, write_plot
+from sim.trials.report import peer_rounds, sweep_json, sweep_table, write_plot
 from sim.trials.scenario import DEFAULT, Scenario
 from sim.trials.sweep import Swept, cores, seeds_of, sweep
 
@@ -83,6 +83,11 @@ def run_sweep(request: Request, *, to_stderr: bool) -> End:
     if not swept.is_whole:
         console.print("interrupted: this is what had come until then", style="yellow")
     console.print(f"{shown.num_done} worlds in {swept.wall_s:.1f} s")
+    outcomes = [one for found in swept.outcomes.values() for one in found]
+    wronged = sum(one.false_bans for one in outcomes)
+    console.print(
+        f"{peer_rounds(outcomes)} rounds of peers; honest ones accused or banned: {wronged}"
+    )
     console.print(f"traces {swept.trace_hash}")
     if request.out is not None:
         _write(request.out, scenarios, swept, console)

@@ -94,6 +94,9 @@ def test_sweep_writes_failures_that_replay(files):
     )
     found = last_json(result)
     assert found["scenarios"]["tiny"]["rounds_sealed"] == 6
+    assert found["scenarios"]["tiny"]["peer_rounds"] == 18
+    assert found["scenarios"]["tiny"]["false_bans"] == 0
+    assert "rounds of peers; honest ones accused or banned: 0" in result.stderr
     assert found["scenarios"]["fails"]["violations"] == 2
     commands_told = [failure["replay"] for failure in found["failures"]]
     assert commands_told == [f"barnraise sim replay fails.toml --seed {seed}" for seed in (0, 1)]
