@@ -110,7 +110,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     held = outer.overlap * payload * (1 + reducers * (peers - 1) / peers)
     kept = result * limits.RESULT_ROUNDS_KEPT
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
-    channel = channel_spec(manifest, 0).file_bytes
+    channel = channel_spec(manifest, 0).used_bytes
     return Costs(
         parameters=numel,
         peers=peers,

@@ -239,7 +239,7 @@ async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
          "lease=(), validate=False)); wait()", "unknown kind"),
         ("contribute(fragment=1); wait()", "fragment 1"),
         ("contribute(lengths=(1,)); wait()", "1 cells"),
-        ("contribute(lengths=(1 << 40, 1)); wait()", "of its slot"),
+        ("contribute(lengths=(1 << 40, 1)); wait()", "of its place"),
         ("contribute(sequence=1); wait()", "out of turn"),
         ("contribute(); contribute(sequence=1); wait()", "before an outcome"),
     ],
