@@ -157,8 +157,7 @@ class Driver:
             logger.info("resumed round=%d", head.value.round)
             self._log.emit("resumed", round=head.value.round)
             if head.value.round:
-                final = self.store.final
-                self._parts.checkpoints.offer(head, final.anchor_N, final.slots)
+                self._parts.checkpoints.offer(head, self.store.final)
         await self._carry_out(self.core.start(trio.current_time(), restart))
         if self.core.is_finished:
             self.was_finished = True
@@ -313,24 +312,24 @@ class Driver:
             await self._compute_in(view, bulk.stepping_ahead(self.core, store, digest, cells))
 
     async def _adopt(self, action: ev.Adopt) -> None:
-        value = action.certificate.value
-        before_N = self.store.state.anchor_N
+        value, hooks = action.certificate.value, self._parts.hooks
+        # Who holds a state has the next one made beside it.
+        before = self.store.state if hooks.bends_anchor else None
         await self.compute(partial(self.store.adopt, value.list_digest))
         self.store.forget_parts(bulk.parts_over(self.core))
         state = self.store.state
-        anchor_N = self._parts.hooks.adopted_anchor(state.anchor_N, before_N)
-        root = state.root
-        if anchor_N is not state.anchor_N:
-            root = (await self.compute(partial(self.store.make_state, anchor_N, state.slots))).root
-        self._trace.adopted(action.certificate, root, was_listed=action.was_listed)
+        if is_bent := before is not None:
+            anchor_N = hooks.adopted_anchor(state.anchor_N, before.anchor_N)
+            state = await self.compute(partial(self.store.make_state, anchor_N, state.slots))
+        self._trace.adopted(action.certificate, state.root, was_listed=action.was_listed)
         assert self._work is not None
-        self._work.adopted(anchor_N)
+        self._work.adopted(state.anchor_N if is_bent else None)
         previous = self.core.machine.previous
         assert previous is not None
         self._narrator.sealed(
             action, previous, self._parts.transport.traffic(), self._work.train_loss
         )
-        self._parts.checkpoints.offer(action.certificate, anchor_N, self.store.state.slots)
+        self._parts.checkpoints.offer(action.certificate, state, is_held=is_bent)
         if (gathered := self.bulk.fetching.certificate) is not None:
             self._spawn(partial(self.bulk.fetching.forget, gathered))  # Not needed any more.
         if self.core.is_finished:
@@ -345,21 +344,20 @@ class Driver:
                 await self.compute(partial(self.store.advance, digest, kept))
                 root = self.store.state.root
                 self._trace.advanced(certificate, root, was_listed=was_listed)
-                self._work.adopted(self.store.state.anchor_N)
+                self._work.adopted(None)
                 self._narrator.advanced(action)
             case ev.Confirm(certificate=certificate):
                 digest = certificate.value.list_digest
                 root = await self.compute(partial(self.store.confirm, digest))
                 self._trace.confirmed(certificate, root)
-                final = self.store.final
-                self._parts.checkpoints.offer(certificate, final.anchor_N, final.slots)
+                self._parts.checkpoints.offer(certificate, self.store.final)
                 self._narrator.confirmed(action)
                 if self.core.is_finished:
                     self.finished.set()
             case ev.FallBack(final=final_seal, lost=lost):
                 await self.compute(self.store.fall_back)
                 self._trace.fell_back(final_seal, lost)
-                self._work.adopted(self.store.state.anchor_N)
+                self._work.adopted(None)
                 self._narrator.fell_back(action)
 
     async def state_arrived(self, certificate: SealCertificate, state: State) -> None:

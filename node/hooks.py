@@ -21,6 +21,9 @@ class NodeHooks:
     bends_frames = False
     """Whether `sent_frame` is to be asked."""
 
+    bends_anchor = False
+    """Whether `adopted_anchor` is to be asked."""
+
     def began(self, signer: Signer) -> None:
         """The node has its key."""
 
@@ -105,6 +108,7 @@ class OwnUpdate(NodeHooks):
     """The aggregate is replaced by one's own update: every node goes its own way."""
 
     name = "own-update"
+    bends_anchor = True
 
     def __init__(self) -> None:
         self._update_N: NDArray[np.float32] | None = None

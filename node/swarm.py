@@ -72,7 +72,7 @@ class Swarm:
         self._attach = attach
         self._manifest = manifest
         self._channel = channel
-        self._exchange = ChannelExchange(channel, child.pipe)
+        self._exchange = ChannelExchange(channel, child.pipe, copies=True)
         self._clock = RunClock(round=0, step=0, tokens=0)
         self._lease: Lease = ()
         self._since = 0

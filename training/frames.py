@@ -49,6 +49,9 @@ class Failed:
 class Start:
     """To the trainer: the whole anchor lies in the mapping; begin with this lease.
 
+    It lies in the place `anchor`, and with one round in flight the next contribution is wanted in
+    `place` (`training.channel_file`).
+
     `listed` names the rounds from `since` on whose seals have the own contribution in them: a
     trainer that goes on from disk needs it to settle its residual (R6). What was before `since` is
     not known any more, or was left behind by a resync. `members` have a seat in that round.
@@ -60,6 +63,8 @@ class Start:
     listed: tuple[int, ...] = ()
     members: int = 1
     validate: bool = False
+    anchor: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Deliver:
     """To the trainer: the outcome of contribution `sequence`; its new anchor lies in the mapping.
 
     So do those of the fragments in `others`. `validate` asks for the validation loss of the new
-    anchor.
+    anchor. `anchor` and `place` are those of Start.
     """
 
     sequence: int
@@ -78,6 +83,8 @@ class Deliver:
     members: int = 1
     others: tuple[int, ...] = ()
     validate: bool
+    anchor: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +156,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributed:
-    """From the trainer: payloads of these lengths lie in slot `sequence` modulo the slots.
+    """From the trainer: payloads of these lengths lie in the place that was named for them; with
+    two rounds in flight in that of `sequence` modulo two.
 
     `trace`, `before` and `after` are those of TraceRoots, in runs with audits.
     """

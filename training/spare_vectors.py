@@ -6,13 +6,32 @@ as writing it twice. A round makes a new state, and one round later an old one i
 N elements
 """
 
+import sys
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
+
+
+class VectorSource(Protocol):
+    """Where vectors of a state come from. From any thread."""
+
+    def take(self) -> Vector:
+        """A vector of any content. Its memory is another's once it and all views of it are gone."""
+        ...
+
+    def made(self, vector_N: Vector) -> bool:
+        """Whether that vector came from here: then no array but views of it has its memory."""
+        ...
+
+    def trim(self) -> None:
+        """Give memory back that no vector has."""
+        ...
 
 
 class SpareVectors:
@@ -22,9 +41,10 @@ class SpareVectors:
         """At most `most` of which nobody holds any stay."""
         self._numel = numel
         self._spare: deque[Vector] = deque(maxlen=most)
+        self._made: set[int] = set()
 
     def take(self) -> Vector:
-        """A vector of any content. Its memory is another's once it and all views of it are gone."""
+        """See VectorSource."""
         try:
             memory_N = self._spare.pop()
         except IndexError:
@@ -32,5 +52,33 @@ class SpareVectors:
         # Views hold the array that they are of only if its own base is no array: a view of a view
         # would hold `memory_N` itself, and outlive what is watched here.
         vector_N: Vector = np.frombuffer(memory_N.data, dtype=np.float32)
-        weakref.finalize(vector_N, self._spare.append, memory_N).atexit = False
+        self._made.add(memory_N.ctypes.data)
+        weakref.finalize(vector_N, self._take_back, memory_N).atexit = False
         return vector_N
+
+    def _take_back(self, memory_N: Vector) -> None:
+        self._made.discard(memory_N.ctypes.data)
+        self._spare.append(memory_N)
+
+    def made(self, vector_N: Vector) -> bool:
+        """See VectorSource."""
+        return vector_N.ctypes.data in self._made
+
+    def trim(self) -> None:
+        """See VectorSource."""
+        self._spare.clear()
+
+
+def _num_references(vectors: Sequence[Vector], place: int) -> int:
+    return sys.getrefcount(vectors[place])
+
+
+_ALONE = _num_references([np.empty(0, dtype=np.float32)], 0)
+
+
+def is_held_elsewhere(vectors: Sequence[Vector], place: int) -> bool:
+    """Whether anybody but this sequence holds a vector of a VectorSource, or a view of it.
+
+    The caller has no name for it, and nobody can come by one meanwhile.
+    """
+    return _num_references(vectors, place) > _ALONE

@@ -2,39 +2,30 @@
 
 Plain synchronous arithmetic on numpy arrays. The node calls it from worker threads, the simulator
 inline; both run this very code. Nothing here is believed before it is checked against a root.
-
-A state's vectors are of the whole shard, a round is about one fragment of it (R5). A state cell is
-one cell of the anchor or of one outer slot, as little-endian float32; of n cells of a fragment cell
-i of vector v is number v * n + i, the anchor being vector 0, behind those of the fragments before.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from blake3 import blake3
 
-from node.cells.outer_step import OuterStepping, StepRules
+from node.cells.outer_step import OuterStepping
 from node.cells.result_cells import ReadBack, ResultCells
-from node.cells.states import Item, State, Vector, finished, make_state, wire_view
+from node.cells.state_store import StateStore
+from node.cells.states import Item, State, StateRoots, Vector
 from node.events import ListEntry
 from protocol import limits
-from protocol.errors import ProofError, StateError
+from protocol.errors import StateError
 from protocol.grid import (
     MerkleTree,
     cell_root,
     check_merkle_proof,
-    check_state_proof,
-    state_place,
 )
-from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.arithmetic import cell_norms
-from training.compression import Codec, admits, decode_to_read, make_codec, result_codec
+from training.compression import Codec, admits, decode_to_read, make_codec
 from training.gram import wire_form
-from training.outer import make_outer
-from training.spare_vectors import SpareVectors
 
 Entries = Sequence[tuple[ListEntry, bytes]]
 """Listed contributions, each with its root."""
@@ -55,36 +46,26 @@ class Step:
     is_empty: bool
 
 
-class CellStore:
+Ahead = tuple[bytes, Step, OuterStepping]
+
+
+class CellStore(StateStore):
     """What one node holds of one shard.
 
     Parts and results are of the cells of one fragment, which the caller names.
     """
 
     def __init__(self, manifest: RunManifest, shard: int, anchor_N: Vector) -> None:
-        self.layout = manifest.layout(shard)
-        num_vectors = 1 + len(make_outer(manifest.outer).slots)
-        self.state_counts = tuple(num_vectors * count for count in self.layout.fragment_cells)
-        """State cells of each fragment."""
+        super().__init__(manifest, shard, anchor_N)
         self._codec = make_codec(manifest.outer)
-        self._result_codec = result_codec(manifest.outer)
         self.aggregator = AGGREGATORS[manifest.outer.aggregator](
             cell_elements=manifest.cell_elements
         )
         """The rule of the run."""
-        self._outer = make_outer(manifest.outer)
-        # One state: that which the step before replaced.
-        spare = SpareVectors(len(anchor_N), most=1 + len(self._outer.slots))
-        self._step_rules = StepRules(self.layout, self._outer, self._result_codec, spare)
-        slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
-        self.state = self.make_state(anchor_N, slots)
-        self.final = self.state
-        """The last final state: `state` itself, or on a branch (R4) what that one goes back to."""
         self._parts: dict[bytes, dict[int, Item]] = {}
         self._results: dict[bytes, ResultCells] = {}
-        self._states: dict[bytes, State] = {self.state.root: self.state}
-        self._candidates: dict[bytes, State] = {}
-        self._ahead: tuple[bytes, Step, OuterStepping] | None = None
+        self._candidates: dict[bytes, State | StateRoots] = {}
+        self._ahead: Ahead | None = None
         """By LIST: the outer step that is taken while its result is still coming."""
         self._stepped: dict[bytes, Step] = {}
         """By LIST: the outer steps that were taken on the results which are here."""
@@ -99,67 +80,6 @@ class CellStore:
         """Where results lie on the disk, by round and LIST, once they are durable."""
         self._pinned: set[bytes] = set()
         """Parts of the round that is final next, while a branch goes on behind it."""
-
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """The outer optimizer's slots."""
-        return tuple(self._outer.slots)
-
-    # State --------------------------------------------------------------------------------------
-
-    @property
-    def num_state_cells(self) -> int:
-        """Cells of the anchor and of every outer slot."""
-        return sum(self.state_counts)
-
-    def make_state(self, anchor_N: Vector, slots: Mapping[str, Vector]) -> State:
-        """A state with its Merkle root."""
-        vectors = [anchor_N, *(slots[name] for name in self._outer.slots)]
-        layout = self.layout
-        roots = tuple(
-            tuple(
-                cell_root(wire_view(vector_N[layout.cell_span(fragment, cell)]))
-                for vector_N in vectors
-                for cell in range(count)
-            )
-            for fragment, count in enumerate(layout.fragment_cells)
-        )
-        return make_state(anchor_N, slots, roots)
-
-    def state_place(self, index: int) -> tuple[int, slice]:
-        """Of a state cell: the number of its vector, and where it lies in that."""
-        fragment, place = state_place(self.state_counts, index)
-        vector, cell = divmod(place, self.layout.num_cells(fragment))
-        return vector, self.layout.cell_span(fragment, cell)
-
-    def seat_proof(self, peer: PeerId, basis: bytes, root: bytes = b"") -> bytes:
-        """BLAKE3 over the whole state, keyed by peer and seal: only a holder can make it.
-
-        `root` is of another state than the one that is worked on; empty if that is not here.
-        """
-        state = self._states.get(root) if root else self.state
-        return b"" if state is None else self._prove(state, peer, basis)
-
-    def _prove(self, state: State, peer: PeerId, basis: bytes) -> bytes:
-        hasher = blake3(key=blake3(peer + basis).digest())
-        for vector_N in (state.anchor_N, *state.slots.values()):
-            hasher.update(wire_view(vector_N))
-        return hasher.digest()
-
-    def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
-        """The state that verified state cells make up. Raises StateError unless it has `root`."""
-        if any(index not in cells for index in range(self.num_state_cells)):
-            raise StateError("state cells are missing")
-        numel = self.layout.numel
-        vectors = [np.empty(numel, dtype=np.float32) for _ in range(1 + len(self._outer.slots))]
-        for index in range(self.num_state_cells):
-            vector, span = self.state_place(index)
-            vectors[vector][span] = np.frombuffer(cells[index], dtype="<f4")
-        slots = dict(zip(self._outer.slots, vectors[1:], strict=True))
-        state = self.make_state(vectors[0], slots)
-        if state.root != root:
-            raise StateError("the assembled state does not have the sealed root")
-        return state
 
     def replace_state(self, state: State) -> None:
         """Go on from a synchronised state; forgets parts and results."""
@@ -188,11 +108,6 @@ class CellStore:
         """Exact sizes of all cells of an encoded result."""
         cells = range(self.layout.num_cells(fragment))
         return [self.result_bytes(cell, fragment=fragment) for cell in cells]
-
-    def state_bytes(self, index: int) -> int:
-        """Exact size of a state cell."""
-        fragment, place = state_place(self.state_counts, index)
-        return 4 * self.layout.cell_numel(fragment, place % self.layout.num_cells(fragment))
 
     def put_part(self, root: bytes, item: Item, *, fragment: int = 0) -> None:
         """Keep a part of the contribution with that root.
@@ -225,13 +140,6 @@ class CellStore:
         self._decoded(self._result_codec, item.payload, numel)
         self._results_of(digest).put(item.index, item.payload, node)
 
-    def check_state_cell(self, root: bytes, item: Item) -> None:
-        """Raise ProofError unless `item` is a cell of the state with that root."""
-        if len(item.payload) != self.state_bytes(item.index):
-            raise ProofError(f"state cell {item.index} has {len(item.payload)} bytes")
-        node = cell_root(item.payload)
-        check_state_proof(root, node, item.proof, index=item.index, counts=self.state_counts)
-
     def forget_parts(self, roots: Iterable[bytes]) -> None:
         """Let go of contributions that nobody needs any more."""
         for root in roots:
@@ -246,20 +154,6 @@ class CellStore:
         """All result cells of a slice, or none while one of them is not here."""
         held = self._results.get(digest)
         return [Item(*found) for found in held.proofs(first, stop)] if held else []
-
-    def state_of(self, root: bytes) -> State | None:
-        """One of the last states; None if it is gone."""
-        return self._states.get(root)
-
-    def state_item(self, state: State, index: int) -> Item:
-        """A cell of a state, with its proof."""
-        return Item(index, self.state_cell(state, index), state.tree.proof(index))
-
-    def state_cell(self, state: State, index: int) -> bytes:
-        """The bytes of a cell of a state."""
-        vector, span = self.state_place(index)
-        vector_N = state.slots[self._outer.slots[vector - 1]] if vector else state.anchor_N
-        return bytes(wire_view(vector_N[span]))
 
     def result_cells(self, digest: bytes) -> list[bytes]:
         """The encoded result of a LIST, all cells of it; asked when it is whole."""
@@ -388,14 +282,3 @@ class CellStore:
     ) -> Vector:
         """SEAM: the numbers of a cell, to be read only; a simulated world decodes each once."""
         return decode_to_read(codec, payload, numel, is_checked=is_checked)
-
-    def stepping(self, state: State, *, round_index: int) -> OuterStepping:
-        """The outer step of a round on a state, to be fed with the encoded result."""
-        return OuterStepping(self._step_rules, state.anchor_N, state.slots, round_index=round_index)
-
-    def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:
-        """What the outer step on the encoded result of a round makes of a state.
-
-        Raises DecodeError for cells that decode to no finite numbers.
-        """
-        return finished(self.stepping(state, round_index=round_index), state, cells)

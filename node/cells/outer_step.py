@@ -5,6 +5,10 @@ N elements of the shard; a step is on one fragment of it
 What is in the cache is decoded, stepped and hashed from there, and of whole vectors only those are
 made that stay. Until the last cell is here nobody sees any of it, so a step on the result of a LIST
 that does not become the sealed one costs its time, and nothing else.
+
+Where a state is large, that is all that is done before the seal: the roots of the next one are what
+votes and seals are about. Its vectors are made with the seal, in the memory of those before unless
+somebody holds them: a second step in place of a second state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 from protocol.grid import Layout, cell_root
 from training.compression import Codec, decode_to_read
 from training.outer import OuterInfo, OuterOptimizer
-from training.spare_vectors import SpareVectors
+from training.spare_vectors import VectorSource, is_held_elsewhere
 
 Vector = NDArray[np.float32]
 
@@ -29,8 +33,15 @@ class StepRules:
     outer: OuterOptimizer
     codec: Codec
     """Of the results."""
-    spare: SpareVectors
-    """Where the vectors that a step makes come from."""
+    anchors: VectorSource
+    """Where the anchors that steps make come from."""
+
+    spare: VectorSource
+    """Where the slots come from."""
+
+    def sources(self) -> list[VectorSource]:
+        """Of the anchor and of each slot."""
+        return [self.anchors, *(self.spare for _ in self.outer.slots)]
 
 
 class OuterStepping:
@@ -43,15 +54,19 @@ class OuterStepping:
         slots: Mapping[str, Vector],
         *,
         round_index: int,
+        keeps: bool = True,
     ) -> None:
-        """`anchor_N` and `slots` are the state before, which is only read."""
+        """`anchor_N` and `slots` are the state before, which is only read. Without `keeps` only the
+        roots of the next one are found."""
         self._layout, self._outer, self._codec = rules.layout, rules.outer, rules.codec
         self._before_N, self._slots = anchor_N, slots
         self._round = round_index
         self.fragment = rules.layout.fragment_of(round_index)
         num_cells = rules.layout.num_cells(self.fragment)
-        self._vectors = [rules.spare.take() for _ in range(1 + len(rules.outer.slots))]
-        self._roots: list[list[bytes]] = [[b""] * num_cells for _ in self._vectors]
+        self.keeps = keeps
+        sources = rules.sources()
+        self._vectors = [source.take() for source in sources] if keeps else []
+        self._roots: list[list[bytes]] = [[b""] * num_cells for _ in sources]
         self._taken: dict[int, bytes] = {}
 
     def take(self, cell: int, payload: bytes) -> None:
@@ -68,20 +83,63 @@ class OuterStepping:
         info = OuterInfo(round=self._round, slots=slots)
         step = self._outer.step(self._before_N[span], aggregate_N, info)
         pieces = (step.anchor_N, *(step.slots[name] for name in names))
-        for vector_N, roots, piece_N in zip(self._vectors, self._roots, pieces, strict=True):
-            vector_N[span] = piece_N
+        for roots, piece_N in zip(self._roots, pieces, strict=True):
             roots[cell] = cell_root(piece_N.astype("<f4", copy=False).data)
+        if self.keeps:
+            for vector_N, piece_N in zip(self._vectors, pieces, strict=True):
+                vector_N[span] = piece_N
         self._taken[cell] = payload
+
+    def roots(self, cells: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Step what is left of all cells: the roots of the fragment's state cells."""
+        for cell, payload in enumerate(cells):
+            self.take(cell, payload)
+        return tuple(root for found in self._roots for root in found)
 
     def finish(self, cells: Sequence[bytes]) -> tuple[Vector, dict[str, Vector], tuple[bytes, ...]]:
         """Step what is left of all cells: the new anchor and slots, and the roots of the fragment's
         state cells. The other fragments are what they were before."""
-        for cell, payload in enumerate(cells):
-            self.take(cell, payload)
+        roots = self.roots(cells)
         stepped = self._layout.fragment_span(self.fragment)
         before = (self._before_N, *(self._slots[name] for name in self._outer.slots))
         for vector_N, before_N in zip(self._vectors, before, strict=True):
             for rest in (slice(stepped.start), slice(stepped.stop, None)):
                 vector_N[rest] = before_N[rest]
         slots = dict(zip(self._outer.slots, self._vectors[1:], strict=True))
-        return self._vectors[0], slots, tuple(root for found in self._roots for root in found)
+        return self._vectors[0], slots, roots
+
+
+def step_over(
+    rules: StepRules, vectors: list[Vector], cells: Sequence[bytes], round_index: int
+) -> list[Vector]:
+    """The step on a result that was stepped before, of the anchor and slots that are `vectors`: in
+    the memory of those that nobody else holds.
+
+    The caller has no other name for any of them, and nobody can come by one meanwhile. Their list
+    is empty when this returns.
+    """
+    layout, fragment = rules.layout, rules.layout.fragment_of(round_index)
+    targets = []
+    for place, source in enumerate(rules.sources()):
+        is_free = not is_held_elsewhere(vectors, place) and source.made(vectors[place])
+        targets.append(vectors[place] if is_free else source.take())
+    for cell, payload in enumerate(cells):
+        span = layout.cell_span(fragment, cell)
+        numel = span.stop - span.start
+        aggregate_N = decode_to_read(rules.codec, payload, numel, is_checked=True)
+        pieces = [vector_N[span] for vector_N in vectors]
+        slots = dict(zip(rules.outer.slots, pieces[1:], strict=True))
+        step = rules.outer.step(pieces[0], aggregate_N, OuterInfo(round=round_index, slots=slots))
+        stepped = (step.anchor_N, *(step.slots[name] for name in rules.outer.slots))
+        for target_N, piece_N in zip(targets, stepped, strict=True):
+            target_N[span] = piece_N
+    whole = layout.fragment_span(fragment)
+    for target_N, vector_N in zip(targets, vectors, strict=True):
+        if target_N is not vector_N:
+            for rest in (slice(whole.start), slice(whole.stop, None)):
+                target_N[rest] = vector_N[rest]
+    if all(target_N is vector_N for target_N, vector_N in zip(targets, vectors, strict=True)):
+        for source in rules.sources():
+            source.trim()  # A spare one was not needed.
+    vectors.clear()
+    return targets

@@ -6,21 +6,36 @@ from collections.abc import Set as AbstractSet
 from node.cells.cell_store import ROUNDS_KEPT as ROUNDS_KEPT
 from node.cells.cell_store import CellStore as CellStore
 from node.cells.cell_store import Step as Step
+from node.cells.outer_step import OuterStepping, step_over
 from node.cells.result_cells import ResultCells
+from node.cells.states import NO_STATE, finished, foreseen
 from node.cells.states import CellSizes as CellSizes
 from node.cells.states import Item as Item
 from node.cells.states import State as State
+from node.cells.states import StateRoots as StateRoots
 from node.cells.states import Vector as Vector
-from node.cells.states import finished
 from training.compression import admits
+
+STEP_OVER_BYTES_MIN = 32 << 20
+"""A state from this size on is stepped twice and held once; a smaller one the other way round."""
 
 
 class ShardStore(CellStore):
     """See CellStore; this takes the outer steps."""
 
+    step_over_bytes_min = STEP_OVER_BYTES_MIN
+
     def admits_part(self, num_bytes: int, cell: int, *, fragment: int = 0) -> bool:
         """Whether a part of `cell` may have so many bytes: some codecs send less than the most."""
         return admits(self._codec, num_bytes, self.layout.cell_numel(fragment, cell))
+
+    def _is_stepped_over(self, step: Step) -> bool:
+        """Whether of the next state only the roots are made before it is sealed."""
+        with self._whole:
+            is_alone = self.lag == 1 and self._final is self._state
+            is_on_it = is_alone and step.base == self._state.root and not step.is_empty
+        num_vectors = 1 + len(self.slot_names)
+        return is_on_it and 4 * num_vectors * self.layout.numel >= self.step_over_bytes_min
 
     def apply(self, digest: bytes, *, is_empty: bool, round_index: int, base: bytes = b"") -> bytes:
         """The outer step on the results of a LIST, as a candidate; the root of its state.
@@ -29,7 +44,9 @@ class ShardStore(CellStore):
         """
         step = Step(base or self.state.root, round_index, is_empty)
         self._stepped[digest] = step
-        candidate = self._candidates[digest] = self._take(digest, step)
+        candidate: State | StateRoots
+        candidate = self._foreseen(digest, step) or self._take(digest, step)
+        self._candidates[digest] = candidate
         return candidate.root
 
     def step_ahead(
@@ -46,7 +63,9 @@ class ShardStore(CellStore):
         ahead = self._ahead
         if ahead is None or ahead[:2] != (digest, step):
             self._make_room()
-            ahead = self._ahead = digest, step, self.stepping(before, round_index=step.round)
+            keeps = not self._is_stepped_over(step)
+            stepping = self.stepping(before, round_index=step.round, keeps=keeps)
+            ahead = self._ahead = digest, step, stepping
         for cell in cells:
             if (payload := held.get(cell)) is not None:
                 ahead[2].take(cell, payload)
@@ -85,20 +104,40 @@ class ShardStore(CellStore):
         if step.is_empty:
             return before
         cells = self.result_cells(digest)
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[:2] == (digest, step):
-            return finished(ahead[2], before, cells)
+        ahead = self._taken_ahead(digest, step)
+        if ahead is not None and ahead.keeps:
+            return finished(ahead, before, cells)
         return self.stepped(before, cells, round_index=step.round)
+
+    def _taken_ahead(self, digest: bytes, step: Step) -> OuterStepping | None:
+        ahead, self._ahead = self._ahead, None
+        return ahead[2] if ahead is not None and ahead[:2] == (digest, step) else None
+
+    def _foreseen(self, digest: bytes, step: Step) -> StateRoots | None:
+        """The roots of what the step gives; None where its vectors are made at once."""
+        if not self._is_stepped_over(step):
+            return None
+        before = self.state
+        stepping = self._taken_ahead(digest, step)
+        if stepping is None or stepping.keeps:
+            stepping = self.stepping(before, round_index=step.round, keeps=False)
+        return foreseen(stepping, before, self.result_cells(digest))
 
     def _candidate(self, digest: bytes) -> State:
         """What the step on a LIST gives; taken once more where the round was left meanwhile."""
         candidate = self._candidates.pop(digest, None)
-        return candidate or self._take(digest, self._stepped[digest])
+        if isinstance(candidate, State):
+            return candidate
+        return self._take(digest, self._stepped[digest])
 
     def adopt(self, digest: bytes) -> None:
         """The candidate of the sealed LIST replaces the anchor; what is older than needed goes."""
-        previous, self.state = self.final, self._candidate(digest)
-        self.final = self.state
+        previous, candidate = self.final.root, self._candidates.get(digest)
+        if isinstance(candidate, StateRoots) and self._is_stepped_over(self._stepped[digest]):
+            self._step_over(digest, candidate)
+        else:
+            self.state = self._candidate(digest)
+            self.final = self.state
         self._candidates.clear()
         self._ahead = None
         self._states[self.state.root] = self.state
@@ -109,6 +148,24 @@ class ShardStore(CellStore):
         self._pinned.clear()
         self._age_parts()
         self._leave_to_disk(digest)
+
+    def _step_over(self, digest: bytes, roots: StateRoots) -> None:
+        """Make the state of these roots of the one that there is, which is gone then, unless
+        somebody holds it."""
+        cells, step = self.result_cells(digest), self._stepped[digest]
+        self._ahead = None
+        with self._whole:
+            names, vectors = self.slot_names, self._let_go()
+            vectors = step_over(self._step_rules, vectors, cells, step.round)
+            slots = dict(zip(names, vectors[1:], strict=True))
+            self.state = self.final = State(vectors[0], slots, roots.cell_roots, roots.root)
+
+    def _let_go(self) -> list[Vector]:
+        """The vectors of the state, of which there is no other name in here any more."""
+        state, self._state = self._state, NO_STATE
+        self._final = NO_STATE
+        self._states.clear()
+        return [state.anchor_N, *(state.slots[name] for name in self.slot_names)]
 
     def _leave_to_disk(self, digest: bytes) -> None:
         """A final result is asked for by those alone who are a round behind."""
@@ -142,7 +199,7 @@ class ShardStore(CellStore):
         if self.final.root == self.state.root:
             self.final = self.state
         self._states[self.final.root] = self.final
-        self._forget(digest, previous, set())
+        self._forget(digest, previous.root, set())
         for kept in self._kept_parts[-1:]:
             kept |= self._pinned
         self._pinned.clear()
@@ -155,14 +212,14 @@ class ShardStore(CellStore):
         self.state = self.final
         self._candidates.clear()
 
-    def _forget(self, digest: bytes, previous: State, unsealed: set[bytes]) -> None:
+    def _forget(self, digest: bytes, previous: bytes, unsealed: set[bytes]) -> None:
         """A LIST is final: what is older than needed goes. Results of later rounds stay (R4)."""
         sealed, stepped = self._stepped[digest].round, self._stepped
         over = {listed for listed, step in stepped.items() if step.round <= sealed}
         self._stepped = {
             d: step for d, step in stepped.items() if step.round >= sealed - ROUNDS_KEPT
         }
-        self._kept.append((over | unsealed, {previous.root}))
+        self._kept.append((over | unsealed, {previous}))
         if len(self._kept) > ROUNDS_KEPT:
             results, states = self._kept.pop(0)
             for listed in results:

@@ -34,6 +34,18 @@ class State:
         return StateTree(self.cell_roots)
 
 
+NO_STATE = State(np.empty(0, dtype=np.float32), {}, (), b"")
+"""While one is made of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRoots:
+    """The roots of a state whose vectors are made when it is sealed."""
+
+    cell_roots: tuple[tuple[bytes, ...], ...]
+    root: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """A stored cell as it travels: bytes, and the proof from its root to the tree's."""
@@ -72,6 +84,13 @@ def finished(stepping: OuterStepping, before: State, cells: Sequence[bytes]) -> 
     roots = list(before.cell_roots)
     roots[stepping.fragment] = stepped
     return make_state(anchor_N, slots, tuple(roots))
+
+
+def foreseen(stepping: OuterStepping, before: State, cells: Sequence[bytes]) -> StateRoots:
+    """As `finished`, of the roots alone."""
+    roots = list(before.cell_roots)
+    roots[stepping.fragment] = stepping.roots(cells)
+    return StateRoots(tuple(roots), merkle_root([merkle_root(found) for found in roots]))
 
 
 def wire_view(x_N: Vector) -> memoryview:

@@ -3,9 +3,14 @@
 What a checkpoint lacks follows from the results behind it, which are on the disk before any seal.
 So where states are large, and sealed faster than the disk takes them, most of the disk is left to
 the results: rounds wait for those.
+
+A state that waits to be written is nobody's reason to keep it: where the next one is made in its
+memory, that one is written. One that is being written stays, and costs memory if a round ends
+meanwhile, so a write begins with a new state.
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from node.cells.states import State
 from node.durable.recovery import StoredState
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
@@ -33,6 +39,9 @@ REST = 3.0
 """After a write the disk is left alone for so many times as long as it took."""
 
 REST_S_MAX = 60.0
+
+PATIENCE_S = 60.0
+"""So long the state that came while the disk rested waits for the one behind it."""
 
 Offer = tuple[SealCertificate, NDArray[np.float32], Mapping[str, NDArray[np.float32]]]
 
@@ -60,7 +69,7 @@ class Checkpoints:
         self.folder = folder
         self._manifest = manifest
         self._shard = shard
-        self._offered: tuple[int, Offer] | None = None
+        self._offered: tuple[int, SealCertificate, Callable[[], State | None]] | None = None
         self._num_states = 0
         self._num_written = 0
         """States are numbered as they come: what was overtaken while it waited is not written."""
@@ -72,15 +81,12 @@ class Checkpoints:
         self._writing = trio.Lock()
         self.latest: Path | None = None
 
-    def offer(
-        self,
-        certificate: SealCertificate,
-        anchor_N: NDArray[np.float32],
-        slots: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """A newly sealed state; replaces one that is still waiting. Nobody may write to it."""
+    def offer(self, certificate: SealCertificate, state: State, *, is_held: bool = False) -> None:
+        """A newly sealed state; replaces one that is still waiting. It is written unless nobody
+        holds it any more by then; with `is_held` it is held here."""
         self._num_states += 1
-        self._offered = (self._num_states, (certificate, anchor_N, slots))
+        find = (lambda: state) if is_held else weakref.ref(state)
+        self._offered = self._num_states, certificate, find
         self._idle = trio.Event()
         self._wanted.set()
 
@@ -97,6 +103,7 @@ class Checkpoints:
     async def flushed(self) -> None:
         """Until the newest offer is on the disk, which does not rest from now on."""
         self._hurried.set()
+        self._wanted.set()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -104,14 +111,26 @@ class Checkpoints:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            offer, self._offered = self._offered, None
-            began_s = trio.current_time()
+            offer, began_s = self._take(), trio.current_time()
             if offer is not None:
                 await self._save(*offer)
+                del offer  # Or it would be held while the disk rests.
             if self._offered is None:
                 self._idle.set()
             with trio.move_on_after(min(REST_S_MAX, REST * (trio.current_time() - began_s))):
                 await self._hurried.wait()
+            if self._offered is not None and not self._hurried.is_set():
+                self._wanted = trio.Event()
+                with trio.move_on_after(PATIENCE_S):
+                    await self._wanted.wait()
+                self._wanted.set()
+
+    def _take(self) -> tuple[int, Offer] | None:
+        offered, self._offered = self._offered, None
+        state = None if offered is None else offered[2]()
+        if offered is None or state is None:
+            return None
+        return offered[0], (offered[1], state.anchor_N, state.slots)
 
     async def _save(self, number: int, offer: Offer) -> None:
         async with self._writing:

@@ -117,7 +117,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
     variates = 4 * has_variates(outer.preset)
     inner += vectors * variates
-    channel = channel_spec(manifest, 0).file_bytes
+    channel = channel_spec(manifest, 0).used_bytes
     return Costs(
         parameters=numel,
         peers=peers,

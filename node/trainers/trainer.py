@@ -7,17 +7,21 @@ is the same.
 
 import logging
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from node.cells.shard_store import ShardStore
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
-from training.channel import ChannelFile
+from training.channel_file import ChannelFile
+from training.channel_places import AnchorPlaces, PayloadPlaces
 from training.exchange import Contribution, Outcome, TraceRoots, Turn
 from training.frames import (
     Audit,
@@ -47,7 +51,8 @@ _OBITUARY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady:
-    """The trainer ended a round: its contribution, copied out of the mapping."""
+    """The trainer ended a round: its contribution. Its cells may lie in the mapping, to be read
+    like bytes; the trainer writes there again once nobody holds any of them."""
 
     contribution: Contribution
 
@@ -98,6 +103,11 @@ class Trainer:
         self._open: deque[tuple[int, int]] = deque()
         """Sequence and fragment of contributions without an outcome, oldest first."""
         self._num_contributions = 0
+        self.anchors = AnchorPlaces(channel)
+        """Where the anchors should lie that it is given: there it reads them in place."""
+        self._payloads = PayloadPlaces(channel)
+        self._lent_N: NDArray[np.float32] | None = None
+        """What it reads in place, until it has contributed."""
         self._finished = False
         self._failure: BarnraiseError | None = None
         self._dead = trio.Event()
@@ -113,28 +123,34 @@ class Trainer:
         """Process id."""
         return self._line.pid
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether it reads anchors that lie in `anchors` without a copy."""
+        return self._channel.spec.is_read_in_place
+
     async def start(self, start: Start, *, anchors: tuple[NDArray[np.float32], ...]) -> None:
         """Begin training from these anchors, one flat vector per fragment; called once.
 
-        The anchors are copied. Raises TrainerError if the trainer is dead.
+        An anchor that lies in `anchors` stays as it is until the contribution, others are copied.
+        Raises TrainerError if the trainer is dead.
         """
-        for fragment, anchor_N in enumerate(anchors):
-            await trio.to_thread.run_sync(self._channel.write_anchor, fragment, anchor_N)
+        place = await self._lend_anchors(dict(enumerate(anchors)))
         self._finished = not start.lease
-        await self._send(start)
+        await self._send(replace(start, anchor=place, place=self._granted()))
         self._started.set()
 
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         """Answer the oldest contribution that has no outcome yet; there must be one.
 
-        The anchors are copied. With one round in flight an outcome with an empty lease ends the
-        trainer once it has taken it over. Raises TrainerError if the trainer is dead.
+        An anchor that lies in `anchors` stays as it is until the contribution, others are copied.
+        With one round in flight an outcome with an empty lease ends the trainer once it has taken
+        it over. Raises TrainerError if the trainer is dead.
         """
         if self._failure is not None:
             raise self._failure
         assert self._open, "no contribution waits for an outcome"
         sequence, fragment = self._open.popleft()
-        await self._write_anchors({fragment: outcome.anchor_N, **outcome.others})
+        place = await self._lend_anchors({fragment: outcome.anchor_N, **outcome.others})
         self._finished = not outcome.lease and self._channel.spec.slots == 1
         await self._send(
             Deliver(
@@ -146,6 +162,8 @@ class Trainer:
                 members=outcome.members,
                 others=tuple(outcome.others),
                 validate=validate,
+                anchor=place,
+                place=self._granted(),
             )
         )
 
@@ -157,7 +175,7 @@ class Trainer:
         """
         if self._failure is not None:
             raise self._failure
-        await self._write_anchors(turn.others)
+        await self._lend_anchors(turn.others)
         self._finished = not turn.lease
         await self._send(
             Proceed(
@@ -176,9 +194,20 @@ class Trainer:
         await self._started.wait()
         await self._send(frame)
 
-    async def _write_anchors(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
+    async def _lend_anchors(self, anchors: Mapping[int, NDArray[np.float32]]) -> int:
+        """Have them in the mapping: the place where they are."""
+        if self.reads_in_place and 0 in anchors:
+            place = self.anchors.place_of(anchors[0])
+            if place is not None:
+                self._lent_N = anchors[0]
+                return place
         for changed, anchor_N in anchors.items():
             await trio.to_thread.run_sync(self._channel.write_anchor, changed, anchor_N)
+        return 0
+
+    def _granted(self) -> int:
+        """Where the next contribution may be written, with one round in flight."""
+        return self._payloads.grant() if self._channel.spec.slots == 1 else 0
 
     async def next_event(self) -> TrainerEvent:
         """The next event. Raises TrainerError, with its last lines, when the trainer is dead, or
@@ -254,9 +283,14 @@ class Trainer:
             raise TrainerError(f"contributed number {frame.sequence} out of turn")
         if len(self._open) == self._channel.spec.slots:
             raise TrainerError("contributed before an outcome freed a slot")
-        payloads = await trio.to_thread.run_sync(
-            self._channel.read_payloads, frame.sequence, frame.lengths
-        )
+        slots = self._channel.spec.slots
+        if slots == 1:
+            payloads = await trio.to_thread.run_sync(self._payloads.lent, frame.lengths)
+            self._lent_N = None
+        else:
+            place = frame.sequence % slots
+            read = partial(self._channel.read_payloads, place, frame.lengths)
+            payloads = await trio.to_thread.run_sync(read)
         self._num_contributions += 1
         self._open.append((frame.sequence, frame.fragment))
         return Contribution(
@@ -279,3 +313,16 @@ def _traced(frame: Contributed) -> TraceRoots | None:
     if any(len(root) != _DIGEST_BYTES for root in (*frame.trace, frame.before, frame.after)):
         raise TrainerError("contributed with roots that are none")
     return TraceRoots(trace=frame.trace, before=frame.before, after=frame.after)
+
+
+@asynccontextmanager
+async def anchors_in_place(trainer: Trainer, store: ShardStore) -> AsyncIterator[None]:
+    """The state's anchor lies where this trainer reads it, as far as it does that in place."""
+    if not trainer.reads_in_place:
+        yield
+        return
+    await trio.to_thread.run_sync(store.use_anchors, trainer.anchors)
+    try:
+        yield
+    finally:
+        store.use_anchors(None)

@@ -23,8 +23,9 @@ from node.status.board import EventLog
 from node.trainers.audit_work import AuditWork, work_done
 from node.trainers.flight import Flight
 from node.trainers.pace import Choice, Pace
-from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent
+from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent, anchors_in_place
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from node.trainers.wanted import Wanted
 from protocol.errors import TrainerError
 from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
 from training.frames import Audited, Progress, Ready, Start, Validation
@@ -55,34 +56,6 @@ class WorkParts:
     """In runs with audits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The newest Train action, and the anchor of the shard that goes with it."""
-
-    action: ev.Train
-    anchor_N: NDArray[np.float32]
-
-    @property
-    def round(self) -> int:
-        """The round to train for."""
-        return self.action.round
-
-    @property
-    def sealed(self) -> int:
-        """The last round whose seal is in the anchor."""
-        return self.action.certificate.value.round
-
-    @property
-    def basis(self) -> bytes:
-        """What names that round."""
-        return self.action.basis
-
-    @property
-    def num_members(self) -> int:
-        """How many have a seat by that seal."""
-        return len(self.action.certificate.value.roster.members)
-
-
 class TrainerWork:
     """Keeps one trainer busy with what the core wants. `run` owns the process.
 
@@ -92,10 +65,10 @@ class TrainerWork:
     def __init__(self, parts: WorkParts, config: TrainerConfig) -> None:
         self._parts = parts
         self._config = config
-        self._wanted: _Wanted | None = None
+        self._wanted: Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
-        self._taken: _Wanted | None = None
+        self._taken: Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
         self._layout = parts.store.layout
@@ -124,15 +97,15 @@ class TrainerWork:
         self.train_loss: float | None = None
         self.done = trio.Event()
 
-    def adopted(self, anchor_N: NDArray[np.float32]) -> None:
-        """The anchor as the hooks left it; the next Train action goes with it."""
+    def adopted(self, anchor_N: NDArray[np.float32] | None) -> None:
+        """The anchor if the hooks bent it; the next Train action goes with it."""
         self._bent_N = anchor_N
 
     def train(self, action: ev.Train, anchor_N: NDArray[np.float32]) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
-        self._wanted, self._bent_N = _Wanted(action, anchor_N), None
+        self._wanted, self._bent_N = Wanted(action, anchor_N), None
         if self._audits is not None:
             self._audits.close_rounds()
         self._changed.set()
@@ -146,7 +119,8 @@ class TrainerWork:
         """Until the run is over. Raises TrainerError when the trainer dies before, and ConfigError
         where it told what the user can mend.
         """
-        async with self._parts.opens_trainer(self._config) as trainer:
+        opened, store = self._parts.opens_trainer(self._config), self._parts.store
+        async with opened as trainer, anchors_in_place(trainer, store):
             self._parts.log.emit("trainer", pid=trainer.pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer)
@@ -154,6 +128,7 @@ class TrainerWork:
                     nursery.start_soon(self._audits.run, trainer)
                 async for event in trainer:
                     await self._hear(event)
+                    del event  # Or it would hold a contribution until the next event.
                 nursery.cancel_scope.cancel()
         self.done.set()
 
@@ -261,7 +236,7 @@ class TrainerWork:
             if wanted.action.lease or self._parts.core.is_finished:
                 await self._go_on(trainer, wanted)
 
-    async def _go_on(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _go_on(self, trainer: Trainer, wanted: Wanted) -> None:
         """To the round that is wanted, as soon as the trainer is free for it."""
         if self._round < 0:
             await self._start(trainer, wanted)
@@ -272,7 +247,7 @@ class TrainerWork:
         elif self._is_open and wanted.round > self._round:
             await self._proceed(trainer, wanted)
 
-    async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _start(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
         self._told = wanted.sealed
         start = Start(
@@ -285,8 +260,9 @@ class TrainerWork:
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
+        wanted.let_go(lag=self._lag)
 
-    async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _deliver(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, contributed = self._fates, self._round
         self._in_flight.clear()
         self._taken, self._round, self._is_open = wanted, wanted.round, False
@@ -295,8 +271,9 @@ class TrainerWork:
         outcome = replace(outcome, lease=self._lease(wanted))
         fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
+        wanted.let_go(lag=self._lag)
 
-    async def _settle(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
         while self._in_flight and self._in_flight[0] <= wanted.sealed:
             contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
@@ -305,7 +282,7 @@ class TrainerWork:
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
 
-    async def _proceed(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
         self._taken, self._round, self._is_open = wanted, wanted.round, False
         others = self._changed_since_told(wanted)
@@ -318,7 +295,7 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await trainer.proceed(turn)
 
-    def _outcome(self, contributed: int, wanted: _Wanted, *, is_resync: bool) -> Outcome:
+    def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
         self._pace.landed(self._flight.landed(trio.current_time()))
@@ -336,7 +313,7 @@ class TrainerWork:
         )
 
     def _changed_since_told(
-        self, wanted: _Wanted, *, is_all: bool = False
+        self, wanted: Wanted, *, is_all: bool = False
     ) -> dict[int, NDArray[np.float32]]:
         """By fragment the anchors that the trainer has not got; from here on it has them."""
         since = range(self._told + 1, wanted.sealed + 1)
@@ -345,14 +322,14 @@ class TrainerWork:
         fragments = range(len(self._spans)) if is_all else sorted(changed)
         return {fragment: wanted.anchor_N[self._spans[fragment]] for fragment in fragments}
 
-    def _clock(self, wanted: _Wanted) -> RunClock:
+    def _clock(self, wanted: Wanted) -> RunClock:
         """The sealed clock before the round that is wanted; rounds in flight count as whole."""
         clock = run_clock(wanted.action.certificate)
         in_flight = wanted.round - clock.round
         steps = self._config.manifest.inner.inner_steps * in_flight
         return replace(clock, round=wanted.round, step=clock.step + steps)
 
-    def _lease(self, wanted: _Wanted) -> Lease:
+    def _lease(self, wanted: Wanted) -> Lease:
         """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""
         lease = wanted.action.lease
         if not lease:
@@ -387,7 +364,7 @@ class TrainerWork:
             hidden_s=_rounded(hidden_s),
         )
 
-    def _validates(self, wanted: _Wanted) -> bool:
+    def _validates(self, wanted: Wanted) -> bool:
         """Whether to measure this anchor: members take turns, and all look at the last one."""
         every, sealed = self._parts.validate_every, wanted.sealed
         if every == 0 or self._parts.core.is_finished:

@@ -75,7 +75,8 @@ class Exactness:
         self._layout = manifest.layout(SHARD)
         self._store = ShardStore(manifest, SHARD, anchor_N)
         self._numbers = {peer: Numbers(name, len(anchor_N)) for peer, name in names.items()}
-        self._state = Expected(anchor_N, {})
+        slots = {name: np.zeros_like(anchor_N) for name in self._store.slot_names}
+        self._state = Expected(anchor_N, slots)
         self._before: SealValue | None = None
         """The seal before; round 1 is cut by the founder alone."""
         self.max_error = 0.0

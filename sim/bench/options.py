@@ -30,6 +30,9 @@ class BenchOptions:
     train_s: float = 0.2
     codec: str = "none"
     aggregator: str = "mean"
+    momentum: float = 0.0
+    """Of the outer step (Nesterov); 0 takes plain averaging, which keeps nothing."""
+
     keep_state: bool = False
     is_profiled: bool = False
     """Whether all processes are sampled for what they work for."""
@@ -46,6 +49,9 @@ class BenchOptions:
         if self.aggregator not in AGGREGATORS:
             known = ", ".join(AGGREGATORS)
             raise ConfigError(f"--aggregator {self.aggregator!r} is none of {known}")
+
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"--momentum {self.momentum} is not in [0, 1)")
 
     def local(self, folder: Path, seed: int, words: tuple[str, ...] = ()) -> LocalOptions:
         """The swarm of one run of the bench; `words` are more options of its trainers."""

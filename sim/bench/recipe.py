@@ -25,16 +25,19 @@ def timing(elements: int) -> TimingSpec:
     )
 
 
-def bench_manifest(base: RunManifest, codec: str, aggregator: str) -> RunManifest:
-    """The same run with plain averaging: the anchor moves by the aggregate, nothing is kept."""
+def bench_manifest(
+    base: RunManifest, codec: str, aggregator: str, momentum: float = 0.0
+) -> RunManifest:
+    """The same run with plain averaging: the anchor moves by the aggregate, nothing is kept but
+    the momentum, where there is one."""
     outer = OuterSpec(
         preset="diloco",
         codec=codec,
         feedback=0.0,
         aggregator=aggregator,
-        optimizer="sgd",
+        optimizer="nesterov" if momentum else "sgd",
         learning_rate=1.0,
-        momentum=0.0,
+        momentum=momentum,
         overlap=1,
     )
     numel = base.layout(0).fragment_numels[0]

@@ -154,6 +154,7 @@ def allreduce_json(
         "elements": elements,
         "codec": options.codec,
         "aggregator": options.aggregator,
+        "momentum": options.momentum,
         "seed": options.seed,
         "commit": commit,
         "broken": result.broken,

@@ -85,7 +85,12 @@ def set_stage(
         options,
         state=folder / "nodes" / "A",
         manifest_path=folder / "manifest.msgpack",
-        amend=partial(bench_manifest, codec=bench.codec, aggregator=bench.aggregator),
+        amend=partial(
+            bench_manifest,
+            codec=bench.codec,
+            aggregator=bench.aggregator,
+            momentum=bench.momentum,
+        ),
     )
     story = Story(options.peers, lambda at_s, line: None)
     swarm = LocalSwarm(options, story, now_s, one_bootstrap)

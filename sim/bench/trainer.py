@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from node.cells.heap import keep_freed_memory
 from sim.bench.gate import wait_at
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
-from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
+from sim.local.made_up_trainer import Draft, Pace, made_up_parser, run_trainer
 from training.compression import Encoded, ErrorFeedback
 
 
@@ -27,16 +28,24 @@ class _Contributions:
 
     def __init__(self) -> None:
         self._numbers: Numbers | None = None
+        self._drift_N: Vector | None = None
 
     def __call__(
-        self, feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int
+        self, feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int, draft: Draft
     ) -> Encoded:
         if self._numbers is None:
             self._numbers = Numbers(name, len(anchor_N))
-            self._drift_N = np.empty_like(anchor_N)
-        # Every time in the same memory: the one before is handed over, and new pages are not free.
-        drift_N = self._numbers.contribution(round_index, out=self._drift_N)
+        drift_N = self._numbers.contribution(round_index, out=self._memory(anchor_N, draft()))
         return feedback.encode(drift_N, in_place=True)
+
+    def _memory(self, anchor_N: Vector, draft_B: NDArray[np.uint8]) -> Vector:
+        """Where they are made: where they are to lie, if there is room for them."""
+        if len(draft_B) >= anchor_N.nbytes:
+            return draft_B[: anchor_N.nbytes].view(np.float32)
+        if self._drift_N is None:
+            # Every time in the same memory: the one before is handed over.
+            self._drift_N = np.empty_like(anchor_N)
+        return self._drift_N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -153,9 +153,9 @@ def _payloads(data: bytes, folder: Path) -> None:
     path = folder / "y.channel"
     path.unlink(missing_ok=True)
     count = len(data) // 8
-    sequence, *lengths = struct.unpack(f">{count}q", data[: 8 * count]) or (0,)
+    place, *lengths = struct.unpack(f">{count}q", data[: 8 * count]) or (0,)
     with ChannelFile.create(path, spec) as channel:
-        payloads = channel.read_payloads(abs(sequence), tuple(lengths))
+        payloads = channel.read_payloads(place, tuple(lengths))
         assert [len(payload) for payload in payloads] == lengths
 
 
@@ -198,15 +198,15 @@ TARGETS = [
     ),
     Target(
         name="lengths in a channel",
-        covers=("training.channel.ChannelFile.read_payloads",),
+        covers=("training.channel_file.ChannelFile.read_payloads",),
         read=_payloads,
         errors=(TrainerError,),
-        examples=lambda: (struct.pack(">4q", 7, 1024, 0, 17),),
+        examples=lambda: (struct.pack(">4q", 2, 1024, 0, 17),),
         memory_base=FILE_BYTES + PACKER_BYTES,
     ),
     Target(
         name="channel file",
-        covers=("training.channel.ChannelFile.open",),
+        covers=("training.channel_file.ChannelFile.open",),
         read=from_file(_channel, "x.channel"),
         errors=(TrainerError,),
         examples=_channel_file,

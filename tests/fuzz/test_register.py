@@ -53,7 +53,7 @@ EXEMPT = {
     "sim.bench.libp2p_stock.open_stock": "opens; what comes is read elsewhere",
     "sim.bench.stages.read_samples": "a file of our own sampler, in a bench",
     "sim.bench.link_ends.Channel.receive_exactly": "a seam; its implementation is fuzzed",
-    "training.channel.ChannelFile.read_anchor": "float32 as they lie there, any bits are some",
+    "training.channel_file.ChannelFile.read_anchor": "float32 as they lie there, any bits are some",
     "training.control_pipe.ControlPipe.receive": "frames that FrameReader.feed has made",
     "training.data.open_corpus": "compares hashes of this machine's own library",
     "training.data.read_stdlib": "text as it lies there",

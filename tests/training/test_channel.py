@@ -12,6 +12,7 @@ from protocol.errors import ManifestMismatch, RefusedError, TrainerError
 from tests.training.replicas import OUTER, small_manifest
 from tests.training.test_frames import CLOCK, CONTRIBUTED, framed, read_all
 from training.channel import ChannelExchange, ChannelFile, ChannelSpec, channel_spec
+from training.channel_places import AnchorPlaces
 from training.control_pipe import ControlPipe
 from training.exchange import Contribution
 from training.frames import (
@@ -63,11 +64,14 @@ def test_a_file_that_is_there_already_is_not_taken_over(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="allocation and modes of POSIX")
 def test_the_file_is_private_and_has_all_of_its_blocks(tmp_path):
     big = ChannelSpec(run=bytes(32), fragment_numels=(1 << 18,), slot_bytes=1 << 20, slots=1)
-    with ChannelFile.create(tmp_path / "a.channel", big):
+    with ChannelFile.create(tmp_path / "a.channel", big) as channel:
         status = (tmp_path / "a.channel").stat()
-
         assert status.st_mode & 0o777 == 0o600
-        assert status.st_blocks * 512 >= big.file_bytes
+        assert status.st_blocks * 512 >= big.slot_bytes, "where the first contribution goes"
+
+        held = [AnchorPlaces(channel).take()]
+        blocks = (tmp_path / "a.channel").stat().st_blocks
+        assert blocks * 512 >= big.slot_bytes + held[0].nbytes
 
 
 def test_a_file_of_another_run_size_or_version_is_refused(tmp_path):
@@ -107,8 +111,8 @@ def test_a_channel_has_room_for_every_contribution_of_its_manifest():
 class Channel:
     """An exchange and the network process's ends of its pipes."""
 
-    def __init__(self, folder):
-        self.file = ChannelFile.create(folder / "a.channel", SPEC)
+    def __init__(self, folder, spec=SPEC):
+        self.file = ChannelFile.create(folder / "a.channel", spec)
         read_fd, self.write_fd = os.pipe()
         self.read_fd, write_fd = os.pipe()
         self.closed: queue.SimpleQueue[bool] = queue.SimpleQueue()

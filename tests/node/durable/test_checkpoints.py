@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.durable.checkpoints import REST, Checkpoints, stored_states
+from node.cells.states import State
+from node.durable.checkpoints import PATIENCE_S, REST, Checkpoints, stored_states
 from node.rules.chain import genesis
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
@@ -21,11 +23,16 @@ from tests.node.edge import NUMEL, toy_manifest
 from tests.training.full_disk import files_of_at_most
 
 
+def zeros() -> State:
+    vector_N = np.zeros(NUMEL, dtype=np.float32)
+    return State(vector_N, {"momentum": vector_N}, (), b"")
+
+
 async def test_disk_that_takes_no_more_is_an_os_error(tmp_path: Path) -> None:
     manifest = toy_manifest()
-    anchor_N = np.zeros(NUMEL, dtype=np.float32)
+    state = zeros()
     checkpoints = Checkpoints(tmp_path, manifest, 0)
-    checkpoints.offer(genesis(manifest, 0, bytes(32)), anchor_N, {"momentum": anchor_N})
+    checkpoints.offer(genesis(manifest, 0, bytes(32)), state)
     with files_of_at_most(1024), pytest.raises(OSError, match=r"anchor|large"):
         await checkpoints.run()
     assert "latest" not in os.listdir(tmp_path)
@@ -55,14 +62,13 @@ async def test_state_that_was_fetched_is_not_replaced_by_an_older_one_that_had_t
 ) -> None:
     manifest = toy_manifest()
     checkpoints = SlowCheckpoints(tmp_path, manifest, 0)
-    anchor_N = np.zeros(NUMEL, dtype=np.float32)
-    momentum = {"momentum": anchor_N}
+    state = zeros()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpoints.run)
-        checkpoints.offer(sealed(manifest, 3), anchor_N, momentum)
+        checkpoints.offer(sealed(manifest, 3), state)
         await wait_all_tasks_blocked()  # It is being written, slowly.
-        checkpoints.offer(sealed(manifest, 4), anchor_N, momentum)
-        nursery.start_soon(checkpoints.save, sealed(manifest, 9), anchor_N, momentum)
+        checkpoints.offer(sealed(manifest, 4), state)
+        nursery.start_soon(checkpoints.save, sealed(manifest, 9), state.anchor_N, state.slots)
         await wait_all_tasks_blocked()
         # The write of round 3 ends: who waited longest for the disk has it, and that is the save.
         for _ in range(3):
@@ -73,7 +79,7 @@ async def test_state_that_was_fetched_is_not_replaced_by_an_older_one_that_had_t
         assert checkpoints.latest.name == "round-000010"
         found = [s.round for s in stored_states(tmp_path, manifest, 0, ["momentum"])]
         assert found == [9, 3]
-        checkpoints.offer(sealed(manifest, 10), anchor_N, momentum)
+        checkpoints.offer(sealed(manifest, 10), state)
         await checkpoints.flushed()
         assert checkpoints.written == [3, 9, 10]
         nursery.cancel_scope.cancel()
@@ -99,11 +105,11 @@ async def test_disk_rests_between_large_states_and_takes_the_newest_at_once_when
 
     rng, manifest = random.Random(seed), toy_manifest()
     checkpoints, rounds = LongCheckpoints(tmp_path, manifest, 0), 200
-    anchor_N = np.zeros(NUMEL, dtype=np.float32)
+    state = zeros()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpoints.run)
         for index in range(1, rounds + 1):
-            checkpoints.offer(sealed(manifest, index), anchor_N, {})
+            checkpoints.offer(sealed(manifest, index), state)
             await trio.sleep(rng.uniform(0.1, 1.0))
         began = sorted(checkpoints.began_s.values())
         gaps = [after - before for before, after in pairwise(began)]
@@ -113,4 +119,43 @@ async def test_disk_rests_between_large_states_and_takes_the_newest_at_once_when
         await checkpoints.flushed()
         assert trio.current_time() <= asked_s + 2.0 * WRITE_S
         assert max(checkpoints.began_s) == rounds
+        nursery.cancel_scope.cancel()
+
+
+async def test_state_that_waits_is_held_by_nobody_and_written_with_the_next_one(
+    tmp_path: Path, autojump_clock: trio.abc.Clock
+) -> None:
+    class LongCheckpoints(Checkpoints):
+        async def _save(self, number: int, offer: Any) -> None:
+            written.append((offer[0].value.round, trio.current_time()))
+            await trio.sleep(WRITE_S)
+
+    manifest = toy_manifest()
+    written: list[tuple[int, float]] = []
+    checkpoints = LongCheckpoints(tmp_path, manifest, 0)
+    states = [zeros() for _ in range(5)]
+    gone = [weakref.ref(state) for state in states]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpoints.run)
+        checkpoints.offer(sealed(manifest, 1), states[0])
+        await trio.sleep(WRITE_S / 2)
+        checkpoints.offer(sealed(manifest, 2), states[1])
+        rest_s = WRITE_S * (1.0 + REST)
+        await trio.sleep(rest_s)
+        states[0] = states[1] = zeros()
+        assert not any(ref() for ref in gone[:2])
+        assert [index for index, _ in written] == [1], "the disk has rested, and no state came"
+        checkpoints.offer(sealed(manifest, 3), states[2])
+        await trio.sleep(WRITE_S / 2)
+        assert [index for index, _ in written] == [1, 3]
+        # Nothing comes behind it: at last it is written by itself.
+        checkpoints.offer(sealed(manifest, 4), states[3])
+        began_s = trio.current_time()
+        await trio.sleep(rest_s + 1.01 * PATIENCE_S)
+        assert [index for index, _ in written] == [1, 3, 4]
+        assert written[-1][1] - began_s > PATIENCE_S
+        states[3] = zeros()
+        checkpoints.offer(sealed(manifest, 5), zeros())
+        await checkpoints.flushed()
+        assert [index for index, _ in written] == [1, 3, 4], "that one was gone at once"
         nursery.cancel_scope.cancel()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
 from training.exchange import Outcome, RunClock
-from training.frames import Progress, Ready, Start, Validation
+from training.frames import Audit, Progress, Ready, Start, Validation
 from training.genesis import genesis_weights
 
 SAMPLES = INNER.inner_steps * INNER.batch
@@ -26,6 +27,17 @@ LONG_BATCH = 16_384
 """So large that a step takes a good part of a second."""
 
 CLOCK = RunClock(round=0, step=0, tokens=0)
+AUDIT = Audit(
+    number=0,
+    path="",
+    round=0,
+    step=0,
+    segment=0,
+    lease=(),
+    before=b"",
+    residual_before=b"",
+    inherited=(),
+)
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"
 )
@@ -98,6 +110,32 @@ def is_running(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+TRAINS_WHEN_ASKED = """
+os.read(0, 65536)
+say(Progress(step=1, loss=1.0))
+os.read(0, 65536)
+contribute()
+wait()
+"""
+
+
+async def test_anchor_that_is_read_in_place_is_held_until_the_contribution_and_no_longer(tmp_path):
+    async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
+        assert trainer.reads_in_place
+        anchor_N = trainer.anchors.take()
+        anchor_N[:] = 2.0
+        place, gone = trainer.anchors.place_of(anchor_N), weakref.ref(anchor_N)
+        await trainer.start(Start(clock=CLOCK, lease=((0, SAMPLES),)), anchors=(anchor_N[:],))
+        del anchor_N
+        await next_of(trainer, Progress)
+        assert gone() is not None
+        assert trainer.anchors.place_of(trainer.anchors.take()) != place
+        await trainer.audit(AUDIT)
+        await next_of(trainer, ContributionReady)
+        assert gone() is None
+        assert trainer.anchors.place_of(trainer.anchors.take()) == place
 
 
 async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
@@ -239,7 +277,7 @@ async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
          "lease=(), validate=False)); wait()", "unknown kind"),
         ("contribute(fragment=1); wait()", "fragment 1"),
         ("contribute(lengths=(1,)); wait()", "1 cells"),
-        ("contribute(lengths=(1 << 40, 1)); wait()", "of its slot"),
+        ("contribute(lengths=(1 << 40, 1)); wait()", "of its place"),
         ("contribute(sequence=1); wait()", "out of turn"),
         ("contribute(); contribute(sequence=1); wait()", "before an outcome"),
     ],
