@@ -75,10 +75,15 @@ class CellsArrived:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state."""
+    """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state.
+
+    `base` is the root of the state that it was taken on, empty where there can be but one: with two
+    rounds in flight (R5) the round may stand on another seal by now (R4).
+    """
 
     list_digest: bytes
     root: bytes
+    base: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +381,8 @@ class Train:
     """The trainer may train on the head's anchor with this lease; empty when it is to rest.
 
     `round` is what for, and `basis` what names that round: the one behind the head, or where two
-    are in flight (R5) perhaps the one behind that.
+    are in flight (R5) perhaps the one behind that. `bases` names all rounds that a contribution may
+    be for: what was made for others of the same number is of a branch that was left (R4).
     `was_listed` tells what became of its last contribution (R6); `is_resync` that the anchor came
     from others, or that nobody can tell, so that the residual starts from zero.
     """
@@ -387,6 +393,7 @@ class Train:
     is_resync: bool
     round: int = 0
     basis: bytes = b""
+    bases: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,8 +289,9 @@ class Driver:
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
-                root = await self._apply(view, action)
-                event = ev.Applied(digest, root or b"")
+                base = view.head.root
+                root = None if view.is_beside else await self._apply(view, action)
+                event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = self.core.machine.standing.on(basis)
                 root_on = on.head.root if on is not None else bytes(32)
@@ -360,6 +361,7 @@ class Driver:
                 await self.compute(self.store.fall_back)
                 self._trace.fell_back(final_seal, lost)
                 self._work.adopted(self.store.state.anchor_N)
+                self._work.fell_back()
                 self._narrator.fell_back(action)
 
     async def state_arrived(self, certificate: SealCertificate, state: State) -> None:

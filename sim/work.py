@@ -10,7 +10,7 @@ from node import events as ev
 from node.rules.fates import Fates
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
-from sim.trainer import Vector
+from sim.trainer import Flight, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Wanted:
         """What names that round."""
         return self.action.basis
 
+    @property
+    def flight(self) -> Flight:
+        """What is in flight beside it."""
+        return Flight(self.sealed, self.basis, self.action.bases)
+
 
 class SimWork:
     """Keeps the trainer of one process busy with what the core wants."""
@@ -51,6 +56,8 @@ class SimWork:
         self._owed_s = 0.0
         """What audits took of the machine since the last round of training began."""
         self._is_open = False
+        self._is_stale = False
+        """Whether what was wanted last is of a branch that was left (R4)."""
         self._is_waiting = False
         """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
         self.round = -1
@@ -65,15 +72,20 @@ class SimWork:
     def train(self, action: ev.Train, anchor_N: Vector) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
-        self._wanted = Wanted(action, anchor_N)
+        self._wanted, self._is_stale = Wanted(action, anchor_N), False
         if self._is_waiting and not self._is_held():
             self._is_waiting = False
             self._world.push(self._world.now_s, self._node, self._contribute)
         self._feed()
 
+    def fell_back(self) -> None:
+        """R4: the branch is left. With two rounds in flight more than one may have been wanted
+        since the trainer began with the one in hand (R5)."""
+        self._is_stale = self._world.manifest.outer.overlap > 1
+
     def _feed(self) -> None:
         wanted = self._wanted
-        if wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
+        if self._is_stale or wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
             return
         is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
         if self.round < 0:
@@ -87,7 +99,7 @@ class SimWork:
         self._taken = wanted
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.sealed
+            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.flight
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -97,7 +109,7 @@ class SimWork:
         lease = wanted.action.lease
         self._taken, self.round, self._is_open = wanted, wanted.round, False
         is_under_way = self._node.trainer.finish(
-            wanted.round, wanted.anchor_N, lease, self._fates, wanted.sealed
+            wanted.round, wanted.anchor_N, lease, self._fates, wanted.flight
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -120,8 +132,11 @@ class SimWork:
                 self._world.push(nap_s, self._node, self._world.nap, self._node)
 
     def _is_held(self) -> bool:
-        """R5: whether an earlier round on the same fragment has no outcome yet."""
+        """R5: whether an earlier round on the same fragment has no outcome yet. On a branch that was
+        left nobody waits for one (R4)."""
         assert self._wanted is not None
+        if self._fates.is_astray:
+            return False
         awaited = self._node.trainer.waits_for()
         return awaited is not None and self._wanted.sealed < awaited
 

@@ -95,6 +95,8 @@ class TrainerWork:
         self._wanted: _Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
+        self._is_stale = False
+        """Whether what was wanted last is of a branch that was left (R4)."""
         self._taken: _Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
@@ -130,9 +132,15 @@ class TrainerWork:
     def train(self, action: ev.Train, anchor_N: NDArray[np.float32]) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
+        self._is_stale = False
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
         self._wanted, self._bent_N = _Wanted(action, anchor_N), None
         self._changed.set()
+
+    def fell_back(self) -> None:
+        """R4: the branch is left. With two rounds in flight more than one may have been wanted
+        since the trainer began with the one in hand (R5)."""
+        self._is_stale = self._lag > 1
 
     async def audit(self, task: ev.Rerun) -> None:
         """Have a segment of somebody's round run again."""
@@ -248,7 +256,7 @@ class TrainerWork:
             await self._changed.wait()
             self._changed = trio.Event()
             wanted = self._wanted
-            if wanted is None or wanted is self._taken:
+            if self._is_stale or wanted is None or wanted is self._taken:
                 continue
             if self._lag > 1 and self._round >= 0:
                 await self._settle(trainer, wanted)
@@ -264,9 +272,14 @@ class TrainerWork:
         elif self._lag == 1:
             if self._is_open:
                 await self._deliver(trainer, wanted)
-        # R5: rounds never go back there, whatever a resync wants again.
-        elif self._is_open and wanted.round > self._round:
+        # R5: rounds never go back there, whatever a resync wants again, but where a branch was left.
+        elif self._is_open and (wanted.round > self._round or self._has_left(wanted)):
             await self._proceed(trainer, wanted)
+
+    def _has_left(self, wanted: _Wanted) -> bool:
+        """R4: whether the round that the trainer works for is of a branch that was left."""
+        assert self._taken is not None
+        return self._round > wanted.sealed and self._taken.basis not in wanted.action.bases
 
     async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
@@ -294,10 +307,12 @@ class TrainerWork:
 
     async def _settle(self, trainer: Trainer, wanted: _Wanted) -> None:
         """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
-        while self._in_flight and self._in_flight[0] <= wanted.sealed:
+        is_left = self._fates.is_astray
+        while self._in_flight and (is_left or self._in_flight[0] <= wanted.sealed):
             contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
-            # Not `is_behind`: what was handed in for the round under way may be sealed yet.
-            is_resync = contributed < self._fates.since
+            # Not `is_behind`: what was handed in for the round under way may be sealed yet, unless
+            # it stood on a branch that was left (R4).
+            is_resync = is_left or contributed < self._fates.since
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
 
