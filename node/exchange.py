@@ -205,7 +205,6 @@ class Driver:
         base = view.head.root
         cells = [] if is_empty else self.store.result_cells(digest)
         step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
-        root: bytes | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.ahead.keep, index, digest, cells)
             root = await self._compute_in(view, step)
@@ -289,8 +288,7 @@ class Driver:
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
-                base = view.head.root
-                root = None if view.is_beside else await self._apply(view, action)
+                base, root = view.head.root, await self._apply(view, action)
                 event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = self.core.machine.standing.on(basis)

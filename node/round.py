@@ -15,7 +15,7 @@ from typing import assert_never
 from node import events as ev
 from node.rules import supply
 from node.rules.agenda import POLLS_PER_DEADLINE, is_idle
-from node.rules.agreed import note_grams, take_own_sum
+from node.rules.agreed import note_grams
 from node.rules.agreement import (
     Seen,
     commit_body,
@@ -27,21 +27,18 @@ from node.rules.agreement import (
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
-from node.rules.round_steps import RoundSteps
+from node.rules.round_sums import RoundSums
 from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import (
-    Agg,
-    Gram,
     Kind,
     Leave,
     SealCertificate,
     SealValue,
     Seat,
     sign_message,
-    slice_subject,
 )
 
 _NOBODY: frozenset[PeerId] = frozenset()
@@ -50,7 +47,7 @@ PASSES_MAX = 10_000
 """So often are all rules asked after one event, or two of them go round in circles."""
 
 
-class RoundMachine(RoundSteps):
+class RoundMachine(RoundSums):
     """The rounds of one shard on one node. Not thread-safe; one owner calls `handle`."""
 
     def follow(self, path: tuple[SealCertificate, ...], now_s: float) -> Iterator[ev.RoundAction]:
@@ -212,39 +209,6 @@ class RoundMachine(RoundSteps):
         near = (self.previous, *standing.shared, standing.top, standing.beside)
         return any(view is one for one in near)
 
-    def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
-        view = self.standing.about(event.list_digest)
-        if view is None:
-            return
-        if ("reduce", event.list_digest, event.first, view.me) not in view.requested:
-            return  # The round went on while the slice was summed.
-        digest, first, stop = event.list_digest, event.first, event.stop
-        piece = next(p for p in view.slices if p.first == first)
-        is_mute = self._silence.has_lost(view)
-        take_own_sum(view, digest, piece, event.root, is_mute=is_mute)
-        if is_mute:
-            return
-        subject = slice_subject(digest, first, stop)
-        body = Agg(list_digest=digest, first=first, stop=stop, root=event.root)
-        if view.me not in view.ballots.of(Kind.AGG, 0, subject):  # Signed before a restart.
-            slot = view.slot(Kind.AGG, subject=subject)
-            yield from self._publish(view, sign_message(self._signer, slot, body), body)
-        yield from supply.push_results(view, digest, piece)
-
-    def _measured(self, event: ev.Measured) -> Iterator[ev.RoundAction]:
-        """R7: say the partial Gram matrix of a slice; with lost signatures it is kept to oneself,
-        and a substitute says it (R12)."""
-        view = self.standing.about(event.list_digest)
-        digest, first, stop = event.list_digest, event.first, event.stop
-        if view is None or ("measure", digest, first, view.me) not in view.requested:
-            return  # The round went on meanwhile.
-        subject = slice_subject(digest, first, stop)
-        is_said = view.me in view.ballots.of(Kind.GRAM, 0, subject)
-        if not (is_said or self._silence.has_lost(view)):
-            body = Gram(list_digest=digest, first=first, stop=stop, stats=event.stats)
-            slot = view.slot(Kind.GRAM, subject=subject)
-            yield from self._publish(view, sign_message(self._signer, slot, body), body)
-
     # Rules --------------------------------------------------------------------------------------
 
     def _stand(self, now_s: float) -> Iterator[ev.RoundAction]:
@@ -403,7 +367,6 @@ class RoundMachine(RoundSteps):
             yield from self._diverge("ours would be another: in state, roster or clock")
         else:
             yield from self._advance(link, now_s)
-
 
     def _leads_on(self, value: SealValue) -> bool:
         """Whether somebody in reach has a seat in the round that this seal names, and in the one

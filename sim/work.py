@@ -85,7 +85,12 @@ class SimWork:
 
     def _feed(self) -> None:
         wanted = self._wanted
-        if self._is_stale or wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
+        if (
+            self._is_stale
+            or wanted is None
+            or wanted is self._taken
+            or self._fates.is_pending(wanted.basis)
+        ):
             return
         is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
         if self.round < 0:
@@ -132,8 +137,10 @@ class SimWork:
                 self._world.push(nap_s, self._node, self._world.nap, self._node)
 
     def _is_held(self) -> bool:
-        """R5: whether an earlier round on the same fragment has no outcome yet. On a branch that was
-        left nobody waits for one (R4)."""
+        """R5: whether an earlier round on the same fragment has no outcome yet.
+
+        Of a branch that was left (R4) there will be none.
+        """
         assert self._wanted is not None
         if self._fates.is_astray:
             return False

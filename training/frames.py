@@ -51,7 +51,8 @@ class Start:
 
     `listed` names the rounds from `since` on whose seals have the own contribution in them: a
     trainer that goes on from disk needs it to settle its residual (R6). What was before `since` is
-    not known any more, or was left behind by a resync. `members` have a seat in that round.
+    not known any more, or was left behind by a resync. `members` have a seat in that round. `bases`
+    is RunStart's.
     """
 
     clock: RunClock
@@ -60,6 +61,7 @@ class Start:
     listed: tuple[int, ...] = ()
     members: int = 1
     validate: bool = False
+    bases: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

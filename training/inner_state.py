@@ -61,7 +61,7 @@ class InnerState:
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no
-    outcome yet.
+    outcome yet. `basis` is the RunClock's.
     """
 
     round: int
@@ -73,6 +73,7 @@ class InnerState:
     moments: Mapping[str, Tensor]
     drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
     pending: tuple[int, ...] = ()
+    basis: bytes = b""
 
 
 class InnerStore(Protocol):
@@ -173,6 +174,7 @@ class InnerFolder:
             "residual_before": contribution.residual_before.hex(),
             "residual_after": contribution.residual_after.hex(),
             "pending": " ".join(map(str, state.pending)),
+            "basis": state.basis.hex(),
             **_told_of(contribution.traced),
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
@@ -288,6 +290,7 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
         },
         # A file from before there was more than one round in flight names none.
         pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
+        basis=bytes.fromhex(metadata.get("basis", "")),
     )
 
 

@@ -84,7 +84,7 @@ class RoundSteps(RoundState):
             self._go_on(link, own_seal(restart, link.value, me), now_s)
 
     def _go_on(self, link: SealCertificate, own_seal: bytes, now_s: float) -> None:
-        """R5: what was beside the round of that seal stands on it now, and another one is opened."""
+        """R5: the round beside that of this seal stands on it now, and another one is opened."""
         if self.standing.top.is_beside:
             self.standing.top.stands(link.value, now_s)
         self._open_beside(now_s, own_seal)

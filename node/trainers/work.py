@@ -25,6 +25,7 @@ from node.trainers.flight import Flight
 from node.trainers.pace import Choice, Pace
 from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from node.trainers.wanted import Wanted
 from protocol.errors import TrainerError
 from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
 from training.frames import Audited, Progress, Ready, Start, Validation
@@ -55,34 +56,6 @@ class WorkParts:
     """In runs with audits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The newest Train action, and the anchor of the shard that goes with it."""
-
-    action: ev.Train
-    anchor_N: NDArray[np.float32]
-
-    @property
-    def round(self) -> int:
-        """The round to train for."""
-        return self.action.round
-
-    @property
-    def sealed(self) -> int:
-        """The last round whose seal is in the anchor."""
-        return self.action.certificate.value.round
-
-    @property
-    def basis(self) -> bytes:
-        """What names that round."""
-        return self.action.basis
-
-    @property
-    def num_members(self) -> int:
-        """How many have a seat by that seal."""
-        return len(self.action.certificate.value.roster.members)
-
-
 class TrainerWork:
     """Keeps one trainer busy with what the core wants. `run` owns the process.
 
@@ -92,12 +65,12 @@ class TrainerWork:
     def __init__(self, parts: WorkParts, config: TrainerConfig) -> None:
         self._parts = parts
         self._config = config
-        self._wanted: _Wanted | None = None
+        self._wanted: Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
         self._is_stale = False
         """Whether what was wanted last is of a branch that was left (R4)."""
-        self._taken: _Wanted | None = None
+        self._taken: Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
         self._layout = parts.store.layout
@@ -134,7 +107,7 @@ class TrainerWork:
         self._fates.hear(action)
         self._is_stale = False
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
-        self._wanted, self._bent_N = _Wanted(action, anchor_N), None
+        self._wanted, self._bent_N = Wanted(action, anchor_N), None
         self._changed.set()
 
     def fell_back(self) -> None:
@@ -265,23 +238,23 @@ class TrainerWork:
             if wanted.action.lease or self._parts.core.is_finished:
                 await self._go_on(trainer, wanted)
 
-    async def _go_on(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _go_on(self, trainer: Trainer, wanted: Wanted) -> None:
         """To the round that is wanted, as soon as the trainer is free for it."""
         if self._round < 0:
             await self._start(trainer, wanted)
         elif self._lag == 1:
             if self._is_open:
                 await self._deliver(trainer, wanted)
-        # R5: rounds never go back there, whatever a resync wants again, but where a branch was left.
+        # R5: rounds never go back there, whatever a resync wants again, but where a branch is left.
         elif self._is_open and (wanted.round > self._round or self._has_left(wanted)):
             await self._proceed(trainer, wanted)
 
-    def _has_left(self, wanted: _Wanted) -> bool:
+    def _has_left(self, wanted: Wanted) -> bool:
         """R4: whether the round that the trainer works for is of a branch that was left."""
         assert self._taken is not None
         return self._round > wanted.sealed and self._taken.basis not in wanted.action.bases
 
-    async def _start(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _start(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
         self._told = wanted.sealed
         start = Start(
@@ -291,11 +264,12 @@ class TrainerWork:
             listed=fates.listed,
             members=wanted.num_members,
             validate=self._validates(wanted),
+            bases=wanted.action.bases if self._lag > 1 else (),
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
 
-    async def _deliver(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _deliver(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, contributed = self._fates, self._round
         self._in_flight.clear()
         self._taken, self._round, self._is_open = wanted, wanted.round, False
@@ -305,7 +279,7 @@ class TrainerWork:
         fates.taken_over(self._round)
         await trainer.deliver(outcome, validate=self._validates(wanted))
 
-    async def _settle(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
         is_left = self._fates.is_astray
         while self._in_flight and (is_left or self._in_flight[0] <= wanted.sealed):
@@ -316,7 +290,7 @@ class TrainerWork:
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
 
-    async def _proceed(self, trainer: Trainer, wanted: _Wanted) -> None:
+    async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
         self._taken, self._round, self._is_open = wanted, wanted.round, False
         others = self._changed_since_told(wanted)
@@ -329,7 +303,7 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await trainer.proceed(turn)
 
-    def _outcome(self, contributed: int, wanted: _Wanted, *, is_resync: bool) -> Outcome:
+    def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
         self._pace.landed(self._flight.landed(trio.current_time()))
@@ -346,7 +320,7 @@ class TrainerWork:
         )
 
     def _changed_since_told(
-        self, wanted: _Wanted, *, is_all: bool = False
+        self, wanted: Wanted, *, is_all: bool = False
     ) -> dict[int, NDArray[np.float32]]:
         """By fragment the anchors that the trainer has not got; from here on it has them."""
         since = range(self._told + 1, wanted.sealed + 1)
@@ -355,14 +329,16 @@ class TrainerWork:
         fragments = range(len(self._spans)) if is_all else sorted(changed)
         return {fragment: wanted.anchor_N[self._spans[fragment]] for fragment in fragments}
 
-    def _clock(self, wanted: _Wanted) -> RunClock:
+    def _clock(self, wanted: Wanted) -> RunClock:
         """The sealed clock before the round that is wanted; rounds in flight count as whole."""
         clock = run_clock(wanted.action.certificate)
         in_flight = wanted.round - clock.round
         steps = self._config.manifest.inner.inner_steps * in_flight
-        return replace(clock, round=wanted.round, step=clock.step + steps)
+        # With one in flight an anchor names the round as well (R4).
+        basis = wanted.basis if self._lag > 1 else b""
+        return replace(clock, round=wanted.round, step=clock.step + steps, basis=basis)
 
-    def _lease(self, wanted: _Wanted) -> Lease:
+    def _lease(self, wanted: Wanted) -> Lease:
         """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""
         lease = wanted.action.lease
         if not lease:
@@ -397,7 +373,7 @@ class TrainerWork:
             hidden_s=_rounded(hidden_s),
         )
 
-    def _validates(self, wanted: _Wanted) -> bool:
+    def _validates(self, wanted: Wanted) -> bool:
         """Whether to measure this anchor: members take turns, and all look at the last one."""
         every, sealed = self._parts.validate_every, wanted.sealed
         if every == 0 or self._parts.core.is_finished:

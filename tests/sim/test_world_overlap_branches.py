@@ -59,6 +59,7 @@ def test_last_one_goes_on_and_its_rounds_become_final_when_the_others_are_back(s
     assert set(world.listed[40]) == {last, *others}
 
 
+@pytest.mark.slow
 @FRAGMENTS
 def test_restarted_node_stands_on_its_branch_again(seed, cells):
     world = world_of(3, cells, seed=seed, rounds=30)
@@ -79,6 +80,7 @@ def test_restarted_node_stands_on_its_branch_again(seed, cells):
     world.finish()
 
 
+@pytest.mark.slow
 @FRAGMENTS
 def test_two_sides_without_a_quorum_stand_on_one_branch_when_they_meet(seed, cells):
     """Four of nine are parted into two and two, five are gone: no quorum before or after."""
@@ -121,6 +123,7 @@ def test_branch_that_is_lost_to_a_quorum_gives_way_and_its_node_trains_on(seed, 
     assert lone in world.listed[40]
 
 
+@pytest.mark.slow
 @FRAGMENTS
 def test_newcomer_is_seated_on_a_branch(seed, cells):
     world = world_of(3, cells, seed=seed, rounds=60)
@@ -140,6 +143,7 @@ def test_newcomer_is_seated_on_a_branch(seed, cells):
     world.finish(max_s=400.0)
 
 
+@pytest.mark.slow
 @FRAGMENTS
 def test_second_round_of_two_branches_is_one_round(seed, cells):
     """Its COMMITs are the same ones on both sides; PSEALs are not."""
