@@ -58,6 +58,8 @@ class SimWork:
         self._is_open = False
         self._is_stale = False
         """Whether what was wanted last is of a branch that was left (R4)."""
+        self._is_lost = False
+        """Whether a branch was left since the round in hand began: its residual may be of that."""
         self._is_waiting = False
         """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
         self.round = -1
@@ -81,7 +83,7 @@ class SimWork:
     def fell_back(self) -> None:
         """R4: the branch is left. With two rounds in flight more than one may have been wanted
         since the trainer began with the one in hand (R5)."""
-        self._is_stale = self._world.manifest.outer.overlap > 1
+        self._is_stale = self._is_lost = self._world.manifest.outer.overlap > 1
 
     def _feed(self) -> None:
         wanted = self._wanted
@@ -113,6 +115,7 @@ class SimWork:
         """Answer the contribution, and go on."""
         lease = wanted.action.lease
         self._taken, self.round, self._is_open = wanted, wanted.round, False
+        self._is_lost = False
         is_under_way = self._node.trainer.finish(
             wanted.round, wanted.anchor_N, lease, self._fates, wanted.flight
         )
@@ -162,7 +165,8 @@ class SimWork:
             world.learned(node, self.round, node.trainer.loss)
         assert self._taken is not None
         basis = self._taken.basis
-        if any(basis == view.basis for view in node.core.machine.standing.worked_for):
+        rounds = node.core.machine.standing.worked_for
+        if not self._is_lost and any(basis == view.basis for view in rounds):
             self._fates.contributed(basis)
             fragment = node.store.layout.fragment_of(self.round)
             payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)

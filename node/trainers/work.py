@@ -70,6 +70,8 @@ class TrainerWork:
         self._changed = trio.Event()
         self._is_stale = False
         """Whether what was wanted last is of a branch that was left (R4)."""
+        self._is_lost = False
+        """Whether a branch was left since the round in hand began: its residual may be of that."""
         self._taken: Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
@@ -113,7 +115,7 @@ class TrainerWork:
     def fell_back(self) -> None:
         """R4: the branch is left. With two rounds in flight more than one may have been wanted
         since the trainer began with the one in hand (R5)."""
-        self._is_stale = self._lag > 1
+        self._is_stale = self._is_lost = self._lag > 1
 
     async def audit(self, task: ev.Rerun) -> None:
         """Have a segment of somebody's round run again."""
@@ -183,7 +185,8 @@ class TrainerWork:
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
         assert self._taken is not None
         basis = self._taken.basis
-        if any(basis == view.basis for view in parts.core.machine.standing.worked_for):
+        rounds = parts.core.machine.standing.worked_for
+        if not self._is_lost and any(basis == view.basis for view in rounds):
             self._fates.contributed(basis)
             given = contribution.payloads
             bend = partial(parts.hooks.contribution, given, parts.store, fragment)
@@ -252,7 +255,8 @@ class TrainerWork:
     def _has_left(self, wanted: Wanted) -> bool:
         """R4: whether the round that the trainer works for is of a branch that was left."""
         assert self._taken is not None
-        return self._round > wanted.sealed and self._taken.basis not in wanted.action.bases
+        is_other = self._round > wanted.sealed and self._taken.basis not in wanted.action.bases
+        return self._is_lost or is_other
 
     async def _start(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
@@ -281,7 +285,7 @@ class TrainerWork:
 
     async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
-        is_left = self._fates.is_astray
+        is_left = self._has_left(wanted)
         while self._in_flight and (is_left or self._in_flight[0] <= wanted.sealed):
             contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
             # Not `is_behind`: what was handed in for the round under way may be sealed yet, unless
@@ -293,6 +297,7 @@ class TrainerWork:
     async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
         self._taken, self._round, self._is_open = wanted, wanted.round, False
+        self._is_lost = False
         others = self._changed_since_told(wanted)
         turn = Turn(
             clock=self._clock(wanted),
