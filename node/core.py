@@ -227,6 +227,9 @@ class NodeCore(CoreState):
             # Rounds of a branch are none that anybody has to catch up with.
             end = frame.branch[0]
             working, head = end.final + 1, end.head
+        elif self.machine.standing.base.is_overlapped:
+            # It names the round, and that is not what the round stands on (R5).
+            head = b""
         if self._rounds.get(peer) != working:
             self._rounds[peer] = working
             self._newest = max(self._rounds.values())

@@ -152,15 +152,16 @@ class CoreState:
             leases = find(view.index, view.named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
         self._is_astray = False
-        yield ev.Train(head, lease, was_listed, is_resync, view.index, view.basis)
+        bases = tuple(one.basis for one in standing.worked_for)
+        yield ev.Train(head, lease, was_listed, is_resync, view.index, view.basis, bases)
 
     def _train_beside(self) -> Iterator[ev.CoreAction]:
         """R5: the next round has its contribution, so the trainer goes on for the one behind it."""
         standing = self.machine.standing
         beside = standing.beside
         is_due = beside is not None and beside.contribution is None
-        if is_due and standing.base.contribution is not None:
-            yield from self._train(standing.final, was_listed=False)
+        if is_due and standing.top.contribution is not None:
+            yield from self._train(standing.head, was_listed=False)
 
     # Rounds -------------------------------------------------------------------------------------
 
@@ -227,8 +228,11 @@ class CoreState:
                 case ev.FallBack(final=final):
                     self._is_astray = True
                     yield action
-                    base = self.machine.standing.base
-                    if base.basis == final.value.digest and not base.own_commit:
+                    standing = self.machine.standing
+                    base = standing.base
+                    rounds = standing.worked_for if base.is_overlapped else [base]
+                    is_there = base.before == final.value.digest
+                    if is_there and not all(view.own_commit for view in rounds):
                         yield from self._train(final, was_listed=False)
                 case _:
                     yield action

@@ -75,10 +75,12 @@ class CellsArrived:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state."""
+    """The outer step on the results of a LIST is computed, not yet adopted; `root` is its state,
+    `base` the root of the one that it was taken on, empty where there can be but one (R4, R5)."""
 
     list_digest: bytes
     root: bytes
+    base: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +357,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendAll:
-    """Send the same control frame to several linked peers.
-
-    One action, so that a frame for a whole group is made, asked about and encoded once.
-    """
+    """Send the same control frame to several linked peers: it is made and encoded once."""
 
     peers: tuple[PeerId, ...]
     frame: Frame
@@ -376,7 +375,7 @@ class Train:
     """The trainer may train on the head's anchor with this lease; empty when it is to rest.
 
     `round` is what for, and `basis` what names that round: the one behind the head, or where two
-    are in flight (R5) perhaps the one behind that.
+    are in flight (R5) perhaps the one behind that; `bases` names all that may be contributed to.
     `was_listed` tells what became of its last contribution (R6); `is_resync` that the anchor came
     from others, or that nobody can tell, so that the residual starts from zero.
     """
@@ -387,6 +386,7 @@ class Train:
     is_resync: bool
     round: int = 0
     basis: bytes = b""
+    bases: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,6 @@ class Driver:
         base = view.head.root
         cells = [] if is_empty else self.store.result_cells(digest)
         step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
-        root: bytes | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.ahead.keep, index, digest, cells)
             root = await self._compute_in(view, step)
@@ -288,8 +287,8 @@ class Driver:
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
-                root = await self._apply(view, action)
-                event = ev.Applied(digest, root or b"")
+                base, root = view.head.root, await self._apply(view, action)
+                event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = self.core.machine.standing.on(basis)
                 root_on = on.head.root if on is not None else bytes(32)
@@ -358,6 +357,7 @@ class Driver:
                 await self.compute(self.store.fall_back)
                 self._trace.fell_back(final_seal, lost)
                 self._work.adopted(None)
+                self._work.fell_back()
                 self._narrator.fell_back(action)
 
     async def state_arrived(self, certificate: SealCertificate, state: State) -> None:

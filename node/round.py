@@ -15,7 +15,7 @@ from typing import assert_never
 from node import events as ev
 from node.rules import supply
 from node.rules.agenda import POLLS_PER_DEADLINE, is_idle
-from node.rules.agreed import note_grams, take_own_sum
+from node.rules.agreed import note_grams
 from node.rules.agreement import (
     Seen,
     commit_body,
@@ -27,20 +27,18 @@ from node.rules.agreement import (
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
-from node.rules.round_steps import RoundSteps
+from node.rules.round_sums import RoundSums
 from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import (
-    Agg,
-    Gram,
     Kind,
     Leave,
     SealCertificate,
+    SealValue,
     Seat,
     sign_message,
-    slice_subject,
 )
 
 _NOBODY: frozenset[PeerId] = frozenset()
@@ -49,7 +47,7 @@ PASSES_MAX = 10_000
 """So often are all rules asked after one event, or two of them go round in circles."""
 
 
-class RoundMachine(RoundSteps):
+class RoundMachine(RoundSums):
     """The rounds of one shard on one node. Not thread-safe; one owner calls `handle`."""
 
     def follow(self, path: tuple[SealCertificate, ...], now_s: float) -> Iterator[ev.RoundAction]:
@@ -58,7 +56,7 @@ class RoundMachine(RoundSteps):
         own = [link.value.digest for link in standing.branch]
         other = [link.value.digest for link in path]
         if other[: len(own)] != own:
-            yield from self._fall_back()
+            yield from self._fall_back(now_s)
             own = []
         standing.ahead = path[len(own) :]
         self._agenda.disturb()
@@ -122,7 +120,7 @@ class RoundMachine(RoundSteps):
 
     def _due_beside(self, now_s: float) -> Iterator[float]:
         """When the rules are due for the round beside this one (R5)."""
-        view = self.standing.beside
+        view = self._beside
         if view is not None:
             deadline_s = self._deadline.seconds(view.time_outs)
             yield from due_times(view, self._deadline)
@@ -132,23 +130,33 @@ class RoundMachine(RoundSteps):
 
     def _due(self, now_s: float) -> list[ev.RoundAction]:
         """What each rule has to do, asked one after the other."""
-        if self.config.clock.lag > 1 and self.head.clock.ends_run:
-            return []  # The round that was under way beside the last one is not needed (R5).
+        is_overlapped = self.config.clock.lag > 1
+        # The round that was under way beside the last one is not needed (R5).
+        if is_overlapped and self.head.clock.ends_run:
+            return []
+        actions = [*self._stand(now_s), *self._final(now_s)]
+        if is_overlapped and self.view.head.clock.ends_run:
+            return actions
         asked = (
-            self._stand(now_s),
-            self._final(now_s),
             self._provisional(now_s),
             self._commit(now_s),
             self._supply(now_s),
             self._agree(now_s),
             self._seal(now_s),
         )
-        return [action for found in asked for action in found]
+        for found in asked:
+            actions += found
+        return actions
+
+    @property
+    def _beside(self) -> RoundView | None:
+        """The round beside the one that is worked in; none where that is behind a branch (R4)."""
+        return self.standing.beside if self.view is self.standing.top else None
 
     @property
     def _worked_in(self) -> tuple[RoundView, ...]:
         """The rounds that may be bound and agreed upon now; SEALed is the first alone (R5)."""
-        beside = self.standing.beside
+        beside = self._beside
         return (self.view,) if beside is None else (self.view, beside)
 
     def _cells_arrived(self, event: ev.CellsArrived, now_s: float) -> None:
@@ -171,8 +179,10 @@ class RoundMachine(RoundSteps):
                 yield from self._reduced(event)
             case ev.Measured():
                 yield from self._measured(event)
-            case ev.Applied(list_digest=digest, root=root):
-                (self.standing.about(digest) or self.view).applied[digest] = root
+            case ev.Applied(list_digest=digest, root=root, base=base):
+                view = self.standing.about(digest) or self.view
+                if not (view.is_beside or (base and base != view.head.root)):
+                    view.applied[digest] = root
             case ev.SeatChecked(peer=peer, basis=basis, is_proved=is_proved):
                 view_on = self.standing.on(basis)
                 if is_proved and view_on is not None:
@@ -196,52 +206,19 @@ class RoundMachine(RoundSteps):
     def _takes_parts(self, view: RoundView) -> bool:
         """Whether that round may be summed here: parts of others on the branch are not kept."""
         standing = self.standing
-        near = (self.previous, standing.base, standing.top, standing.beside)
+        near = (self.previous, *standing.shared, standing.top, standing.beside)
         return any(view is one for one in near)
-
-    def _reduced(self, event: ev.Reduced) -> Iterator[ev.RoundAction]:
-        view = self.standing.about(event.list_digest)
-        if view is None:
-            return
-        if ("reduce", event.list_digest, event.first, view.me) not in view.requested:
-            return  # The round went on while the slice was summed.
-        digest, first, stop = event.list_digest, event.first, event.stop
-        piece = next(p for p in view.slices if p.first == first)
-        is_mute = self._silence.has_lost(view)
-        take_own_sum(view, digest, piece, event.root, is_mute=is_mute)
-        if is_mute:
-            return
-        subject = slice_subject(digest, first, stop)
-        body = Agg(list_digest=digest, first=first, stop=stop, root=event.root)
-        if view.me not in view.ballots.of(Kind.AGG, 0, subject):  # Signed before a restart.
-            slot = view.slot(Kind.AGG, subject=subject)
-            yield from self._publish(view, sign_message(self._signer, slot, body), body)
-        yield from supply.push_results(view, digest, piece)
-
-    def _measured(self, event: ev.Measured) -> Iterator[ev.RoundAction]:
-        """R7: say the partial Gram matrix of a slice; with lost signatures it is kept to oneself,
-        and a substitute says it (R12)."""
-        view = self.standing.about(event.list_digest)
-        digest, first, stop = event.list_digest, event.first, event.stop
-        if view is None or ("measure", digest, first, view.me) not in view.requested:
-            return  # The round went on meanwhile.
-        subject = slice_subject(digest, first, stop)
-        is_said = view.me in view.ballots.of(Kind.GRAM, 0, subject)
-        if not (is_said or self._silence.has_lost(view)):
-            body = Gram(list_digest=digest, first=first, stop=stop, stats=event.stats)
-            slot = view.slot(Kind.GRAM, subject=subject)
-            yield from self._publish(view, sign_message(self._signer, slot, body), body)
 
     # Rules --------------------------------------------------------------------------------------
 
     def _stand(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R4: in which round to work, and of which kind."""
         standing, sealers = self.standing, _NOBODY
-        if not self._reach.has_all(standing.final.value, self._suspects):
+        if not self._reach.has_all(standing.base.roster, self._suspects):
             opening, sealers = self._reach.sealers(standing.position, self._suspects, now_s=now_s)
             if sealers and standing.branch and opening.basis.digest == standing.final.value.digest:
-                # The head names nobody in reach: nobody could contribute there, nor name a joiner.
-                yield from self._fall_back()
+                # Nobody in reach has a seat behind the head, who could contribute or name a joiner.
+                yield from self._fall_back(now_s)
             base = standing.base
             is_final_elsewhere = self.is_behind or base.ballots.sealed(base.before)
             if is_final_elsewhere or len(standing.branch) >= limits.BRANCH_ROUNDS_MAX:
@@ -313,7 +290,9 @@ class RoundMachine(RoundSteps):
     def _agree(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: HAVE, LIST, VOTE and the report to a new closer, each once per slot."""
         for view in self._worked_in:
-            yield from self._agree_in(view, now_s)
+            # While no quorum is in reach, the round beside is bound, and no more (R4, R5).
+            if not (view.is_beside and self.view.is_provisional):
+                yield from self._agree_in(view, now_s)
 
     def _agree_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         if self._is_mute_in(view) or view.followed:
@@ -372,7 +351,7 @@ class RoundMachine(RoundSteps):
         view, standing = self.view, self.standing
         if not view.is_provisional or view is not standing.top:
             return
-        psealed = view.ballots.psealed()
+        psealed = view.ballots.psealed(view.before)
         if view.followed:
             value = self._value(view, view.followed)
             link = standing.ahead[0]
@@ -381,13 +360,20 @@ class RoundMachine(RoundSteps):
             link = certify(value, psealed[1]) if value is not None else standing.head
         else:
             return
-        if value is None or not (view.followed or self._reach.has_member(value, self._suspects)):
+        if value is None or not (view.followed or self._leads_on(value)):
             return  # Of the latter the next attempt makes one that names whoever is left.
         expected = link.value.digest if view.followed else psealed and psealed[0].value
         if value.digest != expected:
             yield from self._diverge("ours would be another: in state, roster or clock")
         else:
             yield from self._advance(link, now_s)
+
+    def _leads_on(self, value: SealValue) -> bool:
+        """Whether somebody in reach has a seat in the round that this seal names, and in the one
+        that was beside the sealed one (R5)."""
+        beside = self._beside
+        rosters = (value.roster,) if beside is None else (value.roster, beside.roster)
+        return all(self._reach.has_member(roster, self._suspects) for roster in rosters)
 
 
 def _has_acted(view: RoundView) -> bool:

@@ -78,6 +78,7 @@ class Swarm:
         self._since = 0
         self._listed: tuple[int, ...] = ()
         self._members = 1
+        self._bases: tuple[bytes, ...] = ()
         self._is_open = False
         self._awaits_turn = False
         """Whether a contribution was handed over, and it is not known for which round to go on."""
@@ -180,6 +181,7 @@ class Swarm:
             since=self._since,
             listed=self._listed,
             members=self._members,
+            bases=self._bases,
         )
 
     @property
@@ -212,7 +214,7 @@ class Swarm:
         """See Exchange; DiLoCo calls it."""
         with self._child.explained():
             turn = self._exchange.proceed()
-        self._awaits_turn, self._members = False, turn.members
+        self._awaits_turn, self._members, self._bases = False, turn.members, ()
         self._go_on(turn.clock, turn.lease)
         return turn
 
@@ -296,7 +298,7 @@ class Swarm:
         logger.info("training begins round=%d", opening.clock.round)
         self._is_open = True
         self._since, self._listed = opening.since, opening.listed
-        self._members = opening.members
+        self._members, self._bases = opening.members, opening.bases
         self._go_on(opening.clock, opening.lease)
 
     def _go_on(self, clock: RunClock, lease: Lease) -> None:

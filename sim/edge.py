@@ -245,6 +245,8 @@ class Edge(Storing):
                 self._adopt(action)
             case ev.Advance() | ev.Confirm() | ev.FallBack():
                 self._stand(action)
+                if isinstance(action, ev.FallBack):
+                    self.work.fell_back()
             case ev.Train():
                 self.work.train(action, self.store.state.anchor_N)
             case ev.FetchState() | ev.FetchSteps():

@@ -90,12 +90,14 @@ class Storing(SimNode):
                     root = spoiled_sum(store, digest, first, stop)
                 self.tell(ev.Reduced(digest, first, stop, root))
             case ev.Apply(list_digest=digest, is_empty=is_empty):
+                if view.is_beside:
+                    return  # The branch that it stood on is left (R4, R5).
                 base = view.head.root
                 root = store.apply(digest, is_empty=is_empty, round_index=view.index, base=base)
                 cells = [] if is_empty else store.result_cells(digest)
                 # On the disk before the SEAL that it leads to is signed.
                 self.disk.journal.keep_result(view.index, digest, cells)
-                self.tell(ev.Applied(digest, root))
+                self.tell(ev.Applied(digest, root, base))
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = machine.standing.on(basis)
                 own = store.seat_proof(peer, basis, on.head.root) if on is not None else b""

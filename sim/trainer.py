@@ -40,6 +40,18 @@ class _Saved:
     pending: tuple[int, ...] = ()
     """Rounds before it of which nobody knew then what became of them (R5)."""
     traced: Traced | None = None
+    basis: bytes = b""
+    """What names the round: of the same number there may be one on each branch (R4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What is in flight beside the round in hand (R5): the last round that is sealed, what names
+    that in hand, and all that may be contributed to."""
+
+    sealed: int
+    basis: bytes = b""
+    bases: tuple[bytes, ...] = (b"",)
 
 
 class SimTrainer:
@@ -64,7 +76,7 @@ class SimTrainer:
         """Whether rounds in flight are about one fragment: one is trained beside the other (R5)."""
         self._pending: tuple[int, ...] = ()
         """Rounds that were contributed to, and are not known to be over (R5)."""
-        self._round = -1
+        self._round, self._basis = -1, b""
         self._anchor_N: Vector | None = None
         """What the round in hand began from."""
         self._newest_N: Vector | None = None
@@ -99,15 +111,16 @@ class SimTrainer:
         anchor_N: Vector,
         lease: Lease,
         fates: Fates,
-        sealed: int | None = None,
+        flight: Flight | None = None,
     ) -> bool:
         """Begin; whether a contribution of the process before is under way, so that it is sent
-        again and nothing is trained. `sealed` is the last round that is final, by default the one
-        before.
+        again and nothing is trained.
         """
         self._go_on(round_index, anchor_N, lease)
         if self._lag > 1:
-            self._recall(round_index - 1 if sealed is None else sealed, fates)
+            flight = flight or Flight(round_index - 1)
+            self._basis = flight.basis
+            self._recall(flight, fates)
             return self._take_up()
         newest = max((index for index in self._saved if index <= round_index), default=-1)
         saved = self._saved.get(newest)
@@ -129,14 +142,17 @@ class SimTrainer:
             self._drift_on(saved, [fragment])
         return self._under_way is not None
 
-    def _recall(self, sealed: int, fates: Fates) -> None:
+    def _recall(self, flight: Flight, fates: Fates) -> None:
         """R5: residuals and drift as the disk has them, with up to two rounds in flight."""
         # Who waited for the outcome of the round before has handed in no later one without it.
+        sealed = flight.sealed
         last = sealed + (1 if self._is_delayed else self._lag)
         newest = max((index for index in self._saved if index <= last), default=-1)
         saved = self._saved.get(newest)
         if saved is None or fates.is_behind(newest):
             return
+        if newest > sealed and saved.basis not in flight.bases:
+            return  # Of a branch that was left: e = 0.
         if self._is_delayed and newest == self._round - 1:
             self._anchor_N = saved.anchor_N
         self._restore(saved.before)
@@ -162,7 +178,9 @@ class SimTrainer:
         assert self._newest_N is not None
         if saved is None or not self._lease or self._round in self._pending:
             return False
-        # With a delay the newest version is not the one that it is to, and no branch has another.
+        if saved.basis != self._basis:
+            return False
+        # With a delay the newest version is not the one that it is to; what names the round does.
         is_same = np.array_equal(saved.anchor_N[span], self._newest_N[span])
         if not is_same and not self._is_delayed:
             return False
@@ -268,7 +286,7 @@ class SimTrainer:
         after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
         assert self._newest_N is not None
         self._saved[self._round] = _Saved(
-            self._newest_N, encoded, before, after_N, drift_N, pending, traced
+            self._newest_N, encoded, before, after_N, drift_N, pending, traced, self._basis
         )
         # Of later rounds there may be some of a branch that was given up.
         num_kept = TRACES_KEPT if traced else INNER_STATES_KEPT
@@ -282,12 +300,13 @@ class SimTrainer:
         anchor_N: Vector,
         lease: Lease,
         fates: Fates,
-        sealed: int | None = None,
+        flight: Flight | None = None,
     ) -> bool:
         """What became of the contribution; the next round, and its anchor. As `start`."""
         layout, contributed = self._layout, self._round
         if self._lag > 1:
-            sealed, before_N = round_index - 1 if sealed is None else sealed, self._newest_N
+            flight = flight or Flight(round_index - 1)
+            sealed, self._basis, before_N = flight.sealed, flight.basis, self._newest_N
             is_behind = any(fates.is_behind(index) for index in self._pending)
             self._settle(anchor_N, sealed, fates)
             self._go_on(round_index, anchor_N, lease)

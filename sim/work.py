@@ -10,7 +10,7 @@ from node import events as ev
 from node.rules.fates import Fates
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
-from sim.trainer import Vector
+from sim.trainer import Flight, Vector
 from training.compression import Encoded
 
 PATIENCE_S, LOOK_S = 0.6, 0.05
@@ -39,6 +39,11 @@ class Wanted:
         """What names that round."""
         return self.action.basis
 
+    @property
+    def flight(self) -> Flight:
+        """What is in flight beside it."""
+        return Flight(self.sealed, self.basis, self.action.bases)
+
 
 class SimWork:
     """Keeps the trainer of one process busy with what the core wants."""
@@ -55,6 +60,10 @@ class SimWork:
         self._owed_s = 0.0
         """What audits took of the machine since the last round of training began."""
         self._is_open = False
+        self._is_stale = False
+        """Whether what was wanted last is of a branch that was left (R4)."""
+        self._is_lost = False
+        """Whether a branch was left since the round in hand began: its residual may be of that."""
         self._is_waiting = False
         """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
         self.round = -1
@@ -69,15 +78,25 @@ class SimWork:
     def train(self, action: ev.Train, anchor_N: Vector) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
-        self._wanted = Wanted(action, anchor_N)
+        self._wanted, self._is_stale = Wanted(action, anchor_N), False
         if self._is_waiting and not self._is_held():
             self._is_waiting = False
             self._world.push(self._world.now_s, self._node, self._contribute)
         self._feed()
 
+    def fell_back(self) -> None:
+        """R4: the branch is left. With two rounds in flight more than one may have been wanted
+        since the trainer began with the one in hand (R5)."""
+        self._is_stale = self._is_lost = self._world.manifest.outer.overlap > 1
+
     def _feed(self) -> None:
         wanted = self._wanted
-        if wanted is None or wanted is self._taken or self._fates.is_pending(wanted.basis):
+        if (
+            self._is_stale
+            or wanted is None
+            or wanted is self._taken
+            or self._fates.is_pending(wanted.basis)
+        ):
             return
         is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
         if self.round < 0:
@@ -91,7 +110,7 @@ class SimWork:
         self._taken = wanted
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.sealed
+            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.flight
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -100,8 +119,9 @@ class SimWork:
         """Answer the contribution, and go on."""
         lease = wanted.action.lease
         self._taken, self.round, self._is_open = wanted, wanted.round, False
+        self._is_lost = False
         is_under_way = self._node.trainer.finish(
-            wanted.round, wanted.anchor_N, lease, self._fates, wanted.sealed
+            wanted.round, wanted.anchor_N, lease, self._fates, wanted.flight
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -124,8 +144,13 @@ class SimWork:
                 self._world.push(nap_s, self._node, self._world.nap, self._node)
 
     def _is_held(self) -> bool:
-        """R5: whether an earlier round on the same fragment has no outcome yet."""
+        """R5: whether an earlier round on the same fragment has no outcome yet.
+
+        Of a branch that was left (R4) there will be none.
+        """
         assert self._wanted is not None
+        if self._fates.is_astray:
+            return False
         awaited = self._node.trainer.waits_for()
         return awaited is not None and self._wanted.sealed < awaited
 
@@ -154,7 +179,8 @@ class SimWork:
             return
         assert self._taken is not None
         basis = self._taken.basis
-        if any(basis == view.basis for view in node.core.machine.standing.worked_for):
+        rounds = node.core.machine.standing.worked_for
+        if not self._is_lost and any(basis == view.basis for view in rounds):
             self._fates.contributed(basis)
             fragment = node.store.layout.fragment_of(self.round)
             payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)

@@ -325,6 +325,7 @@ class DiLoCo:
                 drifting=self._drifting(fragment),
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
                 variates=self._variates.kept(),
+                basis=self._clock.basis,
             )
         )
 
@@ -353,11 +354,13 @@ class DiLoCo:
 
     def _proceed(self) -> Outcome | None:
         """On to the next round (R5), which the seal before the last one names: its outcome is taken
-        over now at the latest, for the round may be about that fragment again."""
+        over now at the latest, for the round may be about that fragment again. So is that of a
+        round which is not before the next one: its branch was left (R4)."""
         turn = self._exchange.proceed()
-        outcome = None
+        outcome, next_round = None, turn.clock.round
         for fragment, pending in list(self._pending.items()):
-            if not turn.lease or pending.round <= turn.clock.round - self._overlap:
+            is_before = next_round - self._overlap < pending.round < next_round
+            if not (turn.lease and is_before):
                 outcome = self._finish(fragment)
         self._drop(turn.others)
         self._clock, self._lease, self._members = turn.clock, turn.lease, turn.members

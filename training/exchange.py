@@ -27,6 +27,9 @@ class RunClock:
     """Inner steps of the run before this round: the token-weighted median H of each, summed up."""
     tokens: int
     """Tokens of all sealed contributions so far."""
+    basis: bytes = b""
+    """What names the round, where its number is not enough: with two in flight (R5) each branch has
+    its own (R4). Nothing is computed from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,8 @@ class RunStart:
     At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
     rounds from `since` on whose seals have the own contribution in them; what was contributed
     before belongs to weights long gone (R6). `members` is how many have a seat in the round in
-    hand. The caller does not write to the anchors.
+    hand. `bases` names all rounds that a contribution may be for: what was made for others that are
+    not over is of a branch that was left. The caller does not write to the anchors.
     """
 
     anchors: tuple[NDArray[np.float32], ...]
@@ -45,6 +49,7 @@ class RunStart:
     since: int = 0
     listed: tuple[int, ...] = ()
     members: int = 1
+    bases: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

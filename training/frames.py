@@ -54,7 +54,8 @@ class Start:
 
     `listed` names the rounds from `since` on whose seals have the own contribution in them: a
     trainer that goes on from disk needs it to settle its residual (R6). What was before `since` is
-    not known any more, or was left behind by a resync. `members` have a seat in that round.
+    not known any more, or was left behind by a resync. `members` have a seat in that round. `bases`
+    is RunStart's.
     """
 
     clock: RunClock
@@ -65,6 +66,7 @@ class Start:
     validate: bool = False
     anchor: int = 0
     place: int = 0
+    bases: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

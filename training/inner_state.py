@@ -65,7 +65,7 @@ class InnerState:
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no
-    outcome yet. `variates` are there where the method has them.
+    outcome yet. `variates` are there where the method has them. `basis` is the RunClock's.
     """
 
     round: int
@@ -78,6 +78,7 @@ class InnerState:
     drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
     pending: tuple[int, ...] = ()
     variates: KeptVariates | None = None
+    basis: bytes = b""
 
 
 class InnerStore(Protocol):
@@ -178,6 +179,7 @@ class InnerFolder:
             "residual_before": contribution.residual_before.hex(),
             "residual_after": contribution.residual_after.hex(),
             "pending": " ".join(map(str, state.pending)),
+            "basis": state.basis.hex(),
             **_told_of(contribution.traced),
             **_shares_of(state.variates),
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
@@ -329,6 +331,7 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
         # A file from before there was more than one round in flight names none.
         pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
         variates=_kept_variates(content),
+        basis=bytes.fromhex(metadata.get("basis", "")),
     )
 
 

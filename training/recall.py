@@ -41,7 +41,8 @@ def recall(
 
     Where a round `is_delayed` by the one before, which is about the same fragment, what lies there
     of the round in hand is what it began with: weights of an anchor that is not the newest. What
-    was contributed to it is to that version, whatever is the newest: no branch has another one.
+    was contributed to it is to that version, whatever is the newest. What was contributed to a
+    round of a branch that was left (R4) counts for none that is under way, nor does its residual.
     """
     next_round = start.clock.round
     # Who waited for the outcome of the round before has handed over no later one without it.
@@ -90,4 +91,6 @@ def _kept(store: InnerStore, index: int) -> InnerState | None:
 def _is_live(state: InnerState, start: RunStart, *, is_delayed: bool) -> bool:
     """Whether its contribution is to the same version of its fragment, and there is a round."""
     anchor_N = start.anchors[state.contribution.fragment]
+    if start.bases and state.basis not in start.bases:
+        return False
     return bool(start.lease) and (is_delayed or state.anchor == anchor_digest(anchor_N))

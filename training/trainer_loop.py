@@ -222,6 +222,7 @@ def _run_start(exchange: ChannelExchange) -> RunStart:
         since=opening.since,
         listed=opening.listed,
         members=opening.members,
+        bases=opening.bases,
     )
 
 

@@ -47,8 +47,10 @@ def _is_of_slice(view: RoundView, body: Gram) -> bool:
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
     """What is wrong with a message of this round; empty if nothing is."""
     slot, body = entry.message.slot, entry.body
-    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.before:
-        # A second place for a SEAL, in which its sender could contradict itself unconvicted.
+    is_shared = view.may_branch and view.is_overlapped
+    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.before and not is_shared:
+        # A second place for a SEAL, in which its sender could contradict itself unconvicted. Where
+        # two rounds are in flight among friends, the same round is sealed on several branches.
         return f"{slot.kind.name} with another seal before"
     is_list = slot.kind is Kind.LIST and not view.may_branch
     if is_list and entry.message.sender != view.closer(slot.attempt):

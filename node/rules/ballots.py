@@ -76,7 +76,9 @@ class Ballots:
     _agreed: set[tuple[bytes, int, Seal]] = field(default_factory=set)
     _seals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
     _pvotes: dict[tuple[int, bytes], dict[PeerId, SignedMessage]] = field(default_factory=dict)
-    _pseals: dict[tuple[int, Seal], dict[PeerId, SignedMessage]] = field(default_factory=dict)
+    _pseals: dict[tuple[bytes, int, Seal], dict[PeerId, SignedMessage]] = field(
+        default_factory=dict
+    )
     # Answers to what is asked after every event; None until they are asked for again.
     _commits_sorted: dict[PeerId, tuple[bytes, Commit]] | None = None
     _ids: tuple[bytes, ...] | None = None
@@ -196,7 +198,7 @@ class Ballots:
             voting[sender] = message
             self._elected(voting)
         elif isinstance(body, Seal):
-            agreeing = self._pseals.setdefault((slot.attempt, body), {})
+            agreeing = self._pseals.setdefault((slot.subject, slot.attempt, body), {})
             agreeing[sender] = message
             self._elected(agreeing)
 
@@ -330,12 +332,12 @@ class Ballots:
         _, body, agreeing = max(quorums, key=lambda quorum: quorum[0])
         return body, tuple(message for _, message in sorted(agreeing.items()))
 
-    def psealed(self) -> Sealed | None:
+    def psealed(self, before: bytes) -> Sealed | None:
         """The PSEAL that all sealers gave in one attempt, with those messages (R4)."""
         agreed = [
             (attempt, body, agreeing)
-            for (attempt, body), agreeing in self._pseals.items()
-            if self._is_of_all(agreeing)
+            for (subject, attempt, body), agreeing in self._pseals.items()
+            if subject == before and self._is_of_all(agreeing)
         ]
         if not agreed:
             return None
@@ -345,9 +347,9 @@ class Ballots:
     def locks(self, before: bytes) -> list[SignedMessage]:
         """A SEAL of the latest attempt in which there is one: the highest lock that is known."""
         for attempt in self.attempts(Kind.SEAL):
-            return [
-                entry.message for _, entry in sorted(self.of(Kind.SEAL, attempt, before).items())
-            ]
+            # With two rounds in flight there may be SEALs behind other seals here (R4, R5).
+            if there := self.of(Kind.SEAL, attempt, before):
+                return [entry.message for _, entry in sorted(there.items())]
         return []
 
     def is_proposed(self, commit: bytes) -> bool:

@@ -17,7 +17,7 @@ from node.rules.branch_tree import Tree
 from node.rules.chain import is_own_seal
 from node.rules.roster import has_quorum, voters
 from protocol.identity import PeerId, Signer
-from protocol.messages import Kind, SealValue, Slot
+from protocol.messages import Kind, Roster, SealValue, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,25 @@ class Lock:
 class Position:
     """Where a peer stands: its last final seal, and the head of the branch that continues it.
 
-    Without a branch both are the same seal.
+    Without a branch both are the same seal. Each names the round behind it; with two rounds in
+    flight (R5) another one does, the seal before it: `electing` that behind the final seal, and so
+    who votes there, `seating` that behind the head, and so who contributes to it.
     """
 
     final: SealValue
     head: SealValue
+    electing: SealValue | None = None
+    seating: SealValue | None = None
+
+    @property
+    def voting(self) -> Roster:
+        """Whose voters make the next round final."""
+        return (self.electing or self.final).roster
+
+    @property
+    def seated(self) -> Roster:
+        """Who has a seat in the round behind the head."""
+        return (self.seating or self.head).roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +85,22 @@ def next_round(
     contributes there; a head whose roster names nobody reachable is left for the last final seal,
     or nobody could contribute to its rounds nor name a joiner.
     """
-    if has_quorum(position.final.roster, reachable, trust=trust):
+    if has_quorum(position.voting, reachable, trust=trust):
         return Opening(position.final, is_provisional=False)
     if trust != "friends" or survive != "any" or not provisional_sealers(position, reachable):
         return None
-    has_member = any(peer in reachable for peer in position.head.roster.members)
+    has_member = any(peer in reachable for peer in position.seated.members)
     return Opening(position.head if has_member else position.final, is_provisional=True)
 
 
 def provisional_sealers(position: Position, reachable: Collection[PeerId]) -> tuple[PeerId, ...]:
     """Whose PVOTEs and PSEALs a provisional round needs: of all of these, ascending.
 
-    All reachable voters of the last final seal; where there are none, all its reachable members.
-    Never those of the branch: else two sides that each dropped the other would each be complete.
+    All reachable voters of the round that is final next, whom the last final seal names, or with
+    two rounds in flight the one before it; where there are none, all its reachable members. Never
+    those of the branch: else two sides that each dropped the other would each be complete.
     """
-    roster = position.final.roster
+    roster = position.voting
     electorate = tuple(peer for peer in voters(roster) if peer in reachable)
     return electorate or tuple(peer for peer in roster.members if peer in reachable)
 
@@ -97,7 +112,7 @@ def provisional_closer(position: Position, basis: bytes, attempt: int) -> PeerId
     reachable: so that each attempt has one closer, the same for everybody. An unreachable one costs
     an attempt.
     """
-    return rosters.provisional_closer(position.final.roster, basis, attempt)
+    return rosters.provisional_closer(position.voting, basis, attempt)
 
 
 def contributors(opening: Opening, reachable: Collection[PeerId]) -> tuple[PeerId, ...]:
@@ -150,7 +165,7 @@ def is_final(
     for seen in sealed:
         if seen.kind is Kind.SEAL:
             by_attempt.setdefault(seen.attempt, set()).add(seen.sender)
-    roster = position.final.roster
+    roster = position.voting
     return any(has_quorum(roster, peers, trust=trust) for peers in by_attempt.values())
 
 

@@ -47,6 +47,11 @@ class Fates:
         """Whether a resync left that round behind: what it gave belongs to weights long gone."""
         return self._is_astray or round_index < self.since
 
+    @property
+    def is_astray(self) -> bool:
+        """Whether the trainer works for a round of a branch that was left, and has not heard it."""
+        return self._is_astray
+
     def contributed(self, basis: bytes) -> None:
         """What the trainer made is for the round behind that seal, which is under way, if only
         again: a branch that was left came back."""

@@ -63,7 +63,8 @@ class Meeting:
         self._final = b""
 
     def heard(self, peer: PeerId, final: int, head: bytes, *, now_s: float) -> bool:
-        """A heartbeat told where its sender stands; whether that is new."""
+        """A heartbeat told where its sender stands; whether that is new. An empty `head` stands for
+        its last final seal, whichever that is."""
         known = self._peers.get(peer)
         is_new = known is None or known.final != final or known.head != head
         if is_new:
@@ -77,7 +78,7 @@ class Meeting:
         own, final = standing.head.value.digest, standing.final.value
         return any(
             known.final == final.round
-            and known.head not in (own, final.digest)
+            and known.head not in (own, final.digest, b"")
             and known.head not in self._paths
             and now_s < known.since_s + WAIT_S
             for known in self._peers.values()
@@ -100,10 +101,13 @@ class Meeting:
         final = standing.final.value
         own = standing.head.value.digest
         is_calm = own == final.digest and all(
-            known.head == own for known in self._peers.values() if known.final == final.round
+            (known.head or own) == own
+            for known in self._peers.values()
+            if known.final == final.round
         )
         for peer, known in sorted(self._peers.items()) if not is_calm else ():
-            if known.final != final.round or known.is_told or known.head == own:
+            is_there = (known.head or final.digest) == own
+            if known.final != final.round or known.is_told or is_there:
                 continue
             wait_s = 0.0 if own == final.digest else ASK_AFTER_S
             is_due = now_s >= (
@@ -134,17 +138,17 @@ class Meeting:
                 # It changed its branch meanwhile, or two answers overtook each other.
                 known.arriving = []
                 return
-            _check_link(link, last, final, self._signer)
+            _check_link(link, last, standing, self._signer)
             known.arriving.append(link)
             if len(known.arriving) > limits.BRANCH_ROUNDS_MAX:
                 raise ProofError("a branch that is too long")
         if frame.seals:
             return
         if frame.lock:
-            self._locks.add(_lock_of(frame.lock, final, self._signer))
+            self._locks.add(_lock_of(frame.lock, standing, self._signer))
         path = tuple(known.arriving)
         head = path[-1].value.digest if path else final.digest
-        if head != known.head:
+        if head != (known.head or final.digest):
             return  # An older answer, or its last piece alone.
         if len(self._paths) < PATHS_MAX:
             self._paths[head] = path
@@ -165,7 +169,7 @@ class Meeting:
                 self._paths[rest[-1].value.digest if rest else final.digest] = rest
         for known in self._peers.values():
             known.arriving = []
-            known.is_told = known.is_told and known.head in self._paths
+            known.is_told = known.is_told and (known.head or final.digest) in self._paths
 
     def choose(self, standing: Standing) -> Path | None:
         """The seals to stand on behind the final one; None where nobody knows better.
@@ -173,11 +177,12 @@ class Meeting:
         Only those count who are linked: what nobody in reach stands on can be had from nobody.
         """
         final, own = standing.final.value, tuple(standing.branch)
-        heads = {
-            known.head
+        stands = {
+            known.head or final.digest
             for known in self._peers.values()
-            if known.final == final.round and known.head in self._paths
+            if known.final == final.round
         }
+        heads = stands & self._paths.keys()
         target = own + standing.ahead
         if not heads and not standing.ahead:
             return None
@@ -201,15 +206,17 @@ def _own_locks(standing: Standing) -> Iterable[Lock]:
     for message in standing.base.ballots.locks(standing.base.before):
         body = decode_message(message.encoded)[1]
         assert isinstance(body, Seal)
-        yield Lock(standing.base.basis, message.slot.attempt, body.list_digest)
+        yield Lock(standing.base.before, message.slot.attempt, body.list_digest)
 
 
-def _check_link(link: SealCertificate, last: SealValue, final: SealValue, signer: Signer) -> None:
+def _check_link(link: SealCertificate, last: SealValue, standing: Standing, signer: Signer) -> None:
     """Raise ProofError unless `link` is a provisional seal on `last`, by seats of that branch."""
-    value = link.value
+    value, base = link.value, standing.base
+    basis = last.before if base.is_overlapped else last.digest
+    seats = base.member_set | standing.final.value.roster.member_set | last.roster.member_set
     if (value.run, value.shard) != (last.run, last.shard):
         raise ProofError("a branch of another run or shard")
-    if value.basis != last.digest:
+    if value.basis != basis:
         raise ProofError("a provisional seal whose roster another seal named")
     if value.round != last.round + 1 or not link.seals:
         raise ProofError(f"a provisional seal of round {value.round} that nobody sealed")
@@ -217,25 +224,25 @@ def _check_link(link: SealCertificate, last: SealValue, final: SealValue, signer
     for data in link.seals:
         message, body = _decoded(data)
         slot = message.slot
-        is_place = (slot.kind, slot.basis, slot.subject) == (Kind.PSEAL, last.digest, last.digest)
+        is_place = (slot.kind, slot.basis, slot.subject) == (Kind.PSEAL, basis, last.digest)
         if not is_place or not isinstance(body, Seal) or body.value != value.digest:
             raise ProofError("a provisional seal with another PSEAL")
         if not is_signed(message, signer):
             raise ProofError("a PSEAL that its sender did not sign")
-        is_seated |= message.sender in final.roster.member_set | last.roster.member_set
+        is_seated |= message.sender in seats
     if not is_seated:
         raise ProofError("PSEALs of nobody who has a seat")
 
 
-def _lock_of(data: bytes, final: SealValue, signer: Signer) -> Lock:
+def _lock_of(data: bytes, standing: Standing, signer: Signer) -> Lock:
     message, body = _decoded(data)
-    slot = message.slot
-    is_place = (slot.kind, slot.basis, slot.subject) == (Kind.SEAL, final.digest, final.digest)
-    is_seal = is_place and isinstance(body, Seal) and message.sender in final.roster.member_set
+    slot, base = message.slot, standing.base
+    is_place = (slot.kind, slot.basis, slot.subject) == (Kind.SEAL, base.basis, base.before)
+    is_seal = is_place and isinstance(body, Seal) and message.sender in base.member_set
     if not is_seal or not is_signed(message, signer):
         raise ProofError("a lock that is no SEAL of a member")
     assert isinstance(body, Seal)
-    return Lock(final.digest, slot.attempt, body.list_digest)
+    return Lock(base.before, slot.attempt, body.list_digest)
 
 
 def _decoded(data: bytes) -> tuple[SignedMessage, Body]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from node.rules.branches import Opening, Position, next_round, provisional_sealers
 from node.rules.round_config import RoundConfig
 from protocol.identity import PeerId
-from protocol.messages import SealValue
+from protocol.messages import Roster
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class Reach:
         An ordinary round whose quorum is out of reach waits for it.
         """
         ordinary = Opening(position.final, is_provisional=False)
-        if self.has_all(position.final, suspects):
+        if self.has_all(position.voting, suspects):
             return ordinary, frozenset()
-        known = {*position.final.roster.members, *position.head.roster.members, self.me}
+        known = {*position.voting.members, *position.seated.members, self.me}
         reachable = known - (set(suspects) - {self.me})
         opening = next_round(
             position, reachable, trust=self.config.trust, survive=self.config.survive
@@ -46,18 +46,19 @@ class Reach:
             return ordinary, frozenset()
         return opening, frozenset(provisional_sealers(position, reachable))
 
-    def has_all(self, final: SealValue, suspects: Collection[PeerId]) -> bool:
+    def has_all(self, roster: Roster, suspects: Collection[PeerId]) -> bool:
         """Whether the round is an ordinary one without another look, as nearly always: every voter
-        of the last final seal is in reach, or nobody may branch."""
+        of the round that is final next is in reach, or nobody may branch."""
         if self.config.may_branch:
-            if not final.roster.voter_set.isdisjoint(suspects):
+            if not roster.voter_set.isdisjoint(suspects):
                 return False
             self.lost_s = None
         return True
 
-    def has_member(self, head: SealValue, suspects: Collection[PeerId]) -> bool:
-        """Whether that head names anybody in reach; who stood on another would leave it at once."""
-        return any(peer == self.me or peer not in suspects for peer in head.roster.members)
+    def has_member(self, roster: Roster, suspects: Collection[PeerId]) -> bool:
+        """Whether anybody in reach has a seat there; who went on to a round in which nobody has one
+        would leave it at once."""
+        return any(peer == self.me or peer not in suspects for peer in roster.members)
 
     @property
     def due_s(self) -> float:

@@ -68,7 +68,7 @@ class RoundState:
         """The own SEAL of the last final seal, of whatever attempt; empty if there is none."""
         base = self._new_view(head, head.value, now_s, before=head.value)
         self.standing = Standing(head, [base])
-        self._open_beside(now_s)
+        self._open_beside(now_s, b"")
         self.view = self.standing.base
         self.previous: RoundView | None = None
         self.audits: Audits | None = None
@@ -212,10 +212,12 @@ class RoundState:
         """What may be of a round whose seal is not here yet; whether it can be filed only then.
 
         So is a SEAL of the round beside this one (R5): whoever signed it has the seal before it.
+        Where there are branches it is filed: that seal may be another one than the next here.
         """
         slot, lag = entry.message.slot, self.config.clock.lag
         on = self.standing.on(slot.basis)
         is_sealed = on is not None and on.is_beside and slot.kind is Kind.SEAL
+        is_sealed &= not self.config.may_branch
         if on is not None and not is_sealed:
             return False
         top = self.standing.top
@@ -287,14 +289,16 @@ class RoundState:
             refill(view, self._restart, now_s=now_s)
         return view
 
-    def _open_beside(self, now_s: float) -> None:
+    def _open_beside(self, now_s: float, own_seal: bytes) -> None:
         """R5: open the round behind the next one; its own SEAL to show is that of the head."""
         standing, clock = self.standing, self.config.clock
-        head, standing.beside = standing.final, None
+        head, standing.beside = standing.head, None
         is_last = head.value.clock.ends_run or head.value.round + clock.lag > clock.rounds
         if clock.lag > 1 and not is_last:
-            standing.beside = self._new_view(head, head.value, now_s, before=None)
-            standing.beside.own_seal = self._own_seal
+            standing.beside = standing.returned(head.value.digest) or self._new_view(
+                head, standing.base.final, now_s, before=None
+            )
+            standing.beside.own_seal = own_seal
         self._agenda.beside = standing.beside
 
     def _sign(

@@ -8,7 +8,10 @@ from node.rules.ballots import Entry
 from node.rules.restart import Restart, own_seal, recall_results
 from node.rules.round_state import RoundState
 from node.rules.round_view import RoundView
+from protocol.identity import PeerId
 from protocol.messages import Kind, Seal, SealCertificate, SealValue, decode_message
+
+_NOBODY: frozenset[PeerId] = frozenset()
 
 
 class RoundSteps(RoundState):
@@ -33,7 +36,9 @@ class RoundSteps(RoundState):
             head,
             lambda link: self._new_view(link, link.value, now_s, before=before or link.value),
         )
-        self._open_beside(now_s)
+        if self.standing.base.is_beside:
+            self.standing.base.empties()
+        self._go_on(head, b"", now_s)
         self.view, self.previous = self.standing.base, None
         # Who left meanwhile is gone; who came back since has not said that it leaves again.
         self._left.clear()
@@ -74,9 +79,19 @@ class RoundSteps(RoundState):
             before = self.standing.top
             before.applied[link.value.list_digest] = link.value.root
             self.standing.advance(
-                link, partial(self._new_view, final=final, now_s=now_s, before=before.head)
+                link, partial(self._new_view, final=before.final, now_s=now_s, before=before.head)
             )
-            self.standing.top.own_seal = own_seal(restart, link.value, me)
+            self._go_on(link, own_seal(restart, link.value, me), now_s)
+
+    def _go_on(self, link: SealCertificate, own_seal: bytes, now_s: float) -> None:
+        """R5: the round beside that of this seal stands on it now, and another one is opened."""
+        if self.standing.top.is_beside:
+            self.standing.top.stands(link.value, now_s)
+        self._open_beside(now_s, own_seal)
+        named = self.standing.on(link.value.digest)
+        if named is not None:
+            # The next COMMIT there carries the own SEAL of the seal that names the round (R1).
+            named.own_seal = own_seal
 
     def _sign_seal(self, kind: Kind, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
         # Not the GRAMs: the result that they led to is on the disk, and they are large.
@@ -87,24 +102,17 @@ class RoundSteps(RoundState):
 
     def _adopt(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
         """A round is final, and it is not the one of the own branch, if there is one."""
-        yield from self._fall_back()
+        yield from self._fall_back(now_s)
         view, value = self.standing.base, certificate.value
         yield from self._late_seal(view, value)
         was_listed, before = view.is_listed_in(value), self.standing.final.value
-        own_seal_before, self._own_seal = self._own_seal, view.own_seal_of(value)
+        self._own_seal = view.own_seal_of(value)
         self.previous = view
-        beside = self.standing.beside
         self.standing.adopt(
-            certificate,
-            lambda link: beside or self._new_view(link, link.value, now_s, before=before),
+            certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
         )
-        if beside is not None:
-            beside.stands(value, now_s)
-        self._open_beside(now_s)
+        self._go_on(certificate, self._own_seal, now_s)
         self.view = self.standing.base
-        # The next COMMIT carries the own SEAL of the seal that names its round (R1).
-        is_named = self.view.named_by is None
-        self.view.own_seal = self._own_seal if is_named else own_seal_before
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)
         self._left &= set(value.roster.members)
@@ -118,9 +126,10 @@ class RoundSteps(RoundState):
         yield from self._late_seal(view, value)
         self.previous = view
         self.standing.confirm(certificate)
-        self.view = self.standing.base
-        if not self.view.own_commit:
-            self.view.own_seal = view.own_seal_of(value)
+        self.view, self._own_seal = self.standing.base, view.own_seal_of(value)
+        named = self.standing.on(value.digest)
+        if named is not None and not named.own_commit:
+            named.own_seal = self._own_seal
         self._forget_restart()
         self._agenda.disturb()
         found = [view.ballots.find(digest) for digest in value.commits]
@@ -159,26 +168,42 @@ class RoundSteps(RoundState):
             # Who follows others has to have the receipts when the round becomes final.
             found = [view.ballots.find(digest) for digest in value.commits]
             yield ev.RecordProof(tuple(entry.message for entry in found if entry))
-        was_listed, final = view.is_listed_in(value), self.standing.final.value
+        was_listed, final = view.is_listed_in(value), view.final
         self.standing.advance(link, lambda one: self._new_view(one, final, now_s, before=view.head))
-        if view is not self.standing.base:
-            view.parts.clear()  # They are not kept; those of the round that is final next are.
+        shared = self.standing.shared
+        if not any(view is one for one in shared):
+            view.parts.clear()  # They are not kept; those of rounds that final seals name are.
+        self._go_on(link, own, now_s)
         self.view = self.standing.top
-        self.view.own_seal = own
-        self.view.suspect(self._suspects, self.convicted)
-        kept = frozenset(commit.root for _, _, commit in self.standing.base.commits())
+        for each in self.standing.worked_for:
+            each.suspect(self._suspects, self.convicted)
+        kept = frozenset(commit.root for one in shared for _, _, commit in one.commits())
         yield ev.Advance(link, was_listed, kept, view.is_doubtful(value))
         yield from self._hear_early(view, now_s)
 
-    def _fall_back(self) -> Iterator[ev.RoundAction]:
+    def _fall_back(self, now_s: float) -> Iterator[ev.RoundAction]:
         """Give the own branch up; what is final stays."""
         standing = self.standing
         if standing.branch:
             lost = standing.head
-            standing.fall_back()
-            self.view = standing.base
+            for view in standing.fall_back():
+                if view.is_provisional:
+                    view.elect(_NOBODY)
+                    if view.opened_s is not None:
+                        # PVOTEs of this attempt may be out: a VOTE is of a later one.
+                        self._enter(view, view.attempt + 1, now_s)
+            if standing.base.is_overlapped:
+                self._left_uncommitted()
+            self.view, self._agenda.beside = standing.base, standing.beside
             self._agenda.disturb()
             yield ev.FallBack(standing.final, lost)
+
+    def _left_uncommitted(self) -> None:
+        """What the trainer gave for rounds that are under way again, and no COMMIT binds, was made
+        behind others whose outcome is open again: it gives something else (R6)."""
+        for view in self.standing.worked_for:
+            if not view.own_commit:
+                view.contribution = None
 
     def _hear_early(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         for entry in view.early.values():

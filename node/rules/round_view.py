@@ -39,8 +39,9 @@ class RoundView(Holding):
     the same. None stands for `head` itself. Of a round that `is_beside` the one before it the seal
     before is not there yet: `head` is the one that names it, until it is told where it `stands`.
 
-    `final` is the last final seal: `head` itself, or on a branch one before it (R4). Its voters
-    seal where the round is provisional; `may_branch` says whether it may be that. `basis` is the
+    `final` is the seal that names the round which is final next: `head` itself, or on a branch one
+    before it (R4), with two rounds in flight the one before that. Its voters seal where the round
+    is provisional; `may_branch` says whether it may be that. `basis` is the
     digest of the seal that names the round, `before` of `head`, which this round's own seal names;
     `members`, ascending, may contribute, `electorate` votes; `expected` are the members whom this
     node does not suspect, itself always; `pushed_among` those who were expected when the own parts
@@ -160,6 +161,12 @@ class RoundView(Holding):
         """Whether this node has a say here: on a branch a voter need not be a member."""
         return self.is_member or self.is_voter
 
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether two rounds are in flight (R5): then seals of several branches may stand before
+        this one, and it is one round all the same."""
+        return self.is_beside or self.named_by is not None
+
     def may_speak(self, peer: PeerId) -> bool:
         """Whether that peer may be one whom a provisional round needs."""
         return peer in self.member_set or peer in self.final.roster.member_set
@@ -178,9 +185,30 @@ class RoundView(Holding):
         self.before = head.digest
         self.progress_s = now_s
 
+    def leaves(self) -> None:
+        """The seal that it stood on is given up (R4): this round is beside that one again (R5).
+
+        What was signed here stays signed. Of another state another step is taken.
+        """
+        assert self.named_by is not None
+        self.head, self.named_by, self.is_beside, self.before = self.named, None, True, b""
+        self.followed, self.bound, self.is_diverged = b"", b"", False
+        self.applied.clear()
+        self.values.clear()
+        self.requested = {request for request in self.requested if request[0] != "apply"}
+
+    def empties(self) -> None:
+        """The store has been emptied: all bytes have to be asked for again."""
+        self.parts.clear()
+        self.results.clear()
+        self.asked.clear()
+        self.applied.clear()
+        self.values.clear()
+        self.requested.clear()
+
     def promote(self) -> None:
         """The seal before is final now: this round decides what is final next."""
-        self.final = self.head
+        self.final = self.named
         self._closers.clear()
 
     def rare(self, name: str) -> bool:

@@ -26,7 +26,8 @@ class Standing:
     ahead: tuple[SealCertificate, ...] = ()
     given_up: dict[bytes, RoundView] = field(default_factory=dict)
     beside: RoundView | None = None
-    """The round behind `base`, where that is under way beside it (R5); never on a branch."""
+    """The round behind `top`, where two are in flight (R5): the head names it, whatever the round
+    before it comes to. So the second round of a branch is the same one on all branches."""
 
     @property
     def base(self) -> RoundView:
@@ -46,7 +47,7 @@ class Standing:
     @property
     def position(self) -> Position:
         """Final seal and head."""
-        return Position(self.final.value, self.head.value)
+        return Position(self.final.value, self.head.value, self.base.named, self.top.named)
 
     @property
     def bound(self) -> bytes:
@@ -79,48 +80,75 @@ class Standing:
         """All views but this one."""
         return (other for other in self.under_way if other is not view)
 
+    @property
+    def shared(self) -> list[RoundView]:
+        """The rounds that final seals name: the same ones on all branches."""
+        return self.views[: 1 + self.base.is_overlapped]
+
     def advance(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Go on from a provisional seal on the head."""
         assert certificate.value.before == self.top.before
         self.branch.append(certificate)
-        is_ahead = self.ahead and self.ahead[0].value.digest == certificate.value.digest
-        self.ahead = self.ahead[1:] if is_ahead else ()
-        self.views.append(self._view(certificate, new_view))
+        self._follow(certificate)
+        self.views.append(self._behind(certificate, new_view))
 
     def confirm(self, certificate: SealCertificate) -> None:
         """The first seal of the branch is final."""
         assert certificate.value.digest == self.branch[0].value.digest
         self.final = certificate
         del self.branch[0], self.views[0]
-        for view in self.views:
-            view.final = certificate.value
         self.base.promote()
+        for view in self.under_way:
+            view.final = self.base.named
         self._forget()
 
-    def fall_back(self) -> None:
-        """Give the branch up."""
-        self.given_up |= {view.basis: view for view in self.views[1:]}
+    def fall_back(self) -> list[RoundView]:
+        """Give the branch up; the rounds that stood on seals of it, and stand on none now (R5)."""
+        left = self.views[1:]
+        floating = left if self.base.is_overlapped else []
+        for view in floating:
+            view.leaves()
+        if self.beside is not None and self.branch:
+            left = [*left, self.beside]
+        if floating:
+            # The last final seal names it, too: it is under way beside the next one again.
+            self.beside = left.pop(0)
+        self.given_up |= {view.basis: view for view in left}
         del self.branch[:], self.views[1:]
         self.ahead = ()
+        return floating
 
     def adopt(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Stand on another final seal; there is no branch."""
         assert not self.branch
-        is_ahead = self.ahead and self.ahead[0].value.digest == certificate.value.digest
-        self.ahead = self.ahead[1:] if is_ahead else ()
+        self._follow(certificate)
         self.final = certificate
-        self.views = [self._view(certificate, new_view)]
+        self.views = [self._behind(certificate, new_view)]
         self.base.promote()
         self._forget()
 
-    def _view(self, certificate: SealCertificate, new_view: NewView) -> RoundView:
-        view = self.given_up.pop(certificate.value.digest, None)
-        if view is None:
-            return new_view(certificate)
-        view.final, view.followed, view.is_diverged = self.final.value, b"", False
-        # Contributions of rounds that were left are not kept: here they have to be asked for again.
-        view.parts.clear()
-        view.asked.clear()
+    def _follow(self, certificate: SealCertificate) -> None:
+        is_ahead = self.ahead and self.ahead[0].value.digest == certificate.value.digest
+        self.ahead = self.ahead[1:] if is_ahead else ()
+
+    def _behind(self, certificate: SealCertificate, new_view: NewView) -> RoundView:
+        """The round behind a seal: the one that it names, which may come back; or with two in
+        flight that which was beside the round before (R5)."""
+        beside, self.beside = self.beside, None
+        value = certificate.value
+        basis = value.before if self.base.is_overlapped else value.digest
+        if beside is not None and beside.basis == basis:
+            return beside
+        return self.returned(basis) or new_view(certificate)
+
+    def returned(self, basis: bytes) -> RoundView | None:
+        """The view of a round that was left, and comes back."""
+        view = self.given_up.pop(basis, None)
+        if view is not None:
+            view.final, view.followed, view.is_diverged = self.base.named, b"", False
+            # Contributions of rounds that were left are not kept: they have to be asked for again.
+            view.parts.clear()
+            view.asked.clear()
         return view
 
     def _forget(self) -> None:

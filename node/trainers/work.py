@@ -68,6 +68,10 @@ class TrainerWork:
         self._wanted: Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
+        self._is_stale = False
+        """Whether what was wanted last is of a branch that was left (R4)."""
+        self._is_lost = False
+        """Whether a branch was left since the round in hand began: its residual may be of that."""
         self._taken: Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()
@@ -104,11 +108,17 @@ class TrainerWork:
     def train(self, action: ev.Train, anchor_N: NDArray[np.float32]) -> None:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
+        self._is_stale = False
         anchor_N = anchor_N if self._bent_N is None else self._bent_N
         self._wanted, self._bent_N = Wanted(action, anchor_N), None
         if self._audits is not None:
             self._audits.close_rounds()
         self._changed.set()
+
+    def fell_back(self) -> None:
+        """R4: the branch is left. With two rounds in flight more than one may have been wanted
+        since the trainer began with the one in hand (R5)."""
+        self._is_stale = self._is_lost = self._lag > 1
 
     async def audit(self, task: ev.Rerun) -> None:
         """Have a segment of somebody's round run again."""
@@ -181,7 +191,8 @@ class TrainerWork:
             raise TrainerError(f"the trainer contributes to fragment {fragment} in that round")
         assert self._taken is not None
         basis = self._taken.basis
-        if any(basis == view.basis for view in parts.core.machine.standing.worked_for):
+        rounds = parts.core.machine.standing.worked_for
+        if not self._is_lost and any(basis == view.basis for view in rounds):
             self._fates.contributed(basis)
             given = contribution.payloads
             bend = partial(parts.hooks.contribution, given, parts.store, fragment)
@@ -227,7 +238,7 @@ class TrainerWork:
             await self._changed.wait()
             self._changed = trio.Event()
             wanted = self._wanted
-            if wanted is None or wanted is self._taken:
+            if self._is_stale or wanted is None or wanted is self._taken:
                 continue
             if self._lag > 1 and self._round >= 0:
                 await self._settle(trainer, wanted)
@@ -243,9 +254,15 @@ class TrainerWork:
         elif self._lag == 1:
             if self._is_open:
                 await self._deliver(trainer, wanted)
-        # R5: rounds never go back there, whatever a resync wants again.
-        elif self._is_open and wanted.round > self._round:
+        # R5: rounds never go back there, whatever a resync wants again, but where a branch is left.
+        elif self._is_open and (wanted.round > self._round or self._has_left(wanted)):
             await self._proceed(trainer, wanted)
+
+    def _has_left(self, wanted: Wanted) -> bool:
+        """R4: whether the round that the trainer works for is of a branch that was left."""
+        assert self._taken is not None
+        is_other = self._round > wanted.sealed and self._taken.basis not in wanted.action.bases
+        return self._is_lost or is_other
 
     async def _start(self, trainer: Trainer, wanted: Wanted) -> None:
         fates, self._round, self._taken = self._fates, wanted.round, wanted
@@ -257,6 +274,7 @@ class TrainerWork:
             listed=fates.listed,
             members=wanted.num_members,
             validate=self._validates(wanted),
+            bases=wanted.action.bases if self._lag > 1 else (),
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
@@ -275,16 +293,19 @@ class TrainerWork:
 
     async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: tell what became of rounds that are over, whatever the trainer works for by now."""
-        while self._in_flight and self._in_flight[0] <= wanted.sealed:
+        is_left = self._has_left(wanted)
+        while self._in_flight and (is_left or self._in_flight[0] <= wanted.sealed):
             contributed, is_new = self._in_flight.popleft(), wanted.sealed > self._told
-            # Not `is_behind`: what was handed in for the round under way may be sealed yet.
-            is_resync = contributed < self._fates.since
+            # Not `is_behind`: what was handed in for the round under way may be sealed yet, unless
+            # it stood on a branch that was left (R4).
+            is_resync = is_left or contributed < self._fates.since
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
 
     async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
         self._taken, self._round, self._is_open = wanted, wanted.round, False
+        self._is_lost = False
         others = self._changed_since_told(wanted)
         turn = Turn(
             clock=self._clock(wanted),
@@ -327,7 +348,9 @@ class TrainerWork:
         clock = run_clock(wanted.action.certificate)
         in_flight = wanted.round - clock.round
         steps = self._config.manifest.inner.inner_steps * in_flight
-        return replace(clock, round=wanted.round, step=clock.step + steps)
+        # With one in flight an anchor names the round as well (R4).
+        basis = wanted.basis if self._lag > 1 else b""
+        return replace(clock, round=wanted.round, step=clock.step + steps, basis=basis)
 
     def _lease(self, wanted: Wanted) -> Lease:
         """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""

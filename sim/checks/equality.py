@@ -41,7 +41,7 @@ class Equality:
                 value = certificate.value
                 if root != value.root:
                     yield f"goes on from round {value.round} with a state that was not sealed"
-                yield from self._compare((value.basis, value.list_digest), value.digest, root)
+                yield from self._compare((value.before, value.list_digest), value.digest, root)
             case Synced(certificate=certificate, root=root):
                 if root != certificate.value.root:
                     yield f"fetched a state of round {certificate.value.round} that was not sealed"
@@ -60,7 +60,8 @@ class Equality:
             return
         slot, body = said.message.slot, said.body
         assert isinstance(body, Seal)
-        place = (slot.basis, body.list_digest)
+        # With two rounds in flight the same LIST may be sealed on several branches (R4, R5).
+        place = (slot.subject, body.list_digest)
         self._sealed.setdefault(place, (body.value, body.root, record.peer))
         yield from self._compare(place, body.value, body.root)
 

@@ -66,6 +66,17 @@ RUNNING_LARGE: dict[str, BranchSpan] = {
 }
 """Up to a few minutes each; the last ones are not seen to their end."""
 
+IN_FLIGHT = partial(BRISK, rounds=2, ahead=2, lag=2, fragment_cells=(1, 1))
+
+RUNNING_IN_FLIGHT: dict[str, BranchSpan] = {
+    "2 voters, 2 rounds in flight, 2 changes": IN_FLIGHT(voters=2, every=20),
+    "2 voters, 2 rounds in flight on 1 fragment": IN_FLIGHT(
+        voters=2, fragment_cells=(1,), changes=1, restarts=1, every=50
+    ),
+    "1 voter, 1 member, 2 rounds in flight": IN_FLIGHT(voters=1, members=1, every=50),
+}
+"""The same with two rounds in flight (R5), seen to their end in a minute or two each."""
+
 UNLIKE = BranchSpan(
     voters=3,
     rounds=3,

@@ -28,7 +28,8 @@ class BranchSpan:
     how finely news may be lost: whole or not at all, without SEALs, without VOTEs. Who `is_brisk`
     trains and gets bytes at once, and hears all of its side at a time. Deadlines pass only if
     `is_late`, heartbeats come without an answer only if `is_unanswered`. L1 is asked of every
-    `every`-th state; 0 for never. Without `rules` only what is promised is asked for.
+    `every`-th state; 0 for never. Without `rules` only what is promised is asked for. With `lag` 2
+    two rounds are in flight (R5), on fragments of so many cells.
     """
 
     voters: int
@@ -45,6 +46,8 @@ class BranchSpan:
     is_unanswered: bool = False
     every: int = 0
     rules: bool = True
+    lag: int = 1
+    fragment_cells: tuple[int, ...] = (1,)
 
 
 Move = tuple[str, tuple[Deed, ...]]
@@ -84,9 +87,8 @@ class BranchMoves:
     def training(self, number: int) -> Iterator[Move]:
         """Its trainer is through."""
         standing = self._peers.at(number).machine.standing
-        top = standing.top
-        is_on = top.index <= self._last_round and len(standing.branch) < self._span.ahead
-        if top.is_member and top.contribution is None and is_on:
+        is_on = len(standing.branch) < self._span.ahead
+        if is_on and any(is_trained_for(view, self._last_round) for view in standing.worked_for):
             yield "has trained", (("contribute",),)
 
     def between(self, number: int, other: int) -> list[Move]:
@@ -101,7 +103,8 @@ class BranchMoves:
         machine, theirs = peer.machine, giver.machine
         name = self._names[theirs.view.me]
         if machine.is_asking:
-            status: Deed = ("status", theirs.view.me, theirs.standing.top.may_be_open)
+            may_be_open = theirs.standing.top.may_be_open + self._span.lag - 1
+            status: Deed = ("status", theirs.view.me, may_be_open)
             yield f"hears the STATUS of {name}", (status,)
         if len(giver.chain) > len(peer.chain):
             yield f"catches up with {name}", (("catch up", other),)
@@ -148,9 +151,9 @@ class BranchMoves:
         """What somebody of the side has, and the peer sums."""
         peer = self._peers.at(number)
         givers = [self._peers.at(other) for other in side]
-        view = peer.machine.view
         parts: list[Deed] = [
             ("part", commit, cell)
+            for view in peer.machine._worked_in
             for piece in view.own_slices()
             for _, commit, _ in view.commits()
             for cell in view.missing_parts(commit, piece)
@@ -165,7 +168,7 @@ class BranchMoves:
         givers = [self._peers.at(other) for other in side]
         results = [
             digest
-            for one in peer.machine.standing.views
+            for one in peer.machine.standing.under_way
             for digest in _wanted(one)
             if all(
                 any(g.holds(Bulk.RESULT, digest, c) for g in givers)
@@ -176,10 +179,15 @@ class BranchMoves:
             yield "gets the results", tuple(("cells", digest) for digest in results)
 
 
+def is_trained_for(view: RoundView, last_round: int) -> bool:
+    """Whether the own trainer has still to give something for that round."""
+    return view.is_member and view.contribution is None and view.index <= last_round
+
+
 def _wanted(view: RoundView) -> Iterator[bytes]:
     """LISTs whose results a peer asks for: certified ones, and the one that it follows."""
     digests = [digest for digest, _ in view.ballots.certified_lists()]
-    sealed = view.ballots.sealed(view.basis)
+    sealed = view.ballots.sealed(view.before)
     if view.followed:
         digests.append(view.followed)
     if sealed is not None:

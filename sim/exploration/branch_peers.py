@@ -61,7 +61,7 @@ class BranchPeer(Peer):
                 self.steps[digest] = (view.head.root, is_empty)
                 if not is_empty:
                     self.results.add(digest)
-                yield ev.Applied(digest, self._taken(digest))
+                yield ev.Applied(digest, self._taken(digest), view.head.root)
             case ev.Adopt(certificate=certificate, was_listed=was_listed):
                 self._judge_outcome(certificate.value, was_listed)
                 self.state = self.final = self._taken(certificate.value.list_digest)
@@ -142,7 +142,7 @@ class BranchPeer(Peer):
         else:
             self.chain, self.branch = other.chain, ()
             self.state = self.final = links[-1].value.root
-            self.machine.reset(links[-1], now_s=self.now_s)
+            self.machine.reset(links[-1], now_s=self.now_s, before=other.chain[-2].value)
             self.adopted += links
         self._look()
         self.tell(ev.Tick())
@@ -167,9 +167,10 @@ class BranchPeer(Peer):
 
     def contribute(self) -> None:
         """The trainer hands over what it made on the anchor in the store."""
-        top = self.machine.standing.top
-        made = contributed(top.me, top.index, top.num_cells, top.basis.hex())
-        self.tell(replace(made, basis=top.basis))
+        rounds = self.machine.standing.worked_for
+        view = next(one for one in rounds if one.is_member and one.contribution is None)
+        made = contributed(view.me, view.index, view.num_cells, view.basis.hex())
+        self.tell(replace(made, basis=view.basis))
 
     def restart(self, *, is_lost: bool = False) -> None:
         """R12: killed, and started again from what is on the disk."""
@@ -210,7 +211,8 @@ class BranchPeer(Peer):
             return "I1: the branch on the disk is another one"
         if self.chain[-1].value.digest != standing.final.value.digest:
             return "I1: the chain on the disk ends with another seal"
-        path = [*self.chain, *self.branch]
+        # With two rounds in flight the first one only stands for what came before (R5).
+        path = [*self.chain[self.machine.config.clock.lag - 1 :], *self.branch]
         for before, link in pairwise(path):
             if link.value.before != before.value.digest:
                 return "S5: a seal stands on another one than the one before it"
@@ -257,8 +259,10 @@ class BranchPeers(Peers):
     def fresh(self, peer: PeerId, head: SealCertificate) -> BranchPeer:
         """See Peers."""
         signer, root = KeyedHashSigner(peer), head.value.root
-        machine = RoundMachine(self.config, signer, head, now_s=0.0)
-        return BranchPeer(machine, (head,), meeting=Meeting(signer), state=root, final=root)
+        plain = Peers.fresh(self, peer, head)
+        return BranchPeer(
+            plain.machine, plain.chain, meeting=Meeting(signer), state=root, final=root
+        )
 
     def _work_out(self, number: int, deeds: Iterable[Deed]) -> tuple[int, Effect]:
         peer = fork(self.at(number))

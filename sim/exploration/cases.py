@@ -166,6 +166,7 @@ def cases() -> Iterator[Case]:
     for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
         yield Case("branches", name, partial(model, bounds))
     running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
+    running |= branch_cases.RUNNING_IN_FLIGHT
     for name, span in running.items():
         yield Case("running", name, partial(RunningBranches, span))
     yield Case(

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from protocol.identity import PeerId
 from protocol.messages import Kind
-from sim.exploration.branch_moves import BranchMoves, BranchSpan, Move
+from sim.exploration.branch_moves import BranchMoves, BranchSpan, Move, is_trained_for
 from sim.exploration.branch_peers import BranchPeers, branching
 from sim.exploration.branch_state import groups, partitions
 from sim.exploration.peers import Deed, Effect
 from sim.exploration.post import Post
 from sim.exploration.table import Table
+from sim.exploration.toys import toy_config
 from sim.explorer import Later
 
 _OTHER_KIND = {Kind.VOTE: Kind.PVOTE, Kind.PVOTE: Kind.VOTE}
@@ -44,10 +45,17 @@ class RunningBranches:
 
     def __init__(self, span: BranchSpan, before: Iterable[str] = ()) -> None:
         self.span = span
-        self.table = Table(voters=span.voters, helpers=0, members=span.members)
+        cells = span.fragment_cells
+        self.table = Table(
+            voters=span.voters, helpers=0, members=span.members, fragment_cells=cells
+        )
+        self.table.config = toy_config(*cells, lag=span.lag)
         head = self.table.head
         self.post = Post()
         self.post.rosters[head.value.digest] = head.value.roster
+        if span.lag > 1:
+            self.post.rosters[head.value.before] = head.value.roster
+            self.post.starts.add(head.value.digest)
         self.peers = BranchPeers(self.post, branching(self.table.config))
         self._ids = [*self.table.voters, *self.table.members]
         self._seats = range(len(self._ids))
@@ -228,10 +236,9 @@ class RunningBranches:
     def _kind_deeds(self, state: State, seat: int, until: int) -> Iterator[Move]:
         number, lost = state.peers[seat], self._lost(state, seat)
         peer = self.peers.at(number)
-        top = peer.machine.standing.top
         if peer.machine._suspects != lost:
             yield "", (("notice", *sorted(lost)),)
-        if top.is_member and top.contribution is None and top.index <= until:
+        if any(is_trained_for(view, until) for view in peer.machine.standing.worked_for):
             yield "", (("contribute",),)
         others = [state.peers[other] for other in self._side(state, seat)]
         for other in others:

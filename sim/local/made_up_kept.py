@@ -20,7 +20,7 @@ class Kept:
 
     `before` are the residuals of all fragments, `after_N` that of its own behind the round.
     `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
-    round began from, where that is not the newest anchor.
+    round began from, where that is not the newest anchor. `basis` is the RunClock's.
     """
 
     round: int
@@ -29,6 +29,7 @@ class Kept:
     after_N: Vector | None
     pending: tuple[tuple[int, Vector | None], ...] = ()
     begun_N: Vector | None = None
+    basis: bytes = b""
 
 
 def anchor_digest(anchor_N: Vector) -> bytes:
@@ -43,14 +44,14 @@ def packed(kept: Kept) -> bytes:
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
         for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
     ]
-    body: bytes = msgpack.packb([kept.round, kept.anchor, rounds, *vectors])
+    body: bytes = msgpack.packb([kept.round, kept.anchor, kept.basis, rounds, *vectors])
     return body
 
 
 def kept_at(path: Path) -> Kept | None:
     """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
     try:
-        round_index, anchor, rounds, *vectors = msgpack.unpackb(
+        round_index, anchor, basis, rounds, *vectors = msgpack.unpackb(
             path.read_bytes(), max_bin_len=2**31 - 1
         )
     except FileNotFoundError:
@@ -66,4 +67,5 @@ def kept_at(path: Path) -> Kept | None:
         after_N=after_N,
         pending=tuple(zip(rounds, afters, strict=True)),
         begun_N=begun_N,
+        basis=basis,
     )

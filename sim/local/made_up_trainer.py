@@ -247,6 +247,7 @@ class MadeUpTrainer:
                     if not one.is_void
                 ),
                 begun_N=begun_N,
+                basis=clock.basis,
             )
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             replace_durably(self._kept, [packed(kept)])
@@ -299,8 +300,10 @@ class MadeUpTrainer:
         is_over = start.since <= kept.round < start.clock.round
         lag = 1 if self._is_delayed else self._manifest.outer.overlap
         is_ahead = start.clock.round <= kept.round < start.clock.round + lag
-        # With a delay the newest version is not the one that it is to, and no branch has another.
+        # With a delay the newest version is not the one that it is to; what names the round is.
         is_same = self._is_delayed or kept.anchor == anchor_digest(anchor_N)
+        if start.bases and kept.basis not in start.bases:
+            is_same = False  # Of a branch that was left (R4).
         if is_over or (is_ahead and is_same):
             self._restore(kept.before)
             if kept.round == start.clock.round:

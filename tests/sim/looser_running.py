@@ -20,6 +20,7 @@ from node.rules.ballots import Ballots, Entry
 from node.rules.branch_tree import Tree
 from node.rules.branches import Lock, Position
 from node.rules.roster import has_quorum
+from node.rules.round_steps import RoundSteps
 from node.rules.round_view import RoundView
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
 from sim.exploration.branch_moves import BranchSpan
@@ -28,6 +29,7 @@ from sim.exploration.running_branches import RunningBranches
 Loosened = AbstractContextManager[Any]
 
 SHIPPED_ADVANCE = RoundMachine._advance
+SHIPPED_FALL_BACK = RoundSteps._fall_back
 SHIPPED_INDEX = Ballots._index
 SHIPPED_SLOT = RoundView.slot
 
@@ -106,6 +108,19 @@ def kinds_share_an_attempt() -> Loosened:
 def restarted_in_the_same_attempt() -> Loosened:
     """Who restarts goes on in the latest attempt in which it signed, provisional or not."""
     return patch.object(node.rules.restart, "_PROVISIONAL", ())
+
+
+@contextmanager
+def left_in_the_same_attempt() -> Iterator[None]:
+    """R5: the round that a branch leaves beside the next one goes on in the attempt in which it was
+    provisional."""
+
+    def fall_back(machine: RoundSteps, now_s: float) -> Iterator[ev.RoundAction]:
+        with patch.object(RoundSteps, "_enter", lambda *_: None):
+            yield from SHIPPED_FALL_BACK(machine, now_s)
+
+    with patch.object(RoundSteps, "_fall_back", fall_back):
+        yield
 
 
 def model_of(span: BranchSpan, before: tuple[str, ...]) -> RunningBranches:

@@ -2,12 +2,13 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from protocol.messages import Seal, decode_message
-from sim.exploration.branch_cases import RUNNING, RUNNING_LARGE, UNLIKE
+from sim.exploration.branch_cases import RUNNING, RUNNING_IN_FLIGHT, RUNNING_LARGE, UNLIKE
 from sim.exploration.branch_moves import BranchSpan
 from sim.exploration.copies import fork
 from sim.exploration.running_branches import RunningBranches
@@ -18,6 +19,7 @@ STATES = {
     "2 voters, 2 changes of links": 479,
     "2 voters, a change, a restart": 460,
 }
+IN_FLIGHT = partial(BranchSpan, is_brisk=True, lag=2, fragment_cells=(1, 1))
 
 
 @pytest.mark.parametrize("name", RUNNING)
@@ -34,6 +36,21 @@ def test_running_machines_keep_their_promises_within_larger_bounds(name):
     found = explore(RunningBranches(RUNNING_LARGE[name]), Bound(states=20_000))
     assert not found.violation, found.trace
     assert found.states > 1500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNNING_IN_FLIGHT)
+def test_running_machines_with_two_rounds_in_flight_keep_their_promises_on_branches(name):
+    found = explore(RunningBranches(RUNNING_IN_FLIGHT[name]), Bound(states=20_000))
+    assert (found.outcome, found.violation, found.trace) == ("exhausted", "", ())
+    assert found.states > 300
+
+
+@pytest.mark.slow
+def test_running_machines_with_two_rounds_in_flight_keep_them_on_random_walks(seed):
+    span = replace(UNLIKE, lag=2, fragment_cells=(1, 1))
+    result = walk(RunningBranches(span), Bound(states=60, depth=60), seed=seed)
+    assert not result.violation, (result.seed, result.trace)
 
 
 def test_running_machines_keep_their_promises_on_random_walks(seed):
@@ -111,6 +128,12 @@ class Recorded(RunningBranches):
             yield *self.done.get(words, (0, ())), following
 
 
+MEETING = (
+    "links become A|B|CDE",
+    "A knows BCDE",
+    "B knows ACDE",
+    "links become AB|CDE",
+)
 BROKEN = [
     pytest.param(
         looser.slots_without_the_branch,
@@ -155,6 +178,27 @@ BROKEN = [
         (),
         ("in a good run: R4: a VOTE and a PVOTE of one peer in one attempt", 3),
         id="a restart stays in its attempt",
+    ),
+    pytest.param(
+        looser.slots_without_the_branch,
+        IN_FLIGHT(voters=2, rounds=3, ahead=3, changes=2, rules=False),
+        (),
+        ("S3: two different COMMIT in one slot", 6),
+        id="6 with two rounds in flight",
+    ),
+    pytest.param(
+        looser.finality_by_the_roster_of_the_branch,
+        IN_FLIGHT(voters=2, rounds=4, ahead=4, changes=1, rules=False),
+        (),
+        ("R5: a SEAL of a round before the one before it is final", 3),
+        id="7 with two rounds in flight",
+    ),
+    pytest.param(
+        looser.left_in_the_same_attempt,
+        IN_FLIGHT(voters=5, rounds=2, ahead=2, changes=2),
+        MEETING,
+        ("R4: a VOTE and a PVOTE of one peer in one attempt", 3),
+        id="the round that a branch leaves beside the next one stays in its attempt",
     ),
 ]
 

@@ -17,7 +17,7 @@ from sim.devices import Device
 from sim.invariants import InvariantBroken
 from sim.links import Link
 from sim.toy_run import toy_run
-from sim.trainer import Learned, SimTrainer
+from sim.trainer import Flight, Learned, SimTrainer
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
@@ -171,10 +171,10 @@ def test_restart_hands_over_the_same_bytes_and_goes_on_from_the_same_version(mom
     def begun():
         trainer, fates = SimTrainer(manifest, learner), Fates()
         fates.hear(train(0))
-        trainer.start(1, anchors[0], LEASE, fates, 0)
+        trainer.start(1, anchors[0], LEASE, fates, Flight(0))
         fates.taken_over(1, 0)
         first = trainer.contribute(random.Random(1))
-        trainer.finish(2, anchors[0], LEASE, fates, 0)
+        trainer.finish(2, anchors[0], LEASE, fates, Flight(0))
         fates.taken_over(2, 0)
         assert trainer.waits_for() == 1
         return trainer, fates, first
@@ -192,7 +192,7 @@ def test_restart_hands_over_the_same_bytes_and_goes_on_from_the_same_version(mom
         other.contribute(random.Random(1))
     fresh, fates = other.restarted(), Fates()
     fates.hear(train(1, listed=True))
-    is_under_way = fresh.start(2, anchors[1], LEASE, fates, 1)
+    is_under_way = fresh.start(2, anchors[1], LEASE, fates, Flight(1))
     assert is_under_way == (moment == "joined")
     assert fresh.contribute(random.Random(1)) == second
 
@@ -210,13 +210,13 @@ def test_who_is_late_begins_the_next_round_where_all_began_it():
 
     trainer, fates = SimTrainer(manifest, learner), Fates()
     fates.hear(train(0))
-    trainer.start(1, anchors[0], LEASE, fates, 0)
+    trainer.start(1, anchors[0], LEASE, fates, Flight(0))
     for sealed in (1, 2, 3):
         if trainer.waits_for() is not None:
             trainer.join(anchors[sealed - 1], sealed - 1, fates)
         trainer.contribute(random.Random(1))
         fates.hear(train(sealed))
-        trainer.finish(sealed + 1, anchors[sealed], LEASE, fates, sealed)
+        trainer.finish(sealed + 1, anchors[sealed], LEASE, fates, Flight(sealed))
         fates.taken_over(sealed + 1, sealed)
     trainer.contribute(random.Random(1))
     assert begun == [float(anchors[index][0]) for index in (0, 0, 1, 2)]

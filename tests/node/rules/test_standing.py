@@ -164,9 +164,9 @@ def test_pseals_make_nothing_final():
         said = voice.say(Kind.PSEAL, body, subject=HEAD.value.digest)
         assert view.ballots.add(entry_of(said)) == "new"
     assert view.ballots.sealed(HEAD.value.digest) is None
-    assert view.ballots.psealed() is None
+    assert view.ballots.psealed(HEAD.value.digest) is None
     view.elect(frozenset({A, B}))
-    sealed = view.ballots.psealed()
+    sealed = view.ballots.psealed(HEAD.value.digest)
     assert sealed is not None
     assert sealed[0].value == value.digest
     assert len(sealed[1]) == 3
@@ -182,7 +182,21 @@ def test_pseals_of_two_attempts_never_add_up():
         said = voice.say(Kind.PSEAL, body, attempt, subject=HEAD.value.digest)
         view.ballots.add(entry_of(said))
     view.elect(frozenset({A, B}))
-    assert view.ballots.psealed() is None
+    assert view.ballots.psealed(HEAD.value.digest) is None
+
+
+def test_pseals_count_for_the_seal_that_they_stand_on_alone():
+    """With two rounds in flight (R5) the same round is sealed on several branches."""
+    view = view_of(A, HEAD)
+    value = link(HEAD.value, 1).value
+    other = bytes(32)
+    for subject, peers in ((HEAD.value.digest, (A, B)), (other, (A,))):
+        for peer in peers:
+            voice = Voice(peer, HEAD.value)
+            view.ballots.add(entry_of(voice.say(Kind.PSEAL, voice.seal(value).body, 0, subject)))
+    view.elect(frozenset({A, B}))
+    assert view.ballots.psealed(HEAD.value.digest) is not None
+    assert view.ballots.psealed(other) is None
 
 
 # Restart ------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Strict(Heard):
     handed: list[int] = field(default_factory=list)
     is_free: bool = False
     anchors: list[float] = field(default_factory=list)
+    may_go_back: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Strict(Heard):
 
     async def proceed(self, turn: Turn) -> None:
         assert self.is_free, "told to go on in the midst of a round"
-        assert turn.clock.round > self.round, "a round that it worked for before"
+        assert self.may_go_back or turn.clock.round > self.round, "a round that it worked for"
         self._take(dict(turn.others))
         assert all(index > turn.clock.round - 2 for index in self.handed), "an outcome is owed"
         self.round, self.is_free = turn.clock.round, False
@@ -75,8 +76,11 @@ class FlyingScene(Scene):
         self.sealed = 0
         self.seated = 1
 
-    def wants(self, sealed: int, *, lease=LEASE, listed=False, resync=False, ahead=1) -> None:
-        """The seal of that round is here; `ahead` is 2 where the next one has its contribution."""
+    def wants(
+        self, sealed: int, *, lease=LEASE, listed=False, resync=False, ahead=1, branch=0
+    ) -> None:
+        """The seal of that round is here; `ahead` is 2 where the next one has its contribution.
+        Rounds of another `branch` have other names."""
         self.sealed = sealed
         genesis = self.desk.core.machine.certificate
         roster = roster_of(peers_named(self.seated))
@@ -86,7 +90,8 @@ class FlyingScene(Scene):
         for index in range(max(0, sealed - len(CELLS) + 1), sealed + 1):
             anchor_N[layout.fragment_span(layout.fragment_of(index))] = index
         index = sealed + ahead
-        train = ev.Train(head, lease, listed, resync, index, index.to_bytes(32))
+        bases = tuple((1000 * branch + sealed + each).to_bytes(32) for each in (1, 2))
+        train = ev.Train(head, lease, listed, resync, index, bases[ahead - 1], bases)
         self.work.train(train, anchor_N)
 
     async def hands_over(self) -> None:
@@ -124,6 +129,29 @@ async def test_trainer_goes_on_before_the_seal_and_hears_of_it_in_the_midst_of_a
         scene.wants(5, ahead=2)
         await wait_all_tasks_blocked()
         assert scene.trainer.told[2:] == [("turn", 7)]
+
+
+async def test_branch_that_is_left_voids_what_is_in_flight_and_the_trainer_goes_back(tmp_path):
+    """Rounds 5 to 7 were of a branch (R4); round 6 is wanted again, behind another seal of 5."""
+    async with flying(tmp_path) as scene:
+        scene.trainer.may_go_back = True
+        await scene.hands_over()
+        scene.wants(4, ahead=2)
+        await wait_all_tasks_blocked()
+        await scene.hands_over()
+        scene.wants(5, listed=True, ahead=2)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told == [("turn", 6), ("outcome", 5), ("turn", 7)]
+        scene.wants(6, listed=True, ahead=2)
+        scene.work.fell_back()
+        await scene.hands_over()
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told[3:] == [], "something of the branch that was left"
+        scene.wants(5, resync=True, branch=1)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.told[3:] == [("outcome", 6), ("outcome", 7), ("turn", 6)]
+        assert scene.trainer.outcomes[-1].is_resync
+        assert scene.trainer.anchors == [3.0, 4.0, 5.0]
 
 
 async def test_turn_waits_for_the_seal_that_names_it(tmp_path):
