@@ -27,6 +27,7 @@ from node.rules.agreement import (
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
+from node.rules.everybody import note_lists
 from node.rules.round_steps import RoundSteps
 from node.rules.round_view import RoundView
 from protocol import limits
@@ -209,7 +210,7 @@ class RoundMachine(RoundSteps):
         piece = next(p for p in view.slices if p.first == first)
         is_mute = self._silence.has_lost(view)
         take_own_sum(view, digest, piece, event.root, is_mute=is_mute)
-        if is_mute:
+        if is_mute or not view.is_member:  # Where everybody sums, also who has no seat.
             return
         subject = slice_subject(digest, first, stop)
         body = Agg(list_digest=digest, first=first, stop=stop, root=event.root)
@@ -225,8 +226,10 @@ class RoundMachine(RoundSteps):
         digest, first, stop = event.list_digest, event.first, event.stop
         if view is None or ("measure", digest, first, view.me) not in view.requested:
             return  # The round went on meanwhile.
+        if view.everybody_sums:
+            view.grams[digest, first] = event.stats  # Nobody else asks for it.
         subject = slice_subject(digest, first, stop)
-        is_said = view.me in view.ballots.of(Kind.GRAM, 0, subject)
+        is_said = view.everybody_sums or view.me in view.ballots.of(Kind.GRAM, 0, subject)
         if not (is_said or self._silence.has_lost(view)):
             body = Gram(list_digest=digest, first=first, stop=stop, stats=event.stats)
             slot = view.slot(Kind.GRAM, subject=subject)
@@ -296,8 +299,7 @@ class RoundMachine(RoundSteps):
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         deadline_s = self._deadline.seconds(view.time_outs)
         certified = view.ballots.certified_lists()
-        for digest, _ in certified:
-            view.certified_s.setdefault(digest, now_s)
+        note_lists(view, now_s)
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
         if not (certified or view.followed or view.ballots.sealed(view.before)):

@@ -1,7 +1,7 @@
 """What `barnraise check` finds in a run.toml: the method written out, and the costs of a round."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from node.rules.audit_rounds import ROUNDS_KEPT
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
+from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -25,6 +26,9 @@ class Checked:
 
     manifest: RunManifest
     costs: Costs
+    other: Costs
+    """What it would cost with the other topology."""
+
     changed: tuple[str, ...]
     """Keys of [outer] that the file has in place of the preset's."""
 
@@ -38,7 +42,13 @@ def check_run_file(path: Path, peers: int) -> Checked:
     bare = write_out(given.model_copy(update={"outer": plain}), path).outer
     written = write_out(given, path).outer
     changed = [key for key, value in written if value != getattr(bare, key)]
-    return Checked(manifest=manifest, costs=costs_of(manifest, peers), changed=tuple(changed))
+    outer = replace(manifest.outer, topology=other_than(manifest.outer.topology))
+    return Checked(
+        manifest=manifest,
+        costs=costs_of(manifest, peers),
+        other=costs_of(replace(manifest, outer=outer), peers),
+        changed=tuple(changed),
+    )
 
 
 def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
@@ -89,6 +99,9 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "momentum": outer.momentum,
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
+        "topology": outer.topology,
+        "other_topology": other_than(outer.topology),
+        "other_up_bytes": found.other.up_bytes,
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
@@ -161,6 +174,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),
         ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
+        ("who sums", _who_sums(found)),
         (
             "memory",
             f"about {_size(costs.network_memory_bytes)} network process,"
@@ -176,6 +190,20 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     console.print(table)
     console.print()
     console.print(_lines(found, step_s))
+
+
+_WHO_SUMS = {
+    BUTTERFLY: "each cell few, who send the result to all",
+    GATHER: "everybody all cells, from contributions whole",
+}
+
+
+def _who_sums(found: Checked) -> str:
+    """The topology, what the other would cost, and whether that is less."""
+    topology = found.manifest.outer.topology
+    up, other_up, other = found.costs.up_bytes, found.other.up_bytes, other_than(topology)
+    advice = f": cheaper, set topology to {other!r}" if other_up < up else ""
+    return f"{topology}: {_WHO_SUMS[topology]}; as {other} {_size(other_up)} a round{advice}"
 
 
 def _lines(found: Checked, step_s: float | None) -> Table:

@@ -14,6 +14,7 @@ from node.settings.run_sections import (
     RunFile,
 )
 from node.settings.toml_file import key_text, parse_sections, read_toml
+from node.settings.topology import BUTTERFLY, topology_for
 from node.trainers.model_file import founders_model
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
@@ -86,7 +87,7 @@ def write_out(parsed: RunFile, path: Path) -> RunFile:
         wrong = list(impossible(parsed))
     if wrong:
         raise ManifestError("\n".join(f"{path}: {line}" for line in wrong))
-    return parsed
+    return _with_topology(parsed)
 
 
 def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest:
@@ -201,6 +202,16 @@ def _expanded(parsed: RunFile) -> RunFile:
     outer = given.model_copy(update=missing)
     filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}
     return parsed.model_copy(update=filled)
+
+
+def _with_topology(expanded: RunFile) -> RunFile:
+    """The file with who sums, by what its codec sends, where it does not say so."""
+    outer = expanded.outer
+    if outer.topology is not None:
+        return expanded
+    plain = outer.model_copy(update={"topology": BUTTERFLY})
+    topology = topology_for(_outer_spec(plain), expanded.run.trust)
+    return expanded.model_copy(update={"outer": outer.model_copy(update={"topology": topology})})
 
 
 PUZZLE_BITS, PROBATION, RAMP = 22, 3, 10

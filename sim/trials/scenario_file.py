@@ -285,6 +285,7 @@ class ScenarioFile(Section):
     shows: Annotated[str, Field(max_length=1000)] = ""
     trust: Literal["friends", "open"] = "friends"
     aggregator: str = "mean"
+    topology: Literal["butterfly", "gather"] = "butterfly"
     attack: Annotated[str, Field(max_length=100)] = ""
     audits: Share = 0.0
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
@@ -372,6 +373,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         shows=" ".join(found.shows.split()),
         trust=found.trust,
         aggregator=found.aggregator,
+        topology=found.topology,
         attack=found.attack,
         audits=found.audits,
         peers=found.peers,

@@ -58,6 +58,7 @@ def another(path: str, value: Any) -> Any:
     """A valid value of that field which is not the example's."""
     special = {
         "trust": "open",
+        "outer.topology": "gather",
         "access.mode": "invited",
         "access.allow": (PeerId(bytes(32)),),
         "survive": "quorum",
