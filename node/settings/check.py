@@ -42,6 +42,8 @@ def check_run_file(path: Path, peers: int) -> Checked:
     bare = write_out(given.model_copy(update={"outer": plain}), path).outer
     written = write_out(given, path).outer
     changed = [key for key, value in written if value != getattr(bare, key)]
+    if given.outer.topology is None and "topology" in changed:
+        changed.remove("topology")  # It follows from the others.
     outer = replace(manifest.outer, topology=other_than(manifest.outer.topology))
     return Checked(
         manifest=manifest,
@@ -202,7 +204,8 @@ def _who_sums(found: Checked) -> str:
     """The topology, what the other would cost, and whether that is less."""
     topology = found.manifest.outer.topology
     up, other_up, other = found.costs.up_bytes, found.other.up_bytes, other_than(topology)
-    advice = f": cheaper, set topology to {other!r}" if other_up < up else ""
+    is_advised = other_up < up and found.manifest.outer.overlap == 1
+    advice = f": cheaper, set topology to {other!r}" if is_advised else ""
     return f"{topology}: {_WHO_SUMS[topology]}; as {other} {_size(other_up)} a round{advice}"
 
 

@@ -139,6 +139,11 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
         )
+    if outer.topology == GATHER and outer.overlap != 1:
+        yield (
+            f"[outer] topology is {GATHER!r}, which is for one round in flight; set it to "
+            f"{BUTTERFLY!r}, or overlap to 1"
+        )
     if outer.topology == GATHER and bits >= RESULT_BITS:
         yield (
             f"[outer] topology is {GATHER!r}, and a contribution in the {bits:.3g} bits of "

@@ -22,8 +22,11 @@ def num_reducers(peers: int, trust: str, topology: str) -> int:
 def topology_for(spec: OuterSpec, trust: str, peers: int = EXPECTED_PEERS) -> str:
     """Gather where all contributions whole are fewer bytes than shares of them and of the result.
 
+    Never with two rounds in flight (R5): nobody explored that.
     Raises ConfigError for a codec that is none.
     """
+    if spec.overlap > 1:
+        return BUTTERFLY
     numel = limits.CELL_ELEMENTS_MAX
     payload = make_codec(spec).payload_bytes(numel)
     result = result_codec(spec).payload_bytes(numel)

@@ -212,7 +212,7 @@ def view_of(
         me=me,
         head=head.value,
         num_cells=CONFIG.num_cells(1),
-        trust="friends",
+        trust=fields.pop("trust", "friends"),
         started_s=0.0,
         suspects=fields.pop("suspects", frozenset()),
         final=fields.pop("final", head.value),
