@@ -210,7 +210,7 @@ class RoundMachine(RoundSteps):
         piece = next(p for p in view.slices if p.first == first)
         is_mute = self._silence.has_lost(view)
         take_own_sum(view, digest, piece, event.root, is_mute=is_mute)
-        if is_mute or not view.is_member:  # Where everybody sums, also who has no seat.
+        if is_mute:
             return
         subject = slice_subject(digest, first, stop)
         body = Agg(list_digest=digest, first=first, stop=stop, root=event.root)

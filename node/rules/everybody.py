@@ -1,9 +1,10 @@
 """Where every member sums all cells itself (R8): which LISTs, of whose parts, and when not. Pure.
 
 Nobody sends a result that all others make themselves. So no word of a reducer has to be believed,
-also not in open runs, and who is late sums what is final from the parts that others still hold.
-Only where those are gone a result is asked for after all: whoever is locked on a LIST holds it,
-also behind a restart that its parts did not survive (R2).
+also not in open runs, and a member that is late sums what is final from the parts that others still
+hold. Only where those are gone a result is asked for after all: whoever is locked on a LIST holds
+it, also behind a restart that its parts did not survive (R2). Who has no seat yet takes results, as
+everywhere: it is not sent the parts, and one result is less work than they.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,11 @@ from protocol.messages import Kind, List, Seal
 
 def lists_to_sum(view: RoundView) -> Sequence[tuple[bytes, List]]:
     """LISTs that may be summed here: those certified; where everybody sums also that which others
-    have sealed, and for whoever has no say in the round that alone."""
+    have sealed."""
     certified = view.ballots.certified_lists()
     if not view.everybody_sums:
         return certified
-    found = [one for one in certified if view.is_speaker]
+    found = list(certified)
     digest = sealed_list(view)
     body = view.ballots.list_of(digest) if digest else None
     if body is not None and digest not in {known for known, _ in found}:
@@ -59,12 +60,12 @@ def holders_of_more(view: RoundView, commit: bytes) -> Iterator[PeerId]:
 
 
 def is_summed_elsewhere(view: RoundView, digest: bytes, *, now_s: float, deadline_s: float) -> bool:
-    """Whether the result of a LIST is to be asked for, for its parts do not come.
+    """Whether the result of a LIST is to be asked for, because it is not summed here.
 
     On a branch that others went on from they keep the results alone (R4). Else for a deadline the
     parts are asked for, which all who sealed had, and longer while they come.
     """
-    if digest == view.followed:
+    if digest == view.followed or not view.is_member:
         return True
     since_s = view.certified_s.get(digest, now_s)
     if now_s < since_s + deadline_s:

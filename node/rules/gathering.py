@@ -91,15 +91,15 @@ class Gathering:
 
 
 class GatheringAll(Gathering):
-    """Where everybody sums everything: every part goes to all members, and whoever is none sums
-    what is final."""
+    """Where everybody sums everything: every part goes to all members. Whoever is none takes the
+    result of what is final."""
 
     def at(self, attempt: int, suspects: frozenset[PeerId]) -> "Gathering":
         """See Gathering; no attempt and no death changes it."""
         del attempt
         self._seen = (0, suspects)
-        if not self.own:
-            self.own = self.kept = list(self._slices)
+        if not self.summing:
+            self.own = self.kept = [piece for piece in self._slices if self._me in piece.reducers]
             self.summing = self.keeping = [piece.reducers for piece in self._slices]
         return self
 

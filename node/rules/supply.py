@@ -56,7 +56,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
         return
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     gathering = view.gathering()
-    if not gathering.kept or not (certified or view.is_member):
+    if not gathering.kept:
         return  # As nearly everybody.
     wanted = {digest for _, body in certified for digest in body.commits}
     # Of a certified LIST also what its sender contradicts: another voter may be locked on it.

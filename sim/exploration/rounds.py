@@ -40,9 +40,9 @@ class Span:
     `members` have a seat and do not vote yet, `joiners` have none. Deadlines pass only if
     `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
     others do nothing. With `uses_gram` there are two cells, and nobody sums one before the Gram
-    matrices of both are announced. If `everybody_sums`, all members do, and who has no seat what is
-    sealed. `fragment_cells` are the cells of each fragment, where there is
-    more than one; with `lag` 2 two rounds are in flight on them (R5).
+    matrices of both are announced. If `everybody_sums`, all members do. `fragment_cells` are the
+    cells of each fragment, where there is more than one; with `lag` 2 two rounds are in flight on
+    them (R5).
     """
 
     voters: int
