@@ -27,6 +27,7 @@ from node.rules.agreement import (
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
+from node.rules.everybody import note_lists
 from node.rules.round_sums import RoundSums
 from node.rules.round_view import RoundView
 from protocol import limits
@@ -273,8 +274,7 @@ class RoundMachine(RoundSums):
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         deadline_s = self._deadline.seconds(view.time_outs)
         certified = view.ballots.certified_lists()
-        for digest, _ in certified:
-            view.certified_s.setdefault(digest, now_s)
+        note_lists(view, now_s)
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
         if not (certified or view.followed or view.ballots.sealed(view.before)):

@@ -5,12 +5,13 @@ settings, never code.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from blake3 import blake3
 
 from protocol import limits
+from protocol.bounds import LEFT_OUT
 from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
 from protocol.grid import Layout, ShardSpec
 from protocol.identity import PeerId, Signer
@@ -123,7 +124,8 @@ class OuterSpec:
 
     `codec_settings` are sorted by name; the founder writes all that the codec has. `feedback` is
     the error-feedback factor beta (0 switches it off). `overlap` is L of R1; `then` the method that
-    follows, if one does.
+    follows, if one does. `topology` says who sums: "butterfly" each cell few, who send the result
+    to all; "gather" every member all cells, from every contribution whole (R8).
     """
 
     preset: Name
@@ -136,6 +138,9 @@ class OuterSpec:
     momentum: Annotated[float, Range(0.0, 1.0)]
     overlap: Annotated[int, Range(1, 2)]
     then: Annotated[tuple[ThenSpec, ...], Size(0, 1)] = ()
+    topology: Annotated[str, OneOf(("butterfly", "gather"))] = field(
+        default="butterfly", metadata=LEFT_OUT
+    )
 
     def __post_init__(self) -> None:
         _check_sorted(self.codec_settings, "codec")
@@ -144,6 +149,11 @@ class OuterSpec:
         """The method of that round."""
         later = [one.preset for one in self.then if round_index >= one.from_round]
         return later[-1] if later else self.preset
+
+    @property
+    def everybody_sums(self) -> bool:
+        """Whether every member sums all cells itself."""
+        return self.topology == "gather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Strict, canonical msgpack for frozen dataclasses.
 
-A dataclass travels as the array of its fields in order. One value has one encoding: what decodes
+A dataclass travels as the array of its fields in order; a last one that came later and is at its
+default is left out (`protocol.bounds.LEFT_OUT`). One value has one encoding: what decodes
 must encode to the same bytes again, so a digest over bytes is a digest over the value. Unknown or
 missing fields, wrong types, non-finite floats and everything over a limit are DecodeErrors.
 
@@ -21,33 +22,14 @@ from typing import Annotated, Any, NewType, TypeVar, cast, get_args, get_origin,
 import msgpack
 
 from protocol import limits
+from protocol.bounds import LEFT_OUT
+from protocol.bounds import OneOf as OneOf
+from protocol.bounds import Range as Range
+from protocol.bounds import Size as Size
 from protocol.errors import DecodeError
 
 T = TypeVar("T")
 INT_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Annotation: fewest and most bytes (of a text, its UTF-8 bytes) or items."""
-
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Annotation: smallest and largest number."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Annotation: the closed set of strings or numbers."""
-
-    values: tuple[str | int, ...]
 
 
 Digest = Annotated[bytes, Size(32, 32)]
@@ -343,6 +325,15 @@ def _struct_form(kind: type) -> _Form:
     forms = {field.name: _form(hints[field.name]) for field in dataclasses.fields(kind)}
     plain_of = [(name, form.plain) for name, form in forms.items()]
     read_of = [(name, form.read) for name, form in forms.items()]
+    defaults = [field.default for field in dataclasses.fields(kind) if field.metadata == LEFT_OUT]
+    fewest = len(forms) - len(defaults)
+    assert all(f.metadata == LEFT_OUT for f in dataclasses.fields(kind)[fewest:]), "they come last"
+
+    def shortened(items: list[object]) -> list[object]:
+        """Without the last fields that are at their defaults; whose they are, is checked."""
+        while len(items) > fewest and items[-1] == defaults[len(items) - 1 - fewest]:
+            del items[-1]
+        return items
 
     def plain(value: object) -> object:
         if type(value) is not kind:
@@ -353,15 +344,15 @@ def _struct_form(kind: type) -> _Form:
                 plains.append(field_plain(getattr(value, name)))
         except _Wrong as wrong:
             raise wrong.at(f".{plain_of[len(plains)][0]}") from None
-        return plains
+        return shortened(plains) if defaults else plains
 
     def read(reader: _Reader) -> object:
         length = reader.array()
-        if length != len(forms):
+        if not fewest <= length <= len(forms):
             raise _Wrong(f"{length} fields instead of {len(forms)}")
         fields: dict[str, object] = {}
         try:
-            for name, field_read in read_of:
+            for name, field_read in read_of[:length]:
                 fields[name] = field_read(reader)
         except _Wrong as wrong:
             raise wrong.at(f".{read_of[len(fields)][0]}") from None
@@ -371,7 +362,8 @@ def _struct_form(kind: type) -> _Form:
             raise _Wrong(str(error)) from error
 
     def bare(value: object) -> object:
-        return [form.bare(getattr(value, name)) for name, form in forms.items()]
+        bares = [form.bare(getattr(value, name)) for name, form in forms.items()]
+        return shortened(bares) if defaults else bares
 
     depth = 1 + max((form.depth for form in forms.values()), default=0)
     assert depth <= limits.NESTING_MAX, f"{kind.__name__} nests {depth} deep"

@@ -155,7 +155,7 @@ class Variates(NoVariates):
         return start.clock.step - self._manifest.inner.inner_steps
 
     def _begin(self, anchor_N: Weights, clock: RunClock, members: int) -> None:
-        # A copy, for an anchor is good until the contribution leaves, and this is asked for behind it.
+        # A copy: an anchor is good until the contribution leaves, and this is asked for behind it.
         self._anchor_N, self._clock, self._members = anchor_N.copy(), clock, members
         self._own_after_N = None
         self._offsets: list[torch.Tensor] = []

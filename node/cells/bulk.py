@@ -55,12 +55,12 @@ def _place(core: NodeCore, header: BulkHeader, cell: int) -> ResultPlace | None:
 
 def parts_over(core: NodeCore) -> set[bytes]:
     """Roots of the contributions to the round before, which is final: whoever missed it takes its
-    result. In open runs they stay a little, for those who check sums.
+    result. In open runs they stay a little, for those who check sums, and where everybody sums.
 
     To be asked for in the loop, and forgotten at once: the next part may have the same root.
     """
     previous = core.machine.previous
-    if previous is None or previous.copies > 1:
+    if previous is None or previous.copies > 1 or previous.everybody_sums:
         return set()
     live = {
         commit.root for view in core.machine.standing.under_way for *_, commit in view.commits()

@@ -41,7 +41,9 @@ def concerns(view: RoundView, entry: Entry) -> bool:
 def _is_of_slice(view: RoundView, body: Gram) -> bool:
     """Whether it is of a slice of this round, in a run whose rule asks for it: it is large."""
     cells = (body.first, body.stop)
-    return view.uses_gram and any((piece.first, piece.stop) == cells for piece in view.slices)
+    if not view.uses_gram or view.everybody_sums:
+        return False
+    return any((piece.first, piece.stop) == cells for piece in view.slices)
 
 
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
@@ -152,7 +154,9 @@ def is_for_us(view: RoundView, entry: Entry) -> bool:
     """
     kind = entry.message.slot.kind
     if kind is Kind.AGG:
-        return view.copies > 1  # Of a second reducer: then results may be pushed.
+        return (
+            view.copies > 1 and not view.everybody_sums
+        )  # Of a second reducer: then results may be pushed.
     if kind is Kind.GRAM:
         return bool(view.kept_slices())  # They may be summed then, or need a substitute.
     if kind is Kind.COMMIT:

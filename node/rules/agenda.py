@@ -9,6 +9,7 @@ import math
 from node.events import CellsArrived, LocalRoundEvent, SeatChecked, StatusHeard, Tick
 from node.rules.agreement import due_times
 from node.rules.deadlines import LearnedDeadline
+from node.rules.everybody import lists_to_sum
 from node.rules.proposal import holds_all_expected
 from node.rules.round_view import RoundView
 from node.rules.supply import retry_times
@@ -37,7 +38,7 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
         case CellsArrived():
             # For a HAVE that waits for nobody else, or for a sum.
             has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
-            is_summing = bool(view.ballots.certified_lists())
+            is_summing = bool(lists_to_sum(view))
             return not is_summing and (has_said or not holds_all_expected(view))
         case SeatChecked():
             return view.contribution is None or bool(view.own_commit)

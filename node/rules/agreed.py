@@ -78,6 +78,8 @@ def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
     Believed as a result is: of enough reducers who agree, or of oneself. Those that are not of the
     LIST's rows count for nothing.
     """
+    if view.everybody_sums:
+        return view.grams.get((digest, piece.first))  # Its own.
     body = view.ballots.list_of(digest)
     if body is None:
         return None
@@ -130,14 +132,16 @@ def note_grams(view: RoundView, now_s: float) -> None:
 def take_own_sum(
     view: RoundView, digest: bytes, piece: Slice, root: bytes, *, is_mute: bool
 ) -> None:
-    """The own sum of a slice is in the store: its result, for this node.
+    """The own sum of a slice is in the store: its result, for this node. So always where everybody
+    sums.
 
     Not in an open run where it cannot be said, because signatures are lost (R12): nobody compares
     it then, and the AGGs of others may well agree on another. Their cells take its place.
     """
     held, cells = view.results.setdefault(digest, set()), range(piece.first, piece.stop)
     own = view.agg_of(digest, piece).get(view.me)
-    if is_mute and view.copies > 1 and (own is None or own.root != root):
+    is_compared = view.copies > 1 and not view.everybody_sums
+    if is_mute and is_compared and (own is None or own.root != root):
         held.difference_update(cells)
     else:
         held.update(cells)
@@ -173,7 +177,8 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
 
     The same of GRAMs. While one is awaited nobody can sum, and only its slice is late.
     """
-    for digest, _ in view.ballots.certified_lists() if view.copies > 1 else ():
+    is_done_by_few = view.copies > 1 and not view.everybody_sums
+    for digest, _ in view.ballots.certified_lists() if is_done_by_few else ():
         since_s = view.certified_s.get(digest, now_s)
         awaited = unmeasured(view, digest)
         if view.uses_gram and not awaited:

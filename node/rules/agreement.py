@@ -99,6 +99,8 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     if not wanted and view.ballots.commits.keys() >= view.expected:
         wanted = frozenset(digest for _, digest, _ in view.commits())
     first = [piece for piece in view.slices if piece.reducers[0] == view.me]
+    if view.everybody_sums:
+        first = view.own_slices()
     if not (wanted and first):
         return False
     if not any(view.missing_parts(digest, piece) for piece in first for digest in wanted):

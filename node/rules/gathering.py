@@ -88,3 +88,33 @@ class Gathering:
         """The first besides the sender that are to hold its part, in open runs."""
         others = (p for p in piece.reducers if p != sender and p not in self._seen[1])
         return tuple(islice(others, self._belief.least))
+
+
+class GatheringAll(Gathering):
+    """Where everybody sums everything: every part goes to all members. Whoever is none takes the
+    result of what is final."""
+
+    def at(self, attempt: int, suspects: frozenset[PeerId]) -> "Gathering":
+        """See Gathering; no attempt and no death changes it."""
+        del attempt
+        self._seen = (0, suspects)
+        if not self.summing:
+            self.own = self.kept = [piece for piece in self._slices if self._me in piece.reducers]
+            self.summing = self.keeping = [piece.reducers for piece in self._slices]
+        return self
+
+    def call(self, piece: Slice, count: int) -> None:
+        """See Gathering; nobody is left to be called."""
+
+    def holds(self, piece: Slice, sender: PeerId) -> bool:
+        """See Gathering."""
+        return True
+
+    def targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        """See Gathering."""
+        suspects = self._seen[1] - {sender}
+        return tuple(peer for peer in piece.reducers if peer not in suspects)
+
+    def is_soon(self, piece: Slice) -> bool:
+        """See Gathering."""
+        return self._me in piece.reducers

@@ -11,6 +11,10 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, decode_body
 
+HOLDERS_FRIENDS = 2
+"""Where everybody sums so many hold the parts of whoever is listed: of the only copy its holder may
+die."""
+
 LIST_AFTER = 1.5
 """The closer waits this many deadlines for HAVEs; reducers sign theirs after one."""
 
@@ -49,7 +53,7 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
             return bound
     complete = complete_senders(view)
     has_heard_all = is_late or not awaited_haves(view)
-    is_all = complete >= view.expected
+    is_all = complete >= view.expected and _can_sum(view)
     if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
         return _list_of(view, set() if view.rare("closer-carries") else complete)
     if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
@@ -106,6 +110,10 @@ def complete_senders(view: RoundView) -> set[PeerId]:
     """
     if not view.ballots.of(Kind.HAVE, view.attempt):
         return set()
+    if view.everybody_sums:
+        found = whole_holders(view)
+        committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+        return {s for s in committed if is_held_by_enough(view, s, found.get(s, set()))}
     # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
     held: list[list[set[PeerId]]] = [
         [set() for _ in range(view.num_cells)] for _ in range(view.copies)
@@ -142,6 +150,50 @@ def leaves_out(view: RoundView, body: List, *, is_late: bool) -> bool:
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
     belong = complete_senders(view) if is_late else committed
     return len(belong - listed) > may_lie
+
+
+def is_held_by_enough(view: RoundView, sender: PeerId, holders: set[PeerId]) -> bool:
+    """Where everybody sums: whether the parts of a sender survive, by the words of those in reach
+    who hold all of them. Friends: two, the sender itself may be one. In open runs one of them is
+    honest, or all others in reach say so.
+    """
+    others, there = view.expected - {sender}, holders & view.expected
+    if view.trust == "open" and others:
+        return view.belief.is_enough(there - {sender}) or others <= there
+    if sender in view.expected and there:
+        there.add(sender)
+    return len(there) >= min(HOLDERS_FRIENDS, len(view.expected))
+
+
+def whole_holders(view: RoundView) -> dict[PeerId, set[PeerId]]:
+    """Of each sender, who says in this attempt that all its cells are there."""
+    found: dict[PeerId, set[PeerId]] = {}
+    for holder, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+        for sender in _whole_senders(view, body):
+            found.setdefault(sender, set()).add(holder)
+    return found
+
+
+def _whole_senders(view: RoundView, body: Have) -> frozenset[PeerId]:
+    """Whose cells are all named by a HAVE: by runs that follow one another without a gap."""
+    found, reached = view.member_set, 0
+    for run in body.held:
+        if run.first > reached:
+            break
+        found &= unpack_senders(run.senders, view.members)
+        reached = max(reached, run.stop)
+    return found if reached >= view.num_cells else frozenset()
+
+
+def _can_sum(view: RoundView) -> bool:
+    """Where everybody sums: whether a quorum has all that it needs for it, so that who lacks parts
+    still is waited for no longer."""
+    if not view.everybody_sums:
+        return True
+    found = whole_holders(view)
+    nobody: set[PeerId] = set()
+    ready = set.intersection(*(found.get(peer, nobody) for peer in view.expected))
+    return view.has_quorum(ready)
 
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:

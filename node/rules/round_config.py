@@ -20,6 +20,8 @@ class RoundConfig:
     `fragment_cells` are the cells of each fragment, which are synced in turn.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `audits` says what those weigh whose training nobody can run again.
+    `everybody_sums` that every member sums all cells from whole contributions, so that no results
+    travel (R8).
     Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
     inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
@@ -40,6 +42,7 @@ class RoundConfig:
     wait_seats_s: float = 12.0
     uses_gram: bool = False
     audits: AuditSpec = NO_AUDITS
+    everybody_sums: bool = False
     device: str = ""
     moments: int = MOMENTS
     tail: int = 1
@@ -69,4 +72,5 @@ class RoundConfig:
             grace_s=manifest.timing.suspect_s,
             uses_gram=AGGREGATORS[manifest.outer.aggregator]().uses_stats,
             audits=manifest.audits,
+            everybody_sums=manifest.outer.everybody_sums,
         )

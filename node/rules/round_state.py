@@ -280,6 +280,7 @@ class RoundState:
             may_branch=self.config.may_branch,
             draw=self.config.rare,
             uses_gram=self.config.uses_gram,
+            everybody_sums=self.config.everybody_sums,
             without=self.config.without,
             admission=self.config.clock.admission,
             audits=self.config.audits,

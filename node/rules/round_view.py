@@ -7,10 +7,10 @@ from node.events import Contributed
 from node.rules import roster as rosters
 from node.rules.ballots import Ballots, Entry
 from node.rules.belief import Belief, belief_of
-from node.rules.gathering import Gathering
+from node.rules.gathering import Gathering, GatheringAll
 from node.rules.holding import Holding
 from node.rules.rare import Rare, never
-from node.rules.reducers import Slice, slices
+from node.rules.reducers import Slice, one_slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
@@ -60,9 +60,10 @@ class RoundView(Holding):
     while `is_meeting` there may be one that is not known yet.
 
     `belief` says whose equal words of a slice are enough; `without` are defences that a test
-    switches off; `cut` finds the slices. `agreed` has the result roots that are believed in open
-    runs, by LIST and first cell of the slice; `grams` the same of partial Gram matrices, which
-    there are if the run `uses_gram`; `measured` says of how many slices, and since when.
+    switches off; `cut` finds the slices, unless `everybody_sums` everything. `agreed` has the
+    result roots that are believed in open runs, by LIST and first cell of the slice; `grams` the
+    same of partial Gram matrices, which there are if the run `uses_gram`; `measured` says of how
+    many slices, and since when.
     `convicted` are peers against whom there is evidence: they count as suspected, and a closer
     lists none of them.
     """
@@ -77,6 +78,7 @@ class RoundView(Holding):
     may_branch: bool = False
     draw: Rare = never
     uses_gram: bool = False
+    everybody_sums: bool = False
     without: frozenset[str] = frozenset()
     admission: AdmissionSpec = NO_ADMISSION
     audits: AuditSpec = NO_AUDITS
@@ -138,8 +140,12 @@ class RoundView(Holding):
         self.is_member = self.me in self.member_set
         self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
-        self.slices = self.cut(self.roster, self.basis, self.num_cells, trust=self.trust)
-        self._gathering = Gathering(self.slices, self.me, self.belief)
+        if self.everybody_sums:
+            self.slices = one_slice(self.roster, self.num_cells)
+            self._gathering = GatheringAll(self.slices, self.me, self.belief)
+        else:
+            self.slices = self.cut(self.roster, self.basis, self.num_cells, trust=self.trust)
+            self._gathering = Gathering(self.slices, self.me, self.belief)
 
     @property
     def copies(self) -> int:

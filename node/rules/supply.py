@@ -7,6 +7,12 @@ from collections.abc import Collection, Iterator
 
 from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
+from node.rules.everybody import (
+    holders_of_more,
+    is_summed_elsewhere,
+    lists_to_sum,
+    sealed_list,
+)
 from node.rules.proposal import unpack_senders
 from node.rules.ramp import weighed
 from node.rules.reducers import Slice
@@ -45,13 +51,13 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     substitute was not pushed to, and asks at once. Parts of a certified LIST are asked for from
     everybody who said HAVE.
     """
-    if view.opened_s is None:
+    certified = lists_to_sum(view)
+    if view.opened_s is None and not (certified and view.everybody_sums):
         return
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     gathering = view.gathering()
     if not gathering.kept:
         return  # As nearly everybody.
-    certified = view.ballots.certified_lists()
     wanted = {digest for _, body in certified for digest in body.commits}
     # Of a certified LIST also what its sender contradicts: another voter may be locked on it.
     known = [(commit[0], d) for d in wanted if (commit := view.ballots.commit_of(d))]
@@ -62,13 +68,15 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
         ):
             continue  # Summed: all that is wanted is here.
         is_first = view.attempt == 0 and gathering.is_soon(piece)
-        is_soon = is_first and not wanted and now_s < view.opened_s + deadline_s / 2
-        if is_soon and not view.rare("part-at-once"):
+        is_soon = is_first and _is_early(view, now_s, deadline_s)
+        if is_soon and not wanted and not view.rare("part-at-once"):
             continue
         for sender, digest in contributed:
             missing = view.missing_parts(digest, piece)
             if not missing:
                 continue
+            if is_soon and view.everybody_sums and sender in view.expected:
+                continue  # Others have it already; here it comes unasked.
             if not gathering.holds(piece, sender):
                 continue
             retry_s = deadline_s / PART_RETRIES
@@ -83,6 +91,11 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
             if source is not None:
                 yield Pull(source, Bulk.PART, digest, missing)
+
+
+def _is_early(view: RoundView, now_s: float, deadline_s: float) -> bool:
+    """Whether half a deadline for what is pushed is not over."""
+    return view.opened_s is not None and now_s < view.opened_s + deadline_s / 2
 
 
 def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
@@ -102,12 +115,17 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
 def _summing(
     view: RoundView, commit: bytes, piece: Slice, known: Collection[PeerId]
 ) -> Iterator[PeerId]:
-    """Open runs: whoever said of a LIST what its slice sums to, and so has all its parts.
+    """Whoever said of a LIST what its slice sums to, and so has all its parts: in open runs, and
+    where everybody sums.
 
     A HAVE does not name that of a COMMIT which its sender contradicts, and liars name what they
     will; but others may be locked on what it is part of.
     """
     left_out = {view.me, *view.suspects, *known}
+    if view.everybody_sums:
+        more = dict.fromkeys(holders_of_more(view, commit))
+        yield from (peer for peer in more if peer not in left_out)
+        return
     for digest, body in view.ballots.certified_lists() if view.copies > 1 else ():
         if commit in body.commits:
             yield from sorted(view.agg_of(digest, piece).keys() - left_out)
@@ -163,7 +181,7 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
 
     What was summed and kept is pushed once it is wanted.
     """
-    for digest, body in view.ballots.certified_lists():
+    for digest, body in lists_to_sum(view):
         for piece in view.own_slices():
             is_here = view.results.get(digest, set()).issuperset(_cells(piece))
             if is_here and view.me in view.agg_of(digest, piece):
@@ -180,7 +198,7 @@ def measure_slices(view: RoundView) -> Iterator[RoundAction]:
 
     Not again of one that was announced before a restart.
     """
-    for digest, body in view.ballots.certified_lists() if view.uses_gram else ():
+    for digest, body in lists_to_sum(view) if view.uses_gram else ():
         for piece, entries in _summable(view, digest, body, "measure"):
             if view.me not in view.gram_of(digest, piece):
                 yield Measure(digest, entries, piece.first, piece.stop)
@@ -211,8 +229,11 @@ def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[Round
     """The result of a slice, to every member that is expected to need it.
 
     A substitute keeps it for those who ask, until all who come before it are suspected, or caught.
-    In open runs nobody can check it before another reducer has said the same.
+    In open runs nobody can check it before another reducer has said the same. Where everybody sums
+    nobody needs it.
     """
+    if view.everybody_sums:
+        return
     before = set(piece.reducers[: piece.reducers.index(view.me)])
     if view.copies > 1:
         before -= caught(view, digest, piece)
@@ -233,15 +254,19 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
 
     Members are pushed to, and ask after half a deadline; at once where whoever summed is suspected
     and somebody has the whole result. An observer and a straggler ask at once, but only for what is
-    final, or what they follow on a branch.
+    final, or what they follow on a branch. Where everybody sums, results are for those alone who
+    cannot.
     """
-    final = _sealed_list(view)
+    final = sealed_list(view)
     digests = [final] if final else []
     if view.is_speaker:
         digests += [digest for digest, _ in view.ballots.certified_lists() if digest != final]
     for digest in digests:
         missing = set(view.missing_results(digest))
         if not missing:
+            continue
+        times = {"now_s": now_s, "deadline_s": deadline_s}
+        if view.everybody_sums and not is_summed_elsewhere(view, digest, **times):
             continue
         certified_s = view.certified_s.get(digest, now_s)
         is_due = digest == final or now_s >= certified_s + deadline_s / 2
@@ -301,12 +326,6 @@ def _retry_s(view: RoundView, subject: bytes, deadline_s: float) -> float:
     return 0.0
 
 
-def _sealed_list(view: RoundView) -> bytes:
-    """The LIST that is sealed: for good, or by others of a branch."""
-    sealed = view.ballots.sealed(view.before)
-    return sealed[0].list_digest if sealed else view.followed
-
-
 def _sources_behind_the_dead(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
     """Who has the result of a slice that nobody pushes any more: all who summed are suspected."""
     pushing = view.agg_of(digest, piece).keys()
@@ -329,7 +348,7 @@ def _result_sources(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId
 def apply_results(view: RoundView) -> Iterator[RoundAction]:
     """Take the outer step once every cell of a certified or final LIST has its result."""
     complete = {digest: not body.commits for digest, body in view.ballots.certified_lists()}
-    sealed = _sealed_list(view)
+    sealed = sealed_list(view)
     # What others sealed may be here before the LIST that says what it is of: by that alone whoever
     # takes the step finds the round, and a step that is asked for too early is asked for in vain.
     if sealed and (body := view.ballots.list_of(sealed)) is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from node.rules.audit_rounds import ROUNDS_KEPT
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
+from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -29,6 +30,9 @@ class Checked:
 
     manifest: RunManifest
     costs: Costs
+    other: Costs
+    """What it would cost with the other topology."""
+
     changed: tuple[str, ...]
     """Keys of [outer] that the file has in place of the preset's."""
 
@@ -42,7 +46,15 @@ def check_run_file(path: Path, peers: int) -> Checked:
     bare = write_out(given.model_copy(update={"outer": plain}), path).outer
     written = write_out(given, path).outer
     changed = [key for key, value in written if value != getattr(bare, key)]
-    return Checked(manifest=manifest, costs=costs_of(manifest, peers), changed=tuple(changed))
+    if given.outer.topology is None and "topology" in changed:
+        changed.remove("topology")  # It follows from the others.
+    outer = replace(manifest.outer, topology=other_than(manifest.outer.topology))
+    return Checked(
+        manifest=manifest,
+        costs=costs_of(manifest, peers),
+        other=costs_of(replace(manifest, outer=outer), peers),
+        changed=tuple(changed),
+    )
 
 
 def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
@@ -94,6 +106,9 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
         "then": [dataclasses.asdict(one) for one in outer.then],
+        "topology": outer.topology,
+        "other_topology": other_than(outer.topology),
+        "other_up_bytes": found.other.up_bytes,
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
@@ -183,6 +198,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),
         ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
+        ("who sums", _who_sums(found)),
         (
             "memory",
             f"about {_size(costs.network_memory_bytes)} network process,"
@@ -198,6 +214,21 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     console.print(table)
     console.print()
     console.print(_lines(found, step_s))
+
+
+_WHO_SUMS = {
+    BUTTERFLY: "each cell few, who send the result to all",
+    GATHER: "everybody all cells, from contributions whole",
+}
+
+
+def _who_sums(found: Checked) -> str:
+    """The topology, what the other would cost, and whether that is less."""
+    topology = found.manifest.outer.topology
+    up, other_up, other = found.costs.up_bytes, found.other.up_bytes, other_than(topology)
+    is_advised = other_up < up and found.manifest.outer.overlap == 1
+    advice = f": cheaper, set topology to {other!r}" if is_advised else ""
+    return f"{topology}: {_WHO_SUMS[topology]}; as {other} {_size(other_up)} a round{advice}"
 
 
 def _lines(found: Checked, step_s: float | None) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from node.cells.cell_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
-from node.rules.belief import copies, liars
+from node.settings.topology import num_reducers
 from protocol import limits
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
@@ -29,6 +29,9 @@ CONTROL_BYTES = 5_000
 MESSAGE_DELAYS = 8
 """One-way delays in a row: COMMIT, parts, HAVE, LIST, VOTE, AGG, results, SEAL. Worlds take 0.9 to
 0.95 of what comes of it (`tests/sim/test_world_costs.py`)."""
+
+MESSAGE_DELAYS_GATHER = 6
+"""Where everybody sums nobody waits for an AGG or a result."""
 
 NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 90 << 20, 300 << 20
 """Of the two processes before they hold a number: libraries, torch."""
@@ -78,6 +81,7 @@ class Costs:
     """Weights, gradients, AdamW, anchor, residuals; activations come on top."""
 
     disk_bytes: int
+    message_delays: int = MESSAGE_DELAYS
 
     @property
     def up_bytes(self) -> int:
@@ -88,7 +92,7 @@ class Costs:
         """From the last COMMIT to the last SEAL where all have such a line."""
         # Parts and results follow each other; of either as much goes up as comes down.
         rate = 1e6 / 8 * min(line.up_mbit, line.down_mbit)
-        return self.up_bytes / rate + MESSAGE_DELAYS * line.rtt_ms / 2000
+        return self.up_bytes / rate + self.message_delays * line.rtt_ms / 2000
 
 
 def costs_of(manifest: RunManifest, peers: int) -> Costs:
@@ -100,8 +104,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     payloads = [sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels]
     results_each = [sum(sizes) for sizes in CellSizes.from_manifest(manifest).result]
     payload, result = max(payloads), max(results_each)
-    # In an open run in which all vote more sum each cell than may lie; each has what it summed.
-    reducers = min(peers, max(copies(manifest.trust), liars(peers, manifest.trust) + 1))
+    reducers = num_reducers(peers, manifest.trust, outer.topology)
     turns = peers * layout.num_fragments
     parts = sum(payloads) * reducers * (peers - 1) // turns
     results = sum(results_each) * (peers - reducers) // turns
@@ -112,6 +115,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     has_residual = outer.feedback > 0
     # The own contribution, and the parts of what this node sums.
     held = outer.overlap * payload * (1 + reducers * (peers - 1) / peers)
+    if outer.everybody_sums:
+        held *= 1 + ROUNDS_KEPT  # Who is a round behind sums them too.
     kept = result * limits.RESULT_ROUNDS_KEPT
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
@@ -138,6 +143,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         + inner * (INNER_STATES_KEPT + 1)
         + kept
         + channel,
+        message_delays=MESSAGE_DELAYS_GATHER if outer.everybody_sums else MESSAGE_DELAYS,
     )
 
 

@@ -8,6 +8,7 @@ from node.reporting.shown import shown
 from node.settings.run_sections import GPT_SETTINGS, RunFile
 from node.settings.then_checks import HINTS, impossible_then, unknown_in_then
 from node.settings.toml_file import did_you_mean, key_text
+from node.settings.topology import BUTTERFLY, GATHER
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import (
@@ -29,6 +30,9 @@ from training.genesis import MODEL_FILE, SCHEMAS
 from training.in_process import IN_PROCESS
 from training.outer import OUTER_OPTIMIZERS
 from training.presets import AUTO, NOT_YET, PRESETS, is_paced, wrong_flight
+
+RESULT_BITS = 8
+"""R7: of an element of a result, at least."""
 
 _KINDS = {
     "run": RunManifest,
@@ -86,7 +90,7 @@ def _outside(hint: object, value: object) -> str | None:
             size = len(value.encode())
             if not bound.low <= size <= bound.high:
                 return f"{bound.low} to {bound.high} bytes long"
-        if isinstance(bound, OneOf) and value not in bound.values:
+        if isinstance(bound, OneOf) and value is not None and value not in bound.values:
             return " or ".join(repr(one) for one in bound.values)
     return None
 
@@ -157,6 +161,17 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         yield (
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
+    if outer.topology == GATHER and outer.overlap != 1:
+        yield (
+            f"[outer] topology is {GATHER!r}, which is for one round in flight; set it to "
+            f"{BUTTERFLY!r}, or overlap to 1"
+        )
+    if outer.topology == GATHER and bits >= RESULT_BITS:
+        yield (
+            f"[outer] topology is {GATHER!r}, and a contribution in the {bits:.3g} bits of "
+            f"{outer.codec!r} is as large as a result; set it to {BUTTERFLY!r}, or codec to "
+            "'sparse2bit_gaps'"
         )
 
 

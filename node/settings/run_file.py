@@ -15,6 +15,7 @@ from node.settings.run_sections import (
     ThenSection,
 )
 from node.settings.toml_file import key_text, parse_sections, read_toml
+from node.settings.topology import BUTTERFLY, topology_for
 from node.trainers.model_file import founders_model
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
@@ -89,7 +90,7 @@ def write_out(parsed: RunFile, path: Path, *, in_process: bool = False) -> RunFi
         wrong = [*impossible(parsed), *(() if in_process else not_in_nodes(parsed))]
     if wrong:
         raise ManifestError("\n".join(f"{path}: {line}" for line in wrong))
-    return parsed
+    return _with_topology(parsed)
 
 
 def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest:
@@ -224,6 +225,16 @@ def _then(given: ThenSection | None, parsed: RunFile) -> ThenSection | None:
     }
     missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
     return given.model_copy(update=missing)
+
+
+def _with_topology(expanded: RunFile) -> RunFile:
+    """The file with who sums, by what its codec sends, where it does not say so."""
+    outer = expanded.outer
+    if outer.topology is not None:
+        return expanded
+    plain = outer.model_copy(update={"topology": BUTTERFLY})
+    topology = topology_for(_outer_spec(plain), expanded.run.trust)
+    return expanded.model_copy(update={"outer": outer.model_copy(update={"topology": topology})})
 
 
 PUZZLE_BITS, PROBATION, RAMP = 22, 3, 10

@@ -114,8 +114,9 @@ class ThenSection(Section):
 class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
     run trusts where the preset names none. In so many `fragments` the model is cut, of which each
-    round syncs the next; `overlap` rounds are in flight at a time. The preset auto has its codec by
-    `uplink_mbit`, what lines send. `then` is the method that follows, if one does."""
+    round syncs the next; `overlap` rounds are in flight at a time. The `topology` follows from what
+    the codec sends. The preset auto has its codec by `uplink_mbit`, what lines send. `then` is the
+    method that follows, if one does."""
 
     preset: str = "diloco"
     codec: str | None = None
@@ -127,6 +128,7 @@ class OuterSection(Section):
     momentum: float | None = None
     fragments: int | None = None
     overlap: int | None = None
+    topology: Literal["butterfly", "gather"] | None = None
     uplink_mbit: float | None = None
     then: ThenSection | None = None
 

@@ -87,6 +87,8 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # at a time, and each of them in every so many rounds only
 # overlap = 1          # or 2: train on while a round is in flight, for lines that are slow beside
                        # the training; a fragment then comes home some steps late
+# topology = "butterfly" # each cell is summed by few, who send the result to all; or "gather":
+                       # everybody sums all. Left out: what sends less; `barnraise check` tells
 # uplink_mbit = 20.0   # with preset = "auto": what peers' lines send; it decides on the codec
 
 # [outer.then]         # another method from a round on: its schedule, and its outer step

@@ -118,7 +118,8 @@ class Exactness:
         if listed:
             run = self._manifest
             cells = self._layout.num_cells(0)
-            cuts = slices_after(self._before, cells, run.trust) if self._before else ()
+            laws = run.trust, run.outer.topology
+            cuts = slices_after(self._before, cells, *laws) if self._before else ()
             sum_N = aggregate(run.outer, listed, run.cell_elements, cuts)
             self.max_error = max(self.max_error, _error(sum_N, listed))
             self._state = outer_step(self._manifest.outer, self._state, sum_N, value.round)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from node.settings.topology import topology_for
 from protocol.manifest import OuterSpec, RunManifest, TimingSpec
 
 HEARTBEAT_S, SUSPECT_S = 0.5, 2.5
@@ -40,5 +41,6 @@ def bench_manifest(
         momentum=momentum,
         overlap=1,
     )
+    outer = replace(outer, topology=topology_for(outer, base.trust))
     numel = base.layout(0).fragment_numels[0]
     return replace(base, title="barnraise bench", outer=outer, timing=timing(numel))

@@ -24,8 +24,12 @@ Vector = NDArray[np.float32]
 DTYPES = {"none": "<f4", "fp16": "<f2"}
 
 
-def slices_after(before: SealValue, num_cells: int, trust: str) -> list[tuple[int, int]]:
+def slices_after(
+    before: SealValue, num_cells: int, trust: str, topology: str = "butterfly"
+) -> list[tuple[int, int]]:
     """The cells of each slice of the round behind a seal."""
+    if topology == "gather":
+        return [(0, num_cells)]
     found = slices_of(before.roster, before.digest, num_cells, trust=trust)
     return [(piece.first, piece.stop) for piece in found]
 

@@ -167,7 +167,8 @@ class Reference:
         manifest = self._world.manifest
         rows = weighed_rows(named, listed, manifest, classes)
         fragment = self._layout.fragment_of(value.round)
-        cuts = slices_after(named, self._layout.num_cells(fragment), manifest.trust)
+        cells, topology = self._layout.num_cells(fragment), manifest.outer.topology
+        cuts = slices_after(named, cells, manifest.trust, topology)
         # Of rows that weigh nothing no rule makes anything.
         rows = rows or [(listed[0][0], 1, np.zeros_like(listed[0][2]))]
         sum_N = aggregate(manifest.outer, rows, manifest.cell_elements, cuts)

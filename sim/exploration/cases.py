@@ -205,6 +205,7 @@ def _cases_of_rounds() -> Iterator[Case]:
         Span(voters=2, rounds=2, restarts=1, every=100, fragment_cells=(1, 2)),
     )
     yield from _cases_in_flight()
+    yield from _cases_of_all()
     yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
     yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
     yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))
@@ -226,6 +227,23 @@ def _cases_of_rounds() -> Iterator[Case]:
         Span(voters=3, rounds=2, disks=1, is_late=True, active="A"),
         UNHEARD,
     )
+
+
+def _cases_of_all() -> Iterator[Case]:
+    """R8: the same machines where everybody sums everything."""
+    for name, span in (
+        ("2 voters, 1 round", Span(voters=2, rounds=1, every=1)),
+        ("2 voters, 2 attempts", Span(voters=2, rounds=1, attempts=2, is_late=True, every=50)),
+        ("2 voters, 1 round, whole vectors", Span(voters=2, rounds=1, every=10, uses_gram=True)),
+        ("2 voters, 1 round, a restart", Span(voters=2, rounds=1, restarts=1, every=20)),
+        ("2 voters, 2 rounds", Span(voters=2, rounds=2, every=50)),
+        ("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50)),
+        ("1 voter, 1 joiner, 2 rounds", Span(voters=1, joiners=1, rounds=2, every=200)),
+        ("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=500)),
+        ("2 voters, 2 rounds, a lost disk", Span(voters=2, rounds=2, disks=1)),
+        ("3 voters, 1 round", Span(voters=3, rounds=1, every=1000)),
+    ):
+        yield _rounds(f"{name}, everybody sums", replace(span, everybody_sums=True))
 
 
 def _cases_in_flight() -> Iterator[Case]:

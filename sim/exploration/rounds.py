@@ -40,8 +40,9 @@ class Span:
     `members` have a seat and do not vote yet, `joiners` have none. Deadlines pass only if
     `is_late`. L1 is asked of every `every`-th state; 0 for never. If `active` names peers, all
     others do nothing. With `uses_gram` there are two cells, and nobody sums one before the Gram
-    matrices of both are announced. `fragment_cells` are the cells of each fragment, where there is
-    more than one; with `lag` 2 two rounds are in flight on them (R5).
+    matrices of both are announced. If `everybody_sums`, all members do. `fragment_cells` are the
+    cells of each fragment, where there is more than one; with `lag` 2 two rounds are in flight on
+    them (R5).
     """
 
     voters: int
@@ -56,6 +57,7 @@ class Span:
     every: int = 0
     active: str = ""
     uses_gram: bool = False
+    everybody_sums: bool = False
     fragment_cells: tuple[int, ...] = ()
     lag: int = 1
 
@@ -73,7 +75,9 @@ class Rounds:
             voters=span.voters, helpers=0, members=span.members, fragment_cells=cells
         )
         config = toy_config(*cells, lag=span.lag)
-        self.table.config = replace(config, uses_gram=span.uses_gram)
+        self.table.config = replace(
+            config, uses_gram=span.uses_gram, everybody_sums=span.everybody_sums
+        )
         head = self.table.head
         self.post = Post()
         self.post.rosters[head.value.digest] = head.value.roster

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
+from node.settings.topology import topology_for
 from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
@@ -133,7 +134,7 @@ def with_then(outer: OuterSpec, name: str, from_round: int, rounds: int) -> Oute
 def outer_spec(name: str, preset: Preset) -> OuterSpec:
     """A preset as a founder writes it out, among friends."""
     settings = {**codec_defaults(preset.codec), **preset.codec_settings}
-    return OuterSpec(
+    spec = OuterSpec(
         preset=name,
         codec=preset.codec,
         codec_settings=tuple(Setting(key, settings[key]) for key in sorted(settings)),
@@ -144,6 +145,7 @@ def outer_spec(name: str, preset: Preset) -> OuterSpec:
         momentum=preset.momentum,
         overlap=preset.overlap,
     )
+    return replace(spec, topology=topology_for(spec, "friends"))
 
 
 def found_run(

@@ -56,7 +56,12 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
         ends_after_s=scenario.ends_after_s,
         trust=scenario.trust,
     )
-    outer = replace(manifest.outer, aggregator=scenario.aggregator, overlap=scenario.lag)
+    outer = replace(
+        manifest.outer,
+        aggregator=scenario.aggregator,
+        overlap=scenario.lag,
+        topology=scenario.topology,
+    )
     is_slow = scenario.trust == "open" and "ramp" not in scenario.without
     manifest = replace(
         manifest,

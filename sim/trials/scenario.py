@@ -112,10 +112,10 @@ class Scenario:
     that run with Ed25519 and with every frame on its wire encoding. `ends_after_s` is the date of
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
-    open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run. The
-    last of the members are bent by the `attack`, NAME:FRACTION; each contribution meets so many
-    `audits` on average, and with any, or if it `learns`, the trainers learn a text; `without` are
-    defences that all do without, for tests alone: no file says so.
+    open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run,
+    `topology` who sums. The last of the members are bent by the `attack`, NAME:FRACTION; each
+    contribution meets so many `audits` on average, and with any, or if it `learns`, the trainers
+    learn a text; `without` are defences that all do without, for tests alone: no file says so.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Scenario:
     shows: str
     trust: str = "friends"
     aggregator: str = "mean"
+    topology: str = "butterfly"
     attack: str = ""
     audits: float = 0.0
     learns: bool = False

@@ -285,6 +285,7 @@ class ScenarioFile(Section):
     shows: Annotated[str, Field(max_length=1000)] = ""
     trust: Literal["friends", "open"] = "friends"
     aggregator: str = "mean"
+    topology: Literal["butterfly", "gather"] = "butterfly"
     attack: Annotated[str, Field(max_length=100)] = ""
     audits: Share = 0.0
     learns: bool = False
@@ -373,6 +374,7 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         shows=" ".join(found.shows.split()),
         trust=found.trust,
         aggregator=found.aggregator,
+        topology=found.topology,
         attack=found.attack,
         audits=found.audits,
         learns=found.learns,

@@ -136,6 +136,7 @@ class Soup:
     last_round: int = 7
     restarts: float = 0.0
     rare: Rare = never
+    everybody_sums: bool = False
     lost: set[PeerId] = field(default_factory=set)
     journals: dict[PeerId, SoupJournal] = field(default_factory=dict)
     chains: dict[PeerId, list[SealCertificate]] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class Soup:
             self._train(peer)
 
     def _machine(self, peer: PeerId, head: SealCertificate) -> RoundMachine:
-        config = replace(CONFIG, rare=self.rare)
+        config = replace(CONFIG, rare=self.rare, everybody_sums=self.everybody_sums)
         return RoundMachine(config, KeyedHashSigner(peer), head, now_s=0.0)
 
     @property

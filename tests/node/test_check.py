@@ -50,6 +50,62 @@ def test_every_preset_is_told_with_its_costs(tmp_path: Path, preset: str) -> Non
     assert str(told["codec"]) in text.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("preset", "topology"),
+    [
+        ("sparseloco", "gather"),
+        ("sparseloco_64", "gather"),
+        ("diloco", "butterfly"),
+        ("diloco_int4", "butterfly"),
+        ("diloco_ternary", "butterfly"),
+    ],
+)
+def test_who_sums_follows_from_what_the_codec_sends(
+    tmp_path: Path, preset: str, topology: str
+) -> None:
+    found = check_run_file(file(tmp_path, f"[outer]\npreset = '{preset}'"), 8)
+    told = check_json(found, None)
+    assert (told["topology"], told["changed"]) == (topology, [])
+    assert found.costs.up_bytes < found.other.up_bytes == told["other_up_bytes"]
+    text = StringIO()
+    print_check(Console(file=text, width=200), found, None)
+    assert f"{topology}: " in text.getvalue()
+    assert "cheaper" not in text.getvalue()
+
+
+def test_other_topology_is_told_where_it_is_cheaper_and_can_be_set(tmp_path: Path) -> None:
+    sparse = "[outer]\npreset = 'sparseloco'\n"
+    found = check_run_file(file(tmp_path, sparse), 32)
+    text = StringIO()
+    print_check(Console(file=text, width=200), found, None)
+    assert "cheaper, set topology to 'butterfly'" in text.getvalue()
+    other = check_run_file(file(tmp_path, sparse + "topology = 'butterfly'\n"), 32)
+    assert other.changed == ("topology",)
+    assert other.costs == found.other
+    assert other.other == found.costs
+
+
+def test_gather_costs_a_contribution_to_each_other_peer_and_no_result(tmp_path: Path) -> None:
+    costs = check_run_file(file(tmp_path, "[outer]\npreset = 'sparseloco'"), 4).costs
+    assert (costs.parts_bytes, costs.results_bytes) == (3 * costs.payload_bytes, 0)
+    # Two delays less, for nobody waits for an AGG or a result.
+    assert costs.exchange_s(Line("", 1e9, 1e9, 100.0)) == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+def test_contribution_as_large_as_a_result_is_not_gathered(tmp_path: Path, codec: str) -> None:
+    text = f"[outer]\npreset = 'diloco'\ncodec = '{codec}'\ntopology = 'gather'"
+    with pytest.raises(ConfigError, match=r"topology is 'gather'.* set it to 'butterfly'"):
+        check_run_file(file(tmp_path, text), 8)
+
+
+def test_two_rounds_in_flight_are_not_gathered(tmp_path: Path) -> None:
+    text = "[outer]\npreset = 'sparseloco'\noverlap = 2\n"
+    assert check_run_file(file(tmp_path, text), 4).manifest.outer.topology == "butterfly"
+    with pytest.raises(ConfigError, match="for one round in flight; set it to 'butterfly'"):
+        check_run_file(file(tmp_path, text + "topology = 'gather'"), 4)
+
+
 def test_seconds_follow_from_bytes_delays_and_steps(tmp_path: Path) -> None:
     found = check_run_file(file(tmp_path, ""), 8)
     told = check_json(found, 0.25)

@@ -47,7 +47,7 @@ def test_file_of_init_has_every_key_at_its_default(tmp_path: Path) -> None:
     assert read(tmp_path, text) == read(tmp_path, LEAST)
     # What is commented out is a key as well: without its mark the file must still be good.
     marks = ("date", "momentum", "codec", "optimizer", "inner_steps", "fragments", "overlap")
-    for mark in (*marks, "puzzle_bits", "probation", "ramp"):
+    for mark in (*marks, "topology", "puzzle_bits", "probation", "ramp"):
         text = text.replace(f"\n# {mark} =", f"\n{mark} =")
     shown = read(tmp_path, text)
     assert (shown.outer.momentum, shown.stop.date) == (0.5, 1_801_418_400)

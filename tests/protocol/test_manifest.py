@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 
@@ -22,7 +23,7 @@ from protocol.manifest import (
     open_manifest,
     sign_manifest,
 )
-from protocol.wire import encode
+from protocol.wire import decode, encode
 from tests.protocol.strategies import values
 from tests.protocol.vectors import MANIFEST, OTHER, SIGNER
 
@@ -58,6 +59,7 @@ def another(path: str, value: Any) -> Any:
     """A valid value of that field which is not the example's."""
     special = {
         "trust": "open",
+        "outer.topology": "gather",
         "access.mode": "invited",
         "access.allow": (PeerId(bytes(32)),),
         "survive": "quorum",
@@ -267,3 +269,22 @@ def test_schedule_length_and_grid_follow_from_the_manifest():
     assert MANIFEST.total_inner_steps == 800
     assert MANIFEST.layout(0).fragment_numels == (6, 21_000_000)
     assert MANIFEST.layout(0).num_cells(1) == 81
+
+
+# Fields that came later
+
+
+def test_topology_at_its_default_is_left_out_and_manifests_from_before_keep_their_bytes():
+    butterfly, gather = MANIFEST.outer, replace(MANIFEST.outer, topology="gather")
+    assert msgpack.unpackb(encode(butterfly))[-1] == butterfly.overlap
+    assert msgpack.unpackb(encode(gather)) == [*msgpack.unpackb(encode(butterfly)), "gather"]
+    assert decode(type(butterfly), encode(butterfly)) == butterfly
+    assert decode(type(butterfly), encode(gather)) == gather
+
+
+def test_default_that_is_written_out_or_a_field_too_many_is_refused():
+    plain = msgpack.unpackb(encode(MANIFEST.outer))
+    kind = type(MANIFEST.outer)
+    for wrong in ([*plain, "butterfly"], [*plain, "gather", 1], [*plain, "ring"], plain[:-1]):
+        with pytest.raises(DecodeError):
+            decode(kind, msgpack.packb(wrong))

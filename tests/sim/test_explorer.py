@@ -92,6 +92,9 @@ MODELS = {
     "2 voters, a round": lambda: Rounds(Span(voters=2, rounds=1, every=10)),
     "2 voters, whole vectors": lambda: Rounds(Span(voters=2, rounds=1, every=20, uses_gram=True)),
     "2 voters, 2 rounds": lambda: Rounds(Span(voters=2, rounds=2, every=400)),
+    "2 voters, everybody sums": lambda: Rounds(
+        Span(voters=2, rounds=1, every=10, everybody_sums=True)
+    ),
     "2 freeze": lambda: Waking(voters=3, sleepers=2),
     "window": lambda: Windows(voters=3, rounds=4),
 }

@@ -71,11 +71,11 @@ class Measured(World):
         return median(spans)
 
 
-def manifest_of(codec: str, **settings: float) -> RunManifest:
+def manifest_of(codec: str, topology: str = "butterfly", **settings: float) -> RunManifest:
     manifest = toy_manifest(peers_named(1)[0], rounds=ROUNDS + 1, cells=CELLS)
     timing = replace(manifest.timing, deadline_floor_s=5.0, deadline_cap_s=60.0, suspect_s=5.0)
     given = tuple(Setting(name, settings[name]) for name in sorted(settings))
-    outer = replace(manifest.outer, codec=codec, codec_settings=given)
+    outer = replace(manifest.outer, codec=codec, codec_settings=given, topology=topology)
     return replace(manifest, timing=timing, outer=outer)
 
 
@@ -85,6 +85,8 @@ def manifest_of(codec: str, **settings: float) -> RunManifest:
         (4, manifest_of("fp16")),
         (6, manifest_of("int4")),
         (3, manifest_of("topk", density=0.125, chunk=1024)),
+        (4, manifest_of("int4", "gather")),
+        (5, manifest_of("topk", "gather", density=0.125, chunk=1024)),
     ],
 )
 def test_bytes_and_seconds_of_a_round_are_those_that_check_tells(

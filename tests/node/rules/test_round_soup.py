@@ -10,12 +10,15 @@ from tests.node.builders import head_of, peers_named
 from tests.node.soup import Soup
 
 
-def stir(seed: str, *, restarts: float = 0.0, rare: Rare = never) -> Soup:
+def stir(
+    seed: str, *, restarts: float = 0.0, rare: Rare = never, everybody_sums: bool = False
+) -> Soup:
     """Chaos among one to five voters, then a good run."""
     rng = random.Random(seed)
     num_voters = rng.choice((1, 2, 3, 3, 4, 5))
     peers = peers_named(num_voters + rng.choice((0, 0, 1)))
-    soup = Soup(head_of(peers[:num_voters], peers[num_voters:]), rng, restarts=restarts, rare=rare)
+    head = head_of(peers[:num_voters], peers[num_voters:])
+    soup = Soup(head, rng, restarts=restarts, rare=rare, everybody_sums=everybody_sums)
     soup.shake(rng.choice((100, 400, 1500)))
     if num_voters >= 3 and rng.random() < 0.6:
         soup.kill(rng.choice(peers))
@@ -29,6 +32,12 @@ def stir(seed: str, *, restarts: float = 0.0, rare: Rare = never) -> Soup:
 def test_no_slot_is_filled_twice_and_no_round_has_two_seals_whatever_arrives(seed):
     rounds = [len(stir(f"{seed}/{case}").adopted) for case in range(60)]
     assert sum(rounds) >= 60, "a soup in which nothing happens shows nothing"
+
+
+@pytest.mark.parametrize("restarts", [0.0, 0.02])
+def test_no_slot_is_filled_twice_where_everybody_sums(restarts, seed):
+    soups = [stir(f"{seed}/{case}", restarts=restarts, everybody_sums=True) for case in range(40)]
+    assert sum(len(soup.adopted) for soup in soups) >= 40
 
 
 def test_no_slot_is_filled_twice_though_all_peers_are_killed_and_restarted_all_the_time(seed):
