@@ -12,6 +12,7 @@ round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that th
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 
 from protocol.errors import StateError
 from training.arithmetic import all_finite
-from training.compression import make_codec, make_feedback
+from training.compression import decode_cells, make_codec, make_feedback
 from training.device_encoding import encoder_on
 from training.exchange import (
     Contribution,
@@ -30,7 +31,6 @@ from training.exchange import (
     RunStart,
     Session,
     Ticket,
-    TraceRoots,
 )
 from training.inner import apply_gradient, optimizer_tensors
 from training.inner_state import (
@@ -40,12 +40,7 @@ from training.inner_state import (
     anchor_digest,
     take_moments,
 )
-from training.models import (
-    check_parameters,
-    read_fragment,
-    tokens_per_sample,
-    write_fragment,
-)
+from training.models import check_parameters, read_fragment, tokens_per_sample, write_fragment
 from training.presets import Method, steps_of
 from training.recall import Recalled, recall
 from training.scaffold import NoVariates, Variates
@@ -270,7 +265,8 @@ class DiLoCo:
         self._variates.contributed(drift_N)
         # The residual that this is encoded with depends on it, the drift does not.
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
-        encoded = self._feedback[fragment].encode(drift_N)
+        feedback = self._feedback[fragment]
+        encoded = feedback.encode(drift_N)
         if self._method.is_delayed:
             self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
@@ -282,7 +278,7 @@ class DiLoCo:
             residual_before=encoded.residual_before,
             residual_after=encoded.residual_after,
             loss=self._loss_total / self._local_step,
-            traced=self._traced(self._feedback[fragment].residual_N),
+            traced=None if self._tracer is None else self._tracer.encoded(feedback.residual_N),
         )
         self._keep(contribution)
         self._hand_over(contribution)
@@ -290,18 +286,10 @@ class DiLoCo:
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
         """What the next round begins with, while this one is in flight."""
-        numels = self._layout.cell_numels[fragment]
-
-        def own() -> NDArray[np.float32]:
-            cells = zip(payloads, numels, strict=True)
-            return np.concatenate([self._codec.decode(cell, numel) for cell, numel in cells])
-
+        own = partial(decode_cells, self._codec, payloads, self._layout.cell_numels[fragment])
         ahead_N = self._method.merge.ahead(self._anchors[fragment], own, self._members)
         write_fragment(self._model, self._shard, fragment, ahead_N)
         self._ahead[fragment] = ahead_N
-
-    def _traced(self, residual_N: NDArray[np.float32] | None) -> TraceRoots | None:
-        return None if self._tracer is None else self._tracer.encoded(residual_N)
 
     def _hand_over(self, contribution: Contribution) -> None:
         fragment = contribution.fragment

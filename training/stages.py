@@ -68,6 +68,13 @@ def wrong_then(name: str, later: str, *, fragments: int, overlap: int) -> Iterat
             "kind throughout; take presets whose rounds have H steps"
         )
         return
+    varied = [one for one, preset in ((name, first), (later, then)) if preset.has_variates]
+    if varied:
+        yield (
+            f"the variates of {varied[0]!r} are of all rounds, and a trainer has them throughout or "
+            "not at all; take a preset without"
+        )
+        return
     if first.overlap > then.overlap:
         yield (
             f"{name!r} trains beside an exchange and {later!r} waits for it; a run goes from "

@@ -68,10 +68,9 @@ class TrainerWork:
         self._wanted: Wanted | None = None
         self._bent_N: NDArray[np.float32] | None = None
         self._changed = trio.Event()
-        self._is_stale = False
-        """Whether what was wanted last is of a branch that was left (R4)."""
-        self._is_lost = False
-        """Whether a branch was left since the round in hand began: its residual may be of that."""
+        self._is_stale = self._is_lost = False
+        """Whether what was wanted last is of a branch that was left (R4), and whether one was left
+        since the round in hand began: its residual may be of that."""
         self._taken: Wanted | None = None
         """What the trainer has heard of last."""
         self._fates = Fates()

@@ -29,9 +29,7 @@ from training.aggregation import AGGREGATORS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 
-RULES_MAX = 64
-FAULTS_MAX = 2048
-TIMES_MAX = 200
+RULES_MAX, FAULTS_MAX, TIMES_MAX = 64, 2048, 200
 SECONDS_MAX = 86_400.0
 CELLS_MAX, FRAGMENTS_MAX = 256, 64
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")

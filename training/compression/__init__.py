@@ -15,6 +15,7 @@ from training.compression.seam import (
     Vector,
     admits,
     bits_per_element,
+    decode_cells,
 )
 from training.compression.settings import codec_defaults, codec_named, make_codec
 
@@ -30,6 +31,7 @@ __all__ = [
     "blocks",
     "codec_defaults",
     "codec_named",
+    "decode_cells",
     "decode_to_read",
     "dense",
     "lowrank",

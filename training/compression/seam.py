@@ -7,6 +7,7 @@ must get the same bits on every machine: decoders are single numpy operations in
 Encoders need not agree with each other, only with themselves.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -90,6 +91,14 @@ def admits(codec: Codec, num_bytes: int, numel: int) -> bool:
     if isinstance(codec, VariableSize):
         return codec.admits(num_bytes, numel)
     return num_bytes == codec.payload_bytes(numel)
+
+
+def decode_cells(
+    codec: Codec, payloads: Sequence[bytes], numels: Sequence[int]
+) -> NDArray[np.float32]:
+    """A whole fragment of its cells' payloads. Raises DecodeError as `decode` does."""
+    cells = zip(payloads, numels, strict=True)
+    return np.concatenate([codec.decode(payload, numel) for payload, numel in cells])
 
 
 def as_float32(x_N: Vector) -> NDArray[np.float32]:
