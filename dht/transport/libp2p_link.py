@@ -6,6 +6,7 @@ in the background.
 """
 
 import ipaddress
+import os
 from collections.abc import Awaitable, Callable
 from socket import AF_INET, AF_INET6
 
@@ -23,6 +24,14 @@ from protocol.identity import PeerId
 READ_AHEAD_BYTES = 256 * limits.KIB
 READ_BYTES_START = 16 * limits.KIB
 """One read of the socket: four full records. More gains nothing and is held per connection."""
+
+UNYIELDED_BYTES_MAX = 512 * limits.KIB
+UNYIELDED_BYTES_A_WRITE = 16 * limits.KIB
+"""What the system takes at once goes without a step of the loop, but not for ever: each write
+counts for so much beyond its bytes."""
+
+_HAS_VECTORS = hasattr(os, "readv")
+"""Whether sockets are files, as everywhere but on Windows. trio's own calls yield each time."""
 
 BACKLOG_BYTES_MAX = 4 * limits.MIB
 """Records of cancelled writes that wait for the socket: 64 full ones, then the peer is gone."""
@@ -69,6 +78,7 @@ class Link(IRawConnection):
         self._place = bytearray(0)
         """Where `arrived` reads to. Most links never need a large one."""
         self._is_full = True
+        self._unyielded_bytes = 0
         self._backlog: list[tuple[memoryview, trio.Event]] = []
         self._backlog_bytes = 0
 
@@ -104,7 +114,7 @@ class Link(IRawConnection):
         self._raise_if_lost()
         num_bytes = 0
         try:
-            num_bytes = await self._socket.recv_into(self._roomy_place())
+            num_bytes = await _receive_into(self._socket, self._roomy_place())
         except (OSError, trio.ClosedResourceError) as error:
             self.lose(f"receiving failed: {error}")
         self._raise_if_lost()
@@ -129,17 +139,34 @@ class Link(IRawConnection):
             await self._enqueue(rest).wait()
             self._raise_if_lost()
             return
+        self._unyielded_bytes += UNYIELDED_BYTES_A_WRITE + len(rest)
         try:
             while rest:
                 # Unlike `send_all`, this either sends and says how much, or is cancelled and
                 # has sent nothing.
-                rest = rest[await self._socket.send(rest) :]
+                rest = rest[await self._send_some(rest) :]
+            if self._unyielded_bytes > UNYIELDED_BYTES_MAX:
+                self._unyielded_bytes = 0
+                await trio.lowlevel.checkpoint()
         except trio.Cancelled:
-            self._enqueue(rest)
+            if rest:
+                self._enqueue(rest)
             raise
         except (OSError, trio.ClosedResourceError) as error:
             self.lose(f"sending failed: {error}")
             self._raise_if_lost()
+
+    async def _send_some(self, rest: memoryview) -> int:
+        """Send at least a byte of it; how many. Yields only while the system takes none."""
+        assert self._socket is not None
+        if not _HAS_VECTORS:
+            return await self._socket.send(rest)
+        while True:
+            try:
+                return os.write(self._socket.fileno(), rest)
+            except BlockingIOError:
+                self._unyielded_bytes = 0
+                await trio.lowlevel.wait_writable(self._socket.fileno())
 
     def _enqueue(self, rest: memoryview) -> trio.Event:
         sent = trio.Event()
@@ -209,6 +236,19 @@ class Link(IRawConnection):
     def get_connection_type(self) -> ConnectionType:
         """Direct or relayed."""
         return self._raw.get_connection_type()
+
+
+async def _receive_into(socket: trio.socket.SocketType, place: bytearray) -> int:
+    """Wait for bytes; how many came, 0 at the end. One step of the loop, always."""
+    if not _HAS_VECTORS:
+        return await socket.recv_into(place)
+    while True:
+        # Nearly always the last read has left nothing.
+        await trio.lowlevel.wait_readable(socket.fileno())
+        try:
+            return os.readv(socket.fileno(), [place])
+        except BlockingIOError:
+            continue
 
 
 OpenLink = Callable[[IRawConnection], Link]

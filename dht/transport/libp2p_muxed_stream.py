@@ -24,6 +24,11 @@ SMALL_BYTES = 4096
 
 JOINED_BYTES_MAX = 64 * limits.KIB
 
+UNYIELDED_BYTES_MAX = 512 * limits.KIB
+UNYIELDED_BYTES_A_READ = 16 * limits.KIB
+"""What is here is taken without a step of the loop, but not for ever: each taking counts for so
+much beyond its bytes."""
+
 _WINDOW_UPDATE, _FIN, _RST = 1, 4, 8
 
 Part = memoryview | bytearray | bytes
@@ -67,7 +72,7 @@ class MuxedStream(IMuxedStream):
         self._conn = conn
         self._chunks: deque[memoryview | bytearray] = deque()
         self._window = WINDOW_BYTES_START
-        self._owed = 0
+        self._owed = self._unyielded_bytes = 0
         self._granted_s = trio.current_time()
         self._came = trio.Event()
         self._needed = 1
@@ -146,7 +151,7 @@ class MuxedStream(IMuxedStream):
         # come: what was taken and not granted again is less than the other half.
         self._needed = max(1, min(num_bytes, self.window_target // 2))
         if self.num_buffered >= self._needed:
-            await trio.lowlevel.checkpoint()
+            await self.take_breath(num_bytes)
         while self.num_buffered < self._needed:
             if self.num_buffered and (self._why or self._is_finished):
                 await trio.lowlevel.checkpoint()
@@ -157,6 +162,15 @@ class MuxedStream(IMuxedStream):
                 raise MuxedStreamEOF("the other end closed")
             self._came = trio.Event()
             await self._came.wait()
+
+    async def take_breath(self, num_bytes: int) -> None:
+        """Where nothing is to be waited for: a step of the loop once in a while, for the others."""
+        self._unyielded_bytes += UNYIELDED_BYTES_A_READ + num_bytes
+        if self._unyielded_bytes > UNYIELDED_BYTES_MAX:
+            self._unyielded_bytes = 0
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
 
     async def read(self, n: int | None = None) -> bytes:
         """At most `n` bytes, at least one; see `readable`."""
@@ -189,6 +203,7 @@ class MuxedStream(IMuxedStream):
         Raises MuxedStreamReset, MuxedStreamClosed.
         """
         view = memoryview(data)
+        await trio.lowlevel.checkpoint_if_cancelled()
         while view:
             self.raise_if_not_sending()
             if self.send_window <= 0:

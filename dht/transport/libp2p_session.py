@@ -20,7 +20,7 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, NoiseTransportReadWri
 from libp2p.security.secure_session import SecureSession
 from multiaddr import Multiaddr
 
-from dht.transport.libp2p_link import Link
+from dht.transport.libp2p_link import READ_AHEAD_BYTES, Link
 from protocol import limits
 
 Bytes = bytes | bytearray | memoryview
@@ -29,6 +29,11 @@ SEND_BYTES_MAX = 260 * limits.KIB
 """Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
 in four. More gains nothing, and what is encrypted cannot be overtaken."""
 
+RECORD_BYTES_MAX = 64 * limits.KIB
+"""Of Noise; those of TLS are shorter."""
+
+_PLACES_MAX = 8
+_PLACE_BYTES = READ_AHEAD_BYTES + RECORD_BYTES_MAX
 _SPARE_BUFFERS_MAX = 8
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")
@@ -100,6 +105,35 @@ class Session(BaseSession):
         return self.link.get_connection_type()
 
 
+class Places:
+    """Memory for what is decrypted, used again once nobody looks at it any more: a fresh one is
+    zeros first, which costs as much as another copy."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def room_for(self, size: int) -> bytearray:
+        """At least so many bytes."""
+        if not _PLACE_BYTES // 4 <= size <= _PLACE_BYTES:
+            return bytearray(size)
+        for place in self._kept:
+            try:
+                place.append(0)  # Refused while there is a view of it.
+            except BufferError:
+                continue
+            place.pop()
+            return place
+        place = bytearray(_PLACE_BYTES)
+        if len(self._kept) < _PLACES_MAX:
+            self._kept.append(place)
+        return place
+
+
+def shown(place: memoryview, stop: int) -> Bytes:
+    """The first bytes of a place. What is kept of a few should not hold all of it."""
+    return place[:stop] if 2 * stop >= len(place) else bytes(place[:stop])
+
+
 class NoiseSession(Session):
     """Noise after the library's handshake: ChaCha20-Poly1305 over records of up to 65 535 bytes."""
 
@@ -117,9 +151,10 @@ class NoiseSession(Session):
             raise HandshakeFailure(f"Noise of another kind: {noise.name!r}")
         sending, receiving = noise.cipher_state_encrypt, noise.cipher_state_decrypt
         self._encrypt = ChaCha20Poly1305(sending.k).encrypt_into
-        self._decrypt = ChaCha20Poly1305(receiving.k).decrypt
+        self._decrypt = ChaCha20Poly1305(receiving.k).decrypt_into
         self._num_sent, self._num_received = sending.n, receiving.n
         self._half = bytearray()
+        self._places = Places()
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
@@ -139,38 +174,43 @@ class NoiseSession(Session):
     async def receive(self) -> list[Bytes]:
         """The next records in plain; see `Session.receive`."""
         while True:
-            data = await self.link.read()
+            data = await self.link.arrived()
             try:
-                found: list[Bytes] = list(self._decrypted(data))
+                found = self._decrypted(data)
             except InvalidTag as error:
                 self.link.lose("a record that does not decrypt")
                 raise ConnectionClosedError(self.link.lost_reason, transport="tcp") from error
             if found:
-                return found
+                return [found]
 
-    def _decrypted(self, data: bytes) -> Iterator[bytes]:
-        view = memoryview(data)
-        if self._half:
+    def _decrypted(self, data: Bytes) -> Bytes:
+        """All that is complete. Raises InvalidTag."""
+        view, half = memoryview(data), self._half
+        plain, stop = memoryview(self._places.room_for(len(half) + len(data))), 0
+        if half:
             # Only the record that was cut is put together, not all that came behind it.
-            head = self._half + data[: max(0, _LENGTH.size - len(self._half))]
-            missing = _record_bytes(head) - len(self._half)
-            if len(data) < missing:
-                self._half += data
-                return
-            self._half += view[:missing]
-            yield from self._plain_of(memoryview(self._half)[_LENGTH.size :])
+            head = half + view[: max(0, _LENGTH.size - len(half))]
+            missing = _record_bytes(head) - len(half)
+            if len(view) < missing:
+                half += view
+                return b""
+            half += view[:missing]
+            stop = self._plain_into(plain, memoryview(half)[_LENGTH.size :])
             view = view[missing:]
         start = 0
-        while (stop := start + _record_bytes(view[start : start + _LENGTH.size])) <= len(view):
-            yield from self._plain_of(view[start + _LENGTH.size : stop])
-            start = stop
+        while (end := start + _record_bytes(view[start : start + _LENGTH.size])) <= len(view):
+            stop += self._plain_into(plain[stop:], view[start + _LENGTH.size : end])
+            start = end
         self._half = bytearray(view[start:])
+        return shown(plain, stop)
 
-    def _plain_of(self, record: memoryview) -> Iterator[bytes]:
-        plain = self._decrypt(_NONCE.pack(self._num_received), record, None)
+    def _plain_into(self, place: memoryview, record: memoryview) -> int:
+        num_bytes = len(record) - _TAG_BYTES
+        if num_bytes < 0:
+            raise InvalidTag
+        self._decrypt(_NONCE.pack(self._num_received), record, None, place[:num_bytes])
         self._num_received += 1
-        if plain:
-            yield plain
+        return num_bytes
 
 
 def _record_bytes(head: Bytes) -> int:

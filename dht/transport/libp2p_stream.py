@@ -134,7 +134,7 @@ class Libp2pStream:
         self._raise_if_closed()
         muxed = self._muxed
         if num_bytes <= muxed.num_buffered:
-            await trio.lowlevel.checkpoint()
+            await muxed.take_breath(num_bytes)
             self._raise_if_closed()
             if num_bytes <= muxed.num_buffered:  # It may have been reset meanwhile.
                 return b"".join(muxed.take(num_bytes))

@@ -27,15 +27,13 @@ from libp2p.security.tls.io import TLSReadWriter
 from libp2p.security.tls.openssl_verify import install_skip_pkix_peer_verification
 from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
-from dht.transport.libp2p_link import READ_AHEAD_BYTES, Link, OpenLink
+from dht.transport.libp2p_link import Link, OpenLink
 from dht.transport.libp2p_security import bind
-from dht.transport.libp2p_session import Bytes, Session
+from dht.transport.libp2p_session import Bytes, Places, Session, shown
 from protocol import limits
 
 _KNOWN_LAYOUTS = ((3, 11), (3, 12), (3, 13))
 _RECORD_BYTES_MAX = 16 * limits.KIB
-_PLACES_MAX = 8
-_PLACE_BYTES = READ_AHEAD_BYTES + 4 * _RECORD_BYTES_MAX
 _MAPS = Path("/proc/self/maps")
 
 _BAD_HANDSHAKE = (
@@ -141,7 +139,7 @@ class TlsSession(Session):
         self._ssl = lines.stream_writer._ssl_socket
         self._in = lines.stream_writer._in_bio
         self._out = lines.stream_writer._out_bio
-        self._places: list[bytearray] = []
+        self._places = Places()
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
@@ -163,42 +161,22 @@ class TlsSession(Session):
                     return [plain]
             self._in.write(await self.link.arrived())
 
-    def _room_for(self, size: int) -> bytearray:
-        """Memory that nobody looks at any more, where much is to come: a fresh one is zeros first,
-        which costs as much as another copy."""
-        if not _PLACE_BYTES // 4 <= size <= _PLACE_BYTES:
-            return bytearray(size)
-        for place in self._places:
-            try:
-                place.append(0)  # Refused while there is a view of it.
-            except BufferError:
-                continue
-            place.pop()
-            return place
-        place = bytearray(_PLACE_BYTES)
-        if len(self._places) < _PLACES_MAX:
-            self._places.append(place)
-        return place
-
     def _decrypted(self) -> Bytes:
         """All that is complete. A record at a time would be a step per 16 KiB."""
         # OpenSSL may keep the begin of a record that has now come whole.
-        view, stop = memoryview(self._room_for(self._in.pending + _RECORD_BYTES_MAX)), 0
+        view, stop = memoryview(self._places.room_for(self._in.pending + _RECORD_BYTES_MAX)), 0
+        size, read = len(view), self._ssl.read
         try:
-            while num_bytes := self._read_into(view[stop:]):
-                stop += num_bytes
+            # Sixty-four times for a MiB.
+            while num_bytes := read(size - stop, view[stop:]):
+                stop += num_bytes  # type: ignore[operator]
             if not stop:
                 self._lose("closed by the other end", None)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             self._lose(f"a record that does not decrypt: {error.reason}", error)
-        # What is kept of a few bytes should not hold the whole buffer.
-        return view[:stop] if 2 * stop >= len(view) else bytes(view[:stop])
-
-    def _read_into(self, buffer: memoryview) -> int:
-        num_bytes: int = self._ssl.read(len(buffer), buffer)  # type: ignore[assignment]
-        return num_bytes
+        return shown(view, stop)
 
     def _lose(self, reason: str, error: ssl.SSLError | None) -> None:
         self.link.lose(reason)

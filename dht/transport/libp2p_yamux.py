@@ -173,11 +173,21 @@ class Yamux(IMuxedConn):
                 return
 
     async def _send_unsent(self) -> None:
-        async with self._sending:
+        await self._take_turn()
+        try:
             if self._unsent:
                 data = bytes(self._unsent)
                 self._unsent.clear()
                 await self.secured_conn.send((data,))
+        finally:
+            self._sending.release()
+
+    async def _take_turn(self) -> None:
+        """Wait until nobody else sends. As a rule nobody does, and it takes no step of the loop."""
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
 
     async def send_data(self, stream: MuxedStream, data: memoryview) -> int:
         """Send what fits the stream's window and one frame; how many bytes that was.
@@ -185,7 +195,8 @@ class Yamux(IMuxedConn):
         Cancelled, they are all sent or none is, and the stream's position is unknown.
         Raises ConnectionClosedError, and MuxedStreamReset.
         """
-        async with self._sending:
+        await self._take_turn()
+        try:
             stream.raise_if_not_sending()
             # What opens a stream goes before its bytes.
             room = SEND_BYTES_MAX - HEADER.size - len(self._unsent)
@@ -200,6 +211,8 @@ class Yamux(IMuxedConn):
                 parts = (b"".join(parts),)
             await self.secured_conn.send(parts)
             return num_bytes
+        finally:
+            self._sending.release()
 
     # In ------------------------------------------------------------------------------------------
 

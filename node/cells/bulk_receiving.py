@@ -161,7 +161,7 @@ class Inbound:
                     for _ in range(self.header.items):
                         if not is_wanted():
                             break
-                        await send.send(await self.item())
+                        await _put(send, await self.item())
             except (PeerError, NetworkError) as error:
                 failure = error
         if failure is not None:
@@ -170,3 +170,11 @@ class Inbound:
             return False
         await self.tell()
         return True
+
+
+async def _put(send: trio.MemorySendChannel[Item], item: Item) -> None:
+    """Where there is room, without a step of the loop."""
+    try:
+        send.send_nowait(item)
+    except trio.WouldBlock:
+        await send.send(item)

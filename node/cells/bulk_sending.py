@@ -16,6 +16,9 @@ from protocol.wire import encode
 STALL_S = 10.0
 """A transfer of which no piece moves for so long is given up; the round does without it."""
 
+JOINED_BYTES = 256 * limits.KIB
+"""Of a cell goes out in one piece with what is said of it, a copy; the rest from where it lies."""
+
 LENGTH_BYTES = 4
 """Before a frame (`Stream.send_frame`), which here goes out together with what follows it."""
 
@@ -54,8 +57,13 @@ async def send_item(
         while sizes and meter.has_room(sizes[0]) and not (pause is not None and size):
             meter.sent(sizes[0], now_s)
             size += sizes.popleft()
-        await stream.send_all(said + view[:size] if said else view[:size])
-        said, view = b"", view[size:]
+        if said:
+            num_joined = min(size, JOINED_BYTES)
+            await stream.send_all(said + view[:num_joined])
+            said, view, size = b"", view[num_joined:], size - num_joined
+        if size:
+            await stream.send_all(view[:size])
+            view = view[size:]
         scope.deadline = trio.current_time() + STALL_S
     if said:  # A cell of no bytes.
         await stream.send_all(said)

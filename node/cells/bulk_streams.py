@@ -13,6 +13,7 @@ import trio
 
 from node import events as ev
 from node.cells import bulk
+from node.cells.bulk_checks import Checks
 from node.cells.bulk_queue import Meter, Pace, PushQueue
 from node.cells.bulk_receiving import TOLD_EVERY_S as TOLD_EVERY_S
 from node.cells.bulk_receiving import Inbound
@@ -99,6 +100,7 @@ class BulkStreams:
         self._work = parts.work
         self._queue = PushQueue()
         self._paces: dict[PeerId, Pace] = {}
+        self._checks = Checks(owner.compute)
         self._num_inbound: Counter[PeerId] = Counter()
         self.parts_in_flight = 0
 
@@ -260,14 +262,14 @@ class BulkStreams:
         async def take(item: Item) -> bool:
             if not bulk.can_check(owner.core, header, item.index):
                 inbound.timed_s = -1.0  # The line does not wait: this node does.
-            if not await self._is_checkable(header, item.index):
-                logger.info("cells of nothing known peer=%s", short_id(peer))
-                return False
+                if not await self._is_checkable(header, item.index):
+                    logger.info("cells of nothing known peer=%s", short_id(peer))
+                    return False
             accept = bulk.admission(owner.core, owner.store, header, item)
             if len(item.payload) <= SMALL_BYTES:
                 accept()
             else:
-                await owner.compute(accept)
+                await self._checks.run(accept)
             if header.bulk is Bulk.RESULT:
                 view = owner.core.machine.standing.about(header.subject)
                 if view is not None:

@@ -10,7 +10,7 @@ WAITING = "waiting"
 _STAGES = (
     (WAITING, ("epoll", "kqueue", "select")),
     ("cipher", ("encrypt", "decrypt", "_ssl", "noise/")),
-    ("system calls", ("'send'", "'recv'", "sendmsg", "recv_into")),
+    ("system calls", ("'send'", "'recv'", "sendmsg", "recv_into", "posix.")),
     ("copying", ("'join'", "'tobytes'", "'extend'", "'write' of '_io", "'getbuffer'")),
     ("scheduling", ("trio/", "contextvars", "outcome/", "'run' of '_contextvars")),
     (

@@ -22,7 +22,7 @@ from dht.kademlia.messages import (
 from dht.reaching.nat_pmp import decode_address, decode_mapping
 from dht.transport.libp2p_muxed_stream import MuxedStream
 from dht.transport.libp2p_negotiate import accept, encode_line, request
-from dht.transport.libp2p_session import Bytes, NoiseSession, Session
+from dht.transport.libp2p_session import Bytes, NoiseSession, Places, Session
 from dht.transport.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
 from protocol import limits
 from protocol.errors import (
@@ -142,7 +142,7 @@ class Arrived:
     def __init__(self, data: bytes) -> None:
         self._pieces = list(_pieces(data))[::-1]
 
-    async def read(self, _num_bytes: int | None = None) -> bytes:
+    async def arrived(self) -> bytes:
         if not self._pieces:
             raise ConnectionClosedError("ended")
         return self._pieces.pop()
@@ -158,7 +158,8 @@ class KnownKeys(NoiseSession):
         self.link = link  # type: ignore[assignment] # enough of one
         self._plain, self._half = b"", bytearray()
         self._num_received = 0
-        self._decrypt = ChaCha20Poly1305(bytes(32)).decrypt
+        self._places = Places()
+        self._decrypt = ChaCha20Poly1305(bytes(32)).decrypt_into
 
 
 async def _receive_records(data: bytes) -> None:

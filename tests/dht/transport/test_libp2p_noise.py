@@ -7,7 +7,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from libp2p.io.exceptions import ConnectionClosedError
 
-from dht.transport.libp2p_session import SEND_BYTES_MAX, NoiseSession
+from dht.transport.libp2p_session import SEND_BYTES_MAX, NoiseSession, Places
 
 
 class KeyedLink:
@@ -20,7 +20,7 @@ class KeyedLink:
     async def write(self, data):
         self.data += data
 
-    async def read(self, _num_bytes=None):
+    async def arrived(self):
         data, self.data = bytes(self.data), bytearray()
         return data
 
@@ -34,9 +34,9 @@ def noise_session():
 
     session: Any = NoiseSession.__new__(NoiseSession)
     cipher = ChaCha20Poly1305(bytes(32))
-    session._encrypt, session._decrypt = cipher.encrypt_into, cipher.decrypt
+    session._encrypt, session._decrypt = cipher.encrypt_into, cipher.decrypt_into
     session._num_sent = session._num_received = 0
-    session._plain, session._half = b"", bytearray()
+    session._plain, session._half, session._places = b"", bytearray(), Places()
     session.link = KeyedLink()
     return session
 
@@ -54,7 +54,7 @@ async def test_records_are_decrypted_wherever_the_socket_cuts_them(seed, size):
     received = b""
     while wire:
         cut = rng.choice((1, 2, 3, 30, 70_000, 300_000))
-        received += b"".join(session._decrypted(wire[:cut]))
+        received += session._decrypted(wire[:cut])
         wire = wire[cut:]
     assert received == sent
 

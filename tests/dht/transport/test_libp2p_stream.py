@@ -7,6 +7,7 @@ import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamError
 
+from dht.transport.libp2p_muxed_stream import UNYIELDED_BYTES_MAX
 from dht.transport.libp2p_stream import root_message
 from protocol.errors import StreamClosedError
 from protocol.identity import PeerId
@@ -59,18 +60,54 @@ async def test_many_small_pieces_take_little_more_than_their_bytes():
 
 
 async def test_stream_that_is_reset_while_bytes_are_taken_gives_an_error_and_no_fewer_bytes():
+    # So much is not taken without a step of the loop, in which it is reset.
+    data = bytes(UNYIELDED_BYTES_MAX)
     muxed = muxed_stream()
-    muxed.take_window(-4)
-    feed(muxed, [b"four"])
+    muxed.take_window(-len(data))
+    feed(muxed, [data])
     stream = stream_over(muxed, PEER)
 
     async def receive():
         with pytest.raises(StreamClosedError):
-            await stream.receive_exactly(4)
+            await stream.receive_exactly(len(data))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         nursery.start_soon(muxed.reset)
+
+
+async def test_reader_of_what_is_here_lets_others_go_on():
+    muxed = muxed_stream()
+    data = [b"x" * 100] * 1000
+    muxed.take_window(-100_000)
+    feed(muxed, data)
+    stream = stream_over(muxed, PEER)
+    taken = steps = 0
+
+    async def read():
+        nonlocal taken
+        for _ in data:
+            await stream.receive_exactly(100)
+            taken += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        while taken < len(data):
+            await trio.lowlevel.checkpoint()
+            steps += 1
+    assert taken == len(data)
+    assert 10 < steps < len(data) / 10
+
+
+async def test_reader_of_what_is_here_can_be_cancelled():
+    muxed = muxed_stream()
+    feed(muxed, [b"four"])
+    stream = stream_over(muxed, PEER)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await stream.receive_exactly(4)
+    assert scope.cancelled_caught
+    assert stream.num_buffered == 4
 
 
 def test_root_message_is_the_deepest_that_says_something():

@@ -1,0 +1,83 @@
+"""A link takes few steps of the loop for many bytes, and never keeps the loop for itself."""
+
+import socket
+
+import pytest
+import trio
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from trio.testing import wait_all_tasks_blocked
+
+from dht.transport.libp2p_link import UNYIELDED_BYTES_MAX, Link
+from protocol.limits import KIB, MIB
+from tests.dht.loopback import DEADLINE_S
+
+pytestmark = pytest.mark.net
+
+
+class Ends:
+    """A link over TCP on this machine, and the socket at its other end."""
+
+    def __init__(self, nursery):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            near = socket.create_connection(listener.getsockname())
+            self.far, _ = listener.accept()
+        self.near = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+        raw = RawConnection(TrioTCPStream(self.near), True)
+        self.link = Link(raw, spawn=nursery.start_soon, on_lost=lambda _: None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.link.lose("the test is over")
+        self.far.close()
+
+
+async def test_writer_of_many_records_lets_others_go_on_while_the_system_takes_them():
+    steps = 0
+
+    async def count():
+        nonlocal steps
+        while True:
+            await trio.lowlevel.checkpoint()
+            steps += 1
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                nursery.start_soon(count)
+                for _ in range(1000):
+                    await ends.link.write(b"record")
+                nursery.cancel_scope.cancel()
+    assert 1000 * 16 * KIB // UNYIELDED_BYTES_MAX - 2 <= steps < 500
+
+
+async def test_end_of_a_peer_is_told_behind_its_last_bytes():
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                ends.far.sendall(b"of much")
+                ends.far.shutdown(socket.SHUT_WR)
+                assert bytes(await ends.link.arrived()) == b"of much"
+                with pytest.raises(ConnectionClosedError, match="closed by the other end"):
+                    await ends.link.arrived()
+
+
+async def test_link_that_is_lost_wakes_its_reader_and_its_writer():
+    async def read(link):
+        with pytest.raises(ConnectionClosedError, match="pulled"):
+            await link.arrived()
+
+    async def write(link):
+        with pytest.raises(ConnectionClosedError, match="pulled"):
+            await link.write(bytes(64 * MIB))
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                nursery.start_soon(read, ends.link)
+                nursery.start_soon(write, ends.link)
+                await wait_all_tasks_blocked(0.05)
+                ends.link.lose("pulled")
