@@ -40,6 +40,7 @@ class Dialer:
         self._links = links
         self._network = network
         self._locks: dict[PeerId, trio.Lock] = {}
+        self._seconds: dict[PeerId, trio.CancelScope] = {}
         self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -64,8 +65,18 @@ class Dialer:
                 return
             host, port = link.remote
             target = Multiaddr(f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}")
-            with trio.move_on_after(self._config.dial_timeout_s):
-                link.has_no_second = await self._dial_target(peer, target) is not None
+            with trio.move_on_after(self._config.dial_timeout_s) as scope:
+                self._seconds[peer] = scope
+                try:
+                    link.has_no_second = await self._dial_target(peer, target) is not None
+                finally:
+                    del self._seconds[peer]
+
+    def leave(self, peer: PeerId) -> None:
+        """Dial no second connection to a peer that is left: it would be connected again."""
+        scope = self._seconds.get(peer)
+        if scope is not None:
+            scope.cancel()
 
     @asynccontextmanager
     async def _dialling(self, peer: PeerId) -> AsyncIterator[None]:

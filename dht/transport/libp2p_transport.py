@@ -255,6 +255,7 @@ class Libp2pTransport:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`, within half a second. Never raises."""
+        self._dialer.leave(peer)
         await self._close_connections(self._host.get_network().get_connections(library_id(peer)))
 
     async def _close_connections(self, connections: Sequence[INetConn]) -> None:

@@ -281,6 +281,28 @@ async def test_bulk_streams_have_a_connection_of_their_own_whoever_opens_them(op
             assert one.connected() == ()
 
 
+async def test_peer_that_is_left_while_a_second_connection_is_dialled_stays_left():
+    async def open_it(client, peer):
+        with contextlib.suppress(UnreachableError):
+            await client.open_stream(peer, ECHO)
+
+    with trio.fail_after(DEADLINE_S):
+        async with (
+            open_loopback({ECHO: echo}) as server,
+            open_loopback(bulk_protocols=frozenset({ECHO})) as client,
+            open_wire(server.addresses()[0]) as (wire, address),
+            trio.open_nursery() as nursery,
+        ):
+            await client.connect(server.peer_id, [address])
+            wire.hold()
+            nursery.start_soon(open_it, client, server.peer_id)
+            await until(lambda: client._dialer._seconds)
+            await client.disconnect(server.peer_id)
+            wire.release()
+            await until(lambda: not client._dialer._seconds)
+            assert client.connected() == ()
+
+
 async def test_peer_that_takes_no_second_connection_gets_bulk_on_the_first():
     with trio.fail_after(DEADLINE_S), socket.create_server(("127.0.0.1", 0)) as deaf:
         async with (
