@@ -166,6 +166,7 @@ async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_al
     anchor_N = store.state.anchor_N
     async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
         async with anchors_in_place(trainer, store) as moved:
+            assert moved is not None
             assert moved[0] is anchor_N
             assert moved[1] is store.state.anchor_N
             assert np.array_equal(moved[1], anchor_N)
