@@ -174,10 +174,9 @@ async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_al
             del moved
             vectors = store._let_go()
             with trio.fail_after(20):
+                # By the thread that moved it, which ends by itself.
                 while is_held_elsewhere(vectors, 0):
-                    await (
-                        trio.lowlevel.checkpoint()
-                    )  # By the thread that moved it, which ends by itself.
+                    await trio.lowlevel.checkpoint()
         assert not trainer.anchors.made(store._step_rules.anchors.take())
 
 
