@@ -94,6 +94,7 @@ class AnchorPlaces:
         spec = channel.spec
         offsets = [spec.anchor_at(place) for place in range(spec.anchor_places)]
         self._places = _Places(channel, offsets, spec.anchor_bytes, first=1)
+        self._channel, self._has_copy = channel, False
         self._numel = spec.numel
         self._elsewhere = SpareVectors(spec.numel, most=1)
 
@@ -112,6 +113,22 @@ class AnchorPlaces:
         """See VectorSource."""
         self._places.trim()
         self._elsewhere.trim()
+
+    def keep_copy(self, anchor_N: Vector) -> None:
+        """Copy an anchor that lies elsewhere into the first place, until `forget_copy`. Raises
+        OSError where the disk is full."""
+        spec = self._channel.spec
+        self._channel.reserve(spec.anchor_at(0), spec.anchor_bytes)
+        self._channel.write_anchor(0, anchor_N)
+        self._has_copy = True
+
+    def forget_copy(self) -> None:
+        """The copy was read for the last time."""
+        if self._has_copy and _REMOVE is not None:
+            spec = self._channel.spec
+            with suppress(OSError, ValueError):
+                self._channel.memory(spec.anchor_at(0), spec.anchor_bytes).madvise(_REMOVE)
+        self._has_copy = False
 
     def place_of(self, vector_N: Vector) -> int | None:
         """Where a vector lies in the file; None of one that does not."""

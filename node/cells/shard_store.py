@@ -64,6 +64,9 @@ class ShardStore(CellStore):
         if ahead is None or ahead[:2] != (digest, step):
             self._make_room()
             keeps = not self._is_stepped_over(step)
+            if not keeps:
+                for source in self._step_rules.sources():
+                    source.trim()  # That of a state before a fetched one, for instance.
             stepping = self.stepping(before, round_index=step.round, keeps=keeps)
             ahead = self._ahead = digest, step, stepping
         for cell in cells:

@@ -72,18 +72,19 @@ class StateStore:
     def final(self, state: State) -> None:
         self._final = state
 
-    def use_anchors(self, anchors: VectorSource | None) -> None:
+    def use_anchors(self, anchors: VectorSource | None) -> tuple[Vector, Vector] | None:
         """Make anchors in memory of this kind from now on, the one that there is too; None: in
-        memory of one's own."""
+        memory of one's own. Returns the anchor that was moved, as it was and as it is."""
         rules = replace(self._step_rules, anchors=anchors or self._own_anchors)
         with self._whole:
             self._step_rules, state = rules, self._state
             if anchors is None or self._final is not state:
-                return
+                return None
             anchor_N = anchors.take()
             anchor_N[:] = state.anchor_N
             moved = State(anchor_N, state.slots, state.cell_roots, state.root)
             self._state = self._final = self._states[state.root] = moved
+            return state.anchor_N, anchor_N
 
     @property
     def num_state_cells(self) -> int:

@@ -57,6 +57,8 @@ class ContributionReady:
     contribution: Contribution
 
 
+Moved = tuple[NDArray[np.float32], NDArray[np.float32]]
+
 TrainerEvent = Ready | ContributionReady | Progress | Validation | Audited
 
 
@@ -201,6 +203,8 @@ class Trainer:
             if place is not None:
                 self._lent_N = anchors[0]
                 return place
+            await trio.to_thread.run_sync(self.anchors.keep_copy, anchors[0])
+            return 0
         for changed, anchor_N in anchors.items():
             await trio.to_thread.run_sync(self._channel.write_anchor, changed, anchor_N)
         return 0
@@ -287,6 +291,7 @@ class Trainer:
         if slots == 1:
             payloads = await trio.to_thread.run_sync(self._payloads.lent, frame.lengths)
             self._lent_N = None
+            self.anchors.forget_copy()
         else:
             place = frame.sequence % slots
             read = partial(self._channel.read_payloads, place, frame.lengths)
@@ -316,13 +321,14 @@ def _traced(frame: Contributed) -> TraceRoots | None:
 
 
 @asynccontextmanager
-async def anchors_in_place(trainer: Trainer, store: ShardStore) -> AsyncIterator[None]:
-    """The state's anchor lies where this trainer reads it, as far as it does that in place."""
+async def anchors_in_place(trainer: Trainer, store: ShardStore) -> AsyncIterator[Moved | None]:
+    """The state's anchor lies where this trainer reads it, as far as it does that in place; what
+    it was before, and is now."""
     if not trainer.reads_in_place:
-        yield
+        yield None
         return
-    await trio.to_thread.run_sync(store.use_anchors, trainer.anchors)
     try:
-        yield
+        # Without a name here: it would hold the anchor for as long as the trainer runs.
+        yield await trio.to_thread.run_sync(store.use_anchors, trainer.anchors)
     finally:
         store.use_anchors(None)

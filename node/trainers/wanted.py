@@ -39,6 +39,11 @@ class Wanted:
         """How many have a seat by that seal."""
         return len(self.action.certificate.value.roster.members)
 
+    def moved(self, moved: tuple[NDArray[np.float32], NDArray[np.float32]] | None) -> None:
+        """If the anchor is the first of these, it lies in the second now."""
+        if moved is not None and self.anchor_N is moved[0]:
+            self.anchor_N = moved[1]
+
     def let_go(self, *, lag: int) -> None:
         """The trainer has it. With two rounds in flight it is told of it more than once."""
         if lag == 1:

@@ -129,7 +129,10 @@ class TrainerWork:
         where it told what the user can mend.
         """
         opened, store = self._parts.opens_trainer(self._config), self._parts.store
-        async with opened as trainer, anchors_in_place(trainer, store):
+        async with opened as trainer, anchors_in_place(trainer, store) as moved:
+            if self._wanted is not None:
+                self._wanted.moved(moved)
+            del moved
             self._parts.log.emit("trainer", pid=trainer.pid)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer)

@@ -12,15 +12,18 @@ import pytest
 import trio
 import trio.testing
 
+from node.cells.shard_store import ShardStore
 from node.processes.children import child_environment, trainer_threads
-from node.trainers.trainer import ContributionReady
+from node.trainers.trainer import ContributionReady, anchors_in_place
 from node.trainers.trainer_channel import TrainerConfig, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
+from training.arithmetic import joined
 from training.exchange import Outcome, RunClock
 from training.frames import Audit, Progress, Ready, Start, Validation
 from training.genesis import genesis_weights
+from training.spare_vectors import is_held_elsewhere
 
 SAMPLES = INNER.inner_steps * INNER.batch
 LONG_BATCH = 16_384
@@ -136,6 +139,45 @@ async def test_anchor_that_is_read_in_place_is_held_until_the_contribution_and_n
         await next_of(trainer, ContributionReady)
         assert gone() is None
         assert trainer.anchors.place_of(trainer.anchors.take()) == place
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="holes of Linux")
+async def test_anchor_that_lies_elsewhere_is_copied_and_the_copy_goes_with_the_contribution(
+    tmp_path,
+):
+    def blocks():
+        (path,) = tmp_path.glob("*.channel")
+        return path.stat().st_blocks
+
+    async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
+        anchors = genesis_weights(config(tmp_path).manifest)
+        before = blocks()
+        await trainer.start(Start(clock=CLOCK, lease=((0, SAMPLES),)), anchors=anchors)
+        assert blocks() > before
+        await next_of(trainer, Progress)
+        await trainer.audit(AUDIT)
+        await next_of(trainer, ContributionReady)
+        assert blocks() == before
+
+
+async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_alone(tmp_path):
+    run = config(tmp_path)
+    store = ShardStore(run.manifest, 0, joined(genesis_weights(run.manifest)))
+    anchor_N = store.state.anchor_N
+    async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
+        async with anchors_in_place(trainer, store) as moved:
+            assert moved is not None
+            assert moved[0] is anchor_N
+            assert moved[1] is store.state.anchor_N
+            assert np.array_equal(moved[1], anchor_N)
+            assert trainer.anchors.place_of(moved[1]) is not None
+            del moved
+            vectors = store._let_go()
+            with trio.fail_after(20):
+                # By the thread that moved it, which ends by itself.
+                while is_held_elsewhere(vectors, 0):
+                    await trio.lowlevel.checkpoint()
+        assert not trainer.anchors.made(store._step_rules.anchors.take())
 
 
 async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
