@@ -93,9 +93,9 @@ def test_q2_loss_does_not_fall_with_longer_rounds() -> None:
 
 
 def test_q3_steps_while_a_fragment_is_in_flight_cost_little() -> None:
-    """Tau 2 of 3 steps, half of the local weights stays: 0.061, where the sheet asks for 0.05."""
+    """Tau 2 of 3 steps; what was trained meanwhile stays."""
     in_flight, _ = loss("in_flight")
-    assert in_flight <= loss("diloco")[0] + 0.08
+    assert in_flight <= loss("diloco")[0] + 0.05
     assert abs(loss("in_flight_e3m0")[0] - in_flight) <= 0.03
 
 
