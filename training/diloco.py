@@ -53,12 +53,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Pending:
-    """A contribution without an outcome."""
+    """A contribution without an outcome; `sent_N` is what it was taken from, if that goes on."""
 
     round: int
     ticket: Ticket
     is_void: bool = False
     """Whether a resync came behind it: then no residual waits for its outcome (R6)."""
+    sent_N: NDArray[np.float32] | None = None
 
 
 class DiLoCo:
@@ -212,8 +213,7 @@ class DiLoCo:
             is_same = state.anchor == anchor_digest(self._anchors[fragment])
             if not is_same and not self._method.is_delayed:
                 break  # It was to another version of the fragment.
-            before_N = state.residuals[fragment]
-            self._feedback[fragment].reopen(before_N, state.residual_after_N)
+            self._feedback[fragment].reopen(state.residuals[fragment], state.residual_after_N)
             self._variates.reopen(state.variates)
             due = self._due(self._steps)
             self._hand_over(contribution)
@@ -282,6 +282,8 @@ class DiLoCo:
         )
         self._keep(contribution)
         self._hand_over(contribution)
+        if self._overlap > 1 and not self._method.is_delayed:
+            self._pending[fragment].sent_N = local_N
         return outcome
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
@@ -292,9 +294,8 @@ class DiLoCo:
         self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
-        fragment = contribution.fragment
-        ticket = self._exchange.begin(fragment, contribution)
-        self._pending[fragment] = _Pending(self._clock.round, ticket)
+        ticket = self._exchange.begin(contribution.fragment, contribution)
+        self._pending[contribution.fragment] = _Pending(self._clock.round, ticket)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -334,7 +335,6 @@ class DiLoCo:
     def _take_over(self, due: Due) -> Outcome | None:
         outcome = None
         for fragment in (*due.finish, *due.take):
-            # What is to be finished may be over since the turn: then the run is, too.
             pending = self._pending.get(fragment)
             if pending and (fragment in due.finish or pending.ticket.is_here()):
                 outcome = self._finish(fragment)
@@ -363,7 +363,7 @@ class DiLoCo:
         merged_N = outcome.anchor_N
         if outcome.listed and not outcome.is_resync:
             local_N = read_fragment(self._model, self._shard, fragment)
-            merged_N = self._method.merge.apply(local_N, outcome.anchor_N)
+            merged_N = self._method.merge.apply(local_N, outcome.anchor_N, pending.sent_N)
         write_fragment(self._model, self._shard, fragment, merged_N)
         self._anchors[fragment] = outcome.anchor_N
         self._ahead.pop(fragment, None)

@@ -12,15 +12,21 @@ from numpy.typing import NDArray
 from training.outer import OuterInfo, OuterOptimizer, Slots
 from training.registry import Registry
 
+Vector = NDArray[np.float32]
+
 
 class Merge(Protocol):
     """SEAM: called by the loop when a round's outcome is known, and by a method with a delay when a
     contribution is handed over."""
 
     def apply(
-        self, local_N: NDArray[np.float32], anchor_N: NDArray[np.float32]
+        self, local_N: Vector, anchor_N: Vector, sent_N: Vector | None = None
     ) -> NDArray[np.float32]:
-        """The new working weights; the inputs are only read. Asked where the round lists us."""
+        """The new working weights; the inputs are only read. Asked where the round lists us.
+
+        `sent_N` are the weights whose drift was handed over, None where they are not known any
+        more.
+        """
         ...
 
     def ahead(
@@ -41,10 +47,10 @@ class Replace:
     """DiLoCo: training goes on from the anchor; what drifted since is in the contribution."""
 
     def apply(
-        self, local_N: NDArray[np.float32], anchor_N: NDArray[np.float32]
+        self, local_N: Vector, anchor_N: Vector, sent_N: Vector | None = None
     ) -> NDArray[np.float32]:
         """The anchor itself."""
-        del local_N
+        del local_N, sent_N
         return anchor_N
 
     def ahead(
@@ -68,9 +74,10 @@ class Blend:
         self._share = np.float32(share)
 
     def apply(
-        self, local_N: NDArray[np.float32], anchor_N: NDArray[np.float32]
+        self, local_N: Vector, anchor_N: Vector, sent_N: Vector | None = None
     ) -> NDArray[np.float32]:
         """The blend."""
+        del sent_N
         if not self._share:
             return anchor_N
         blend_N: NDArray[np.float32] = anchor_N + self._share * (local_N - anchor_N)
@@ -85,6 +92,28 @@ class Blend:
 
 
 MERGES.register("blend", Blend)
+
+
+class Carry(Replace):
+    """What was trained while the fragment was in flight stays, whole, on the new anchor.
+
+        theta_r <- theta + (theta_r - what was sent)
+
+    The round has nothing of it, and the next one has it: nothing is lost or counted twice. A blend
+    keeps a share of it, and the same share of what the outer step made of the drift before.
+    """
+
+    def apply(
+        self, local_N: Vector, anchor_N: Vector, sent_N: Vector | None = None
+    ) -> NDArray[np.float32]:
+        """The anchor, as far from it as training went since; after a restart the anchor itself."""
+        if sent_N is None:
+            return anchor_N
+        carried_N: NDArray[np.float32] = anchor_N + (local_N - sent_N)
+        return carried_N
+
+
+MERGES.register("carry", Carry)
 
 
 class Eager:
@@ -107,10 +136,10 @@ class Eager:
         self._slots_after: Slots = {}
 
     def apply(
-        self, local_N: NDArray[np.float32], anchor_N: NDArray[np.float32]
+        self, local_N: Vector, anchor_N: Vector, sent_N: Vector | None = None
     ) -> NDArray[np.float32]:
         """The anchor: it has what ran ahead, which is from now on part of the momentum."""
-        del local_N
+        del local_N, sent_N
         self._slots = self._slots_after
         return anchor_N
 

@@ -276,7 +276,7 @@ def test_schedule_length_and_grid_follow_from_the_manifest():
 
 def test_topology_at_its_default_is_left_out_and_manifests_from_before_keep_their_bytes():
     butterfly, gather = MANIFEST.outer, replace(MANIFEST.outer, topology="gather")
-    assert msgpack.unpackb(encode(butterfly))[-1] == butterfly.overlap
+    assert len(msgpack.unpackb(encode(butterfly))) == len(dataclasses.fields(butterfly)) - 1
     assert msgpack.unpackb(encode(gather)) == [*msgpack.unpackb(encode(butterfly)), "gather"]
     assert decode(type(butterfly), encode(butterfly)) == butterfly
     assert decode(type(butterfly), encode(gather)) == gather

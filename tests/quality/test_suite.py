@@ -3,8 +3,8 @@
 Four replicas, 600 steps, H = 12, momentum 0.5, seed 0, nats per byte. Q1 is in `test_q1`. Q4 (forms
 of overlap) and the half of Q7 with a delay run with two seeds, without the momentum that does not
 go with it; Q18 to Q21 have modules of their own. Margins are the sheet's but for three
-(`DECISIONS.md`, "rounds by time" and "two rounds in flight"): what ternary loses without feedback,
-how much worse a plain mean does with a poisoned peer, and what fragments in flight cost.
+(`DECISIONS.md`, "rounds by time"): what ternary loses without feedback, and how much worse a plain
+mean does with a poisoned peer; and fragments in flight need not be 0.02 worse than at once.
 """
 
 from functools import cache, partial
@@ -93,9 +93,9 @@ def test_q2_loss_does_not_fall_with_longer_rounds() -> None:
 
 
 def test_q3_steps_while_a_fragment_is_in_flight_cost_little() -> None:
-    """Tau 2 of 3 steps, half of the local weights stays: 0.061, where the sheet asks for 0.05."""
+    """Tau 2 of 3 steps; what was trained meanwhile stays."""
     in_flight, _ = loss("in_flight")
-    assert in_flight <= loss("diloco")[0] + 0.08
+    assert in_flight <= loss("diloco")[0] + 0.05
     assert abs(loss("in_flight_e3m0")[0] - in_flight) <= 0.03
 
 
@@ -110,9 +110,11 @@ def test_q3_fragments_in_turn_cost_little_and_move_a_quarter_at_a_time() -> None
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_q4_the_later_an_outcome_comes_the_more_it_costs(seed: int) -> None:
-    """At once, some steps later, a round later with the own share at once, a round later."""
-    losses = [loss(name, seed)[0] for name in ("diloco", "in_flight", "eager", "delayed")]
+    """Some steps later, a round later with the own share at once, a round later. Some steps cost
+    next to nothing since all that was trained meanwhile stays: 0.016 and 0.006 with the seeds."""
+    at_once, *losses = (loss(name, seed)[0] for name in ("diloco", "in_flight", "eager", "delayed"))
     assert all(later >= sooner + 0.02 for sooner, later in pairwise(losses))
+    assert losses[0] >= at_once - 0.01
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -22,7 +22,6 @@ from training.schedule import SCHEDULES, Due
 
 STEPS, ROUNDS = 4, 6
 TAU = PRESETS["streaming_diloco"](100).tau
-BLEND = PRESETS["streaming_diloco"](100).blend
 
 
 def manifest_of(
@@ -70,7 +69,8 @@ def test_outcomes_that_are_here_at_once_change_no_bit(seed: int, codec: str) -> 
 
 
 def test_streaming_equals_its_reference(seed: int) -> None:
-    """Algorithm 2 of Douillard et al. 2025 for one replica, by its formulas."""
+    """Algorithm 2 of Douillard et al. 2025 for one replica, by its formulas, but that all of what
+    was trained in flight stays."""
     manifest = manifest_of(codec="none", fragments=3)
     outer, shard = manifest.outer, manifest.shards[0]
     windows = random_windows(seed, steps=ROUNDS * STEPS)
@@ -78,6 +78,7 @@ def test_streaming_equals_its_reference(seed: int) -> None:
     inner = make_optimizer(model, manifest.inner)
     theta = [read_fragment(model, shard, p).astype(np.float64) for p in range(3)]
     velocity = [np.zeros(len(theta_N)) for theta_N in theta]
+    sent: dict[int, Weights] = {}
     for step in range(ROUNDS * STEPS):
         accumulate_gradient(model, inner, windows[step])
         apply_gradient(model, inner, manifest, step)
@@ -85,11 +86,12 @@ def test_streaming_equals_its_reference(seed: int) -> None:
         if index and done + 1 == TAU:
             p = (index - 1) % 3
             local = read_fragment(model, shard, p)
-            merged = BLEND * local + (1 - BLEND) * theta[p]
+            merged = theta[p] + local - sent[p]
             write_fragment(model, shard, p, merged.astype(np.float32))
         if done + 1 == STEPS:
             p = index % 3
-            delta = theta[p] - read_fragment(model, shard, p)
+            sent[p] = read_fragment(model, shard, p)
+            delta = theta[p] - sent[p]
             velocity[p] = outer.momentum * velocity[p] + delta
             step_N = delta + outer.momentum * velocity[p]
             theta[p] = theta[p] - outer.learning_rate * step_N
@@ -110,6 +112,13 @@ def test_blend_of_nothing_is_the_anchor_and_of_all_the_local_weights() -> None:
     assert np.array_equal(MERGES["blend"](0.0).apply(local_N, anchor_N), anchor_N)
     assert np.array_equal(MERGES["blend"](0.5).apply(local_N, anchor_N)[:2], [1.5, 0.0])
     assert np.array_equal(MERGES["blend"](1.0).apply(local_N, anchor_N)[:2], local_N[:2])
+
+
+def test_what_was_trained_in_flight_is_carried_over_whole() -> None:
+    local_N, anchor_N, sent_N = np.array([[1.5, -2.0], [7.0, 7.5], [1.0, 1.0]], dtype=np.float32)
+    carry = MERGES["carry"]()
+    assert carry.apply(local_N, anchor_N, sent_N).tolist() == [7.5, 4.5]
+    assert carry.apply(local_N, anchor_N) is anchor_N, "what was sent is not known any more"
 
 
 @pytest.mark.parametrize(("late", "after"), [(0, TAU), (2, TAU + 2), (100, STEPS)])
@@ -169,7 +178,7 @@ def test_a_restart_with_rounds_in_flight_changes_no_bit(
 
 
 @pytest.mark.parametrize("late", [0, 100])
-def test_restart_with_a_blend_under_way_keeps_payloads_and_residuals(
+def test_restart_with_drift_in_flight_keeps_payloads_and_residuals(
     tmp_path: Path, seed: int, late: int
 ) -> None:
     run = InFlightRun(manifest_of(), tmp_path, seed, late, deaths={3: "turned", 4: "announced"})
