@@ -229,12 +229,9 @@ HELD = [voices[number].have(b"\x3f") for number in (0, 1, 2)]
 """Three reducers hold all parts of all six: whoever of them is judged, two others do."""
 
 
-def is_refused(
-    listed, *, heard=(), is_late=False, attempt=0, trust="open", certificate=(), **fields
-) -> bool:
-    view = view_of(
-        SIX[0], OPEN, [*OF_SIX, *heard], attempt=attempt, opened_s=0.0, trust=trust, **fields
-    )
+def is_refused(listed, *, heard=(), is_late=False, certificate=(), **fields) -> bool:
+    around = {"trust": "open", "opened_s": 0.0} | fields
+    view = view_of(SIX[0], OPEN, [*OF_SIX, *heard], **around)
     body = replace(list_body(listed), certificate=certificate)
     return leaves_out(view, body, is_late=is_late)
 
