@@ -230,8 +230,8 @@ HELD = [voices[number].have(b"\x3f") for number in (0, 1, 2)]
 
 
 def is_refused(listed, *, heard=(), is_late=False, certificate=(), **fields) -> bool:
-    asked = {"attempt": 0, "trust": "open"} | fields
-    view = view_of(SIX[0], OPEN, [*OF_SIX, *heard], opened_s=0.0, **asked)
+    around = {"trust": "open", "opened_s": 0.0} | fields
+    view = view_of(SIX[0], OPEN, [*OF_SIX, *heard], **around)
     body = replace(list_body(listed), certificate=certificate)
     return leaves_out(view, body, is_late=is_late)
 
