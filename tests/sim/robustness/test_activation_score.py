@@ -1,7 +1,7 @@
 """Models that activate unlike known good ones: real exports, and whom trust reaches."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ def trained(seed: int) -> tuple[GptLearner, Vector]:
     return model, anchor_N
 
 
-def exported(folder: Path, name: str, rows_PN: Sequence[Vector]) -> list[str]:
+def exported(folder: Path, name: str, rows_PN: Iterable[Vector]) -> list[str]:
     found = []
     for number, weights_N in enumerate(rows_PN):
         tensors = named_tensors(MANIFEST.shards[0], (weights_N,))
