@@ -139,8 +139,9 @@ def scores_of(known_MWF: Maps, others_MWF: Maps, seed: int = 0) -> NDArray[np.fl
         optimizer.step()
     with torch.no_grad():
         errors_B = vae.errors(deviations(others_MWF), means.repeat(len(others_MWF), 1))
-    errors_MW = np.asarray(errors_B.reshape(len(others_MWF), windows).numpy(), np.float64)
-    return np.asarray(np.median(errors_MW, axis=1))
+    errors_MW = errors_B.reshape(len(others_MWF), windows).numpy()
+    scores_M: NDArray[np.float64] = np.median(errors_MW, axis=1).astype(np.float64)
+    return scores_M
 
 
 def trusted(reference: Sequence[float], scores: Sequence[float]) -> list[bool]:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,7 @@ def trained(seed: int) -> tuple[GptLearner, Vector]:
     return model, anchor_N
 
 
-def exported(folder: Path, name: str, rows_PN: Iterable[Any]) -> list[str]:
+def exported(folder: Path, name: str, rows_PN: Iterable[Vector]) -> list[str]:
     found = []
     for number, weights_N in enumerate(rows_PN):
         tensors = named_tensors(MANIFEST.shards[0], (weights_N,))
