@@ -60,19 +60,23 @@ def wrong_then(name: str, later: str, *, fragments: int, overlap: int) -> Iterat
 
     Raises ConfigError for an unknown name.
     """
-    first, then = (PRESETS[one](SHORT_RUN_ROUNDS) for one in (name, later))
-    paced = [one for one, preset in ((name, first), (later, then)) if preset.is_paced]
+    both = {one: PRESETS[one](SHORT_RUN_ROUNDS) for one in (name, later)}
+    first, then = both[name], both[later]
+    for one, preset in both.items():
+        if preset.lacks:
+            yield f"no node runs {one!r}, it needs {preset.lacks}; take another preset"
+            return
+        if preset.has_variates and name != later:
+            yield (
+                f"the variates of {one!r} are of all rounds, and a trainer has them throughout "
+                "or not at all; take a preset without"
+            )
+            return
+    paced = [one for one, preset in both.items() if preset.is_paced]
     if paced:
         yield (
             f"the rounds of {paced[0]!r} are as long as each peer likes, and a run has them of one "
             "kind throughout; take presets whose rounds have H steps"
-        )
-        return
-    varied = [one for one, preset in ((name, first), (later, then)) if preset.has_variates]
-    if varied:
-        yield (
-            f"the variates of {varied[0]!r} are of all rounds, and a trainer has them throughout or "
-            "not at all; take a preset without"
         )
         return
     if first.overlap > then.overlap:

@@ -16,6 +16,9 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+from protocol.manifest import RunManifest
+from training.presets import is_paced
+
 SHARE = 0.95
 """Of a round that is to be training; the issue asks for 0.9, and steps never take equally
 long: who is early waits. From one step on 0.9 is reached within some 15 rounds.."""
@@ -180,3 +183,14 @@ class Pace:
         if steps > self.steps_max:
             return self.steps_max, f"{why}; the manifest's most"
         return max(1, steps), why
+
+
+def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
+    """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
+    outer = manifest.outer
+    return Pace(
+        steps_max=manifest.inner.inner_steps,
+        is_chosen=is_paced(outer.preset),
+        is_overlapped=outer.overlap > 1,
+        is_joined=num_fragments < outer.overlap,
+    )

@@ -22,7 +22,7 @@ from node.rules.fates import Fates
 from node.status.board import EventLog
 from node.trainers.audit_work import AuditWork, work_done
 from node.trainers.flight import Flight
-from node.trainers.pace import Choice, Pace
+from node.trainers.pace import Choice, pace_of
 from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent, anchors_in_place
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.wanted import Wanted
@@ -30,7 +30,6 @@ from protocol.errors import TrainerError
 from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
 from training.frames import Audited, Progress, Ready, Start, Validation
 from training.leases import part_of_lease
-from training.presets import is_paced
 from training.segments import ALONE
 
 logger = logging.getLogger(__name__)
@@ -86,13 +85,7 @@ class TrainerWork:
         """Rounds that it handed in and knows no outcome of, oldest first."""
         self._told = -1
         """The last seal whose anchors it has."""
-        inner, preset = config.manifest.inner, config.manifest.outer.preset
-        self._pace = Pace(
-            steps_max=inner.inner_steps,
-            is_chosen=is_paced(preset),
-            is_overlapped=self._lag > 1,
-            is_joined=self._layout.num_fragments < self._lag,
-        )
+        self._pace = pace_of(config.manifest, self._layout.num_fragments)
         self._flight = Flight()
         self._audits = (
             None if parts.desk is None else AuditWork(parts.desk, parts.hooks, parts.tell)
@@ -108,8 +101,8 @@ class TrainerWork:
         """Take over what the core wants; the trainer hears of it as soon as it is free."""
         self._fates.hear(action)
         self._is_stale = False
-        anchor_N = anchor_N if self._bent_N is None else self._bent_N
-        self._wanted, self._bent_N = Wanted(action, anchor_N), None
+        bent_N, self._bent_N = self._bent_N, None
+        self._wanted = Wanted(action, anchor_N if bent_N is None else bent_N)
         if self._audits is not None:
             self._audits.close_rounds()
         self._changed.set()
