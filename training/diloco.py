@@ -21,7 +21,7 @@ from torch import nn
 
 from protocol.errors import StateError
 from training.arithmetic import all_finite
-from training.compression import decode_cells, make_codec, make_feedback
+from training.compression import join_cells, make_codec, make_feedback
 from training.device_encoding import encoder_on
 from training.exchange import (
     Contribution,
@@ -288,7 +288,7 @@ class DiLoCo:
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
         """What the next round begins with, while this one is in flight."""
-        own = partial(decode_cells, self._codec, payloads, self._layout.cell_numels[fragment])
+        own = partial(join_cells, self._codec, payloads, self._layout.cell_numels[fragment])
         ahead_N = self._method.merge.ahead(self._anchors[fragment], own, self._members)
         write_fragment(self._model, self._shard, fragment, ahead_N)
         self._ahead[fragment] = ahead_N

@@ -39,6 +39,8 @@ allow = []             # peer ids that need no invitation, and may invite, besid
 rate = 0.0             # so many per contribution, on average, in open runs of one fragment: 0.2 is
                        # some 3 % more training. `barnraise check` tells what it takes of the disk
 segments = 8           # parts of a round; an audit runs one of them again
+unaudited = 0.25       # the share of a round that all weigh together whose training nobody can run
+                       # again: devices of which there are too few. 1.0: no cap
 
 [model]
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code

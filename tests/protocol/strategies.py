@@ -325,8 +325,9 @@ def places(hint: Any, raw: Any, path: Path = ()) -> Iterator[tuple[Path, Any, ob
     kind, limit = resolve(hint)
     yield path, kind, limit
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        for index, field in enumerate(fields_of(kind).values()):
-            yield from places(field, raw[index], (*path, index))
+        # Fields at their default may be left out: they are the last.
+        for index, (field, item) in enumerate(zip(fields_of(kind).values(), raw, strict=False)):
+            yield from places(field, item, (*path, index))
     elif get_origin(kind) is tuple:
         for index, entry in enumerate(raw):
             yield from places(get_args(kind)[0], entry, (*path, index))

@@ -15,7 +15,7 @@ from training.compression.seam import (
     Vector,
     admits,
     bits_per_element,
-    decode_cells,
+    join_cells,
 )
 from training.compression.settings import codec_defaults, codec_named, make_codec
 
@@ -31,9 +31,9 @@ __all__ = [
     "blocks",
     "codec_defaults",
     "codec_named",
-    "decode_cells",
     "decode_to_read",
     "dense",
+    "join_cells",
     "lowrank",
     "make_codec",
     "make_feedback",

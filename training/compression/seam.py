@@ -93,7 +93,7 @@ def admits(codec: Codec, num_bytes: int, numel: int) -> bool:
     return num_bytes == codec.payload_bytes(numel)
 
 
-def decode_cells(
+def join_cells(
     codec: Codec, payloads: Sequence[bytes], numels: Sequence[int]
 ) -> NDArray[np.float32]:
     """A whole fragment of its cells' payloads. Raises DecodeError as `decode` does."""

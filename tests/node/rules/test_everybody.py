@@ -221,7 +221,9 @@ def test_whole_vectors_are_measured_by_everybody_and_nobody_tells():
 
 def test_machine_keeps_its_gram_matrix_to_itself_and_says_its_sum():
     machine = machine_of(A, HEAD, everybody_sums=True, uses_gram=True)
-    for event in CERTIFIED:
+    closer = Voice(machine.view.closer(0), HEAD.value)
+    votes = [voice.vote(COMMITS) for voice in (a, b, c)]
+    for event in [*COMMITS, closer.propose(COMMITS), *votes]:
         machine.handle(event, 0.0)
     holding(machine.view, *PEERS)
     machine.view.requested.add(("measure", DIGEST, 0, A))
