@@ -28,6 +28,10 @@ def grown_network(seed: int, nodes: int = NODES) -> Network:
     return network
 
 
+# Its swarm of 200 nodes is made once.
+pytestmark = pytest.mark.xdist_group("lookup")
+
+
 @pytest.fixture(scope="module")
 def network(pytestconfig: pytest.Config) -> Network:
     """Shared: the tests only read tables, or make their own nodes."""
