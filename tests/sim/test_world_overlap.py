@@ -12,6 +12,7 @@ from node.rules.round_view import RoundConfig
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Commit, Kind, decode_body, decode_message
+from sim.checks.accounting import Accounting
 from sim.devices import Device
 from sim.invariants import InvariantBroken, Invariants
 from sim.links import Link
@@ -197,6 +198,17 @@ def test_commit_proves_the_seal_that_names_its_round(seed):
         assert isinstance(body, Commit)
         slot = decode_message(body.seal)[0].slot
         assert (slot.kind, slot.round) == (Kind.SEAL, message.slot.round - 2)
+
+
+@pytest.mark.slow
+def test_contribution_that_is_bound_behind_a_fetch_leaves_no_residual_in_a_world():
+    """A node is killed right before the COMMIT of the round beside, and back one round late."""
+    scenario = read_scenario("overlap")
+    assert run_trial(scenario, 4).violation is None
+    with patch.object(Accounting, "_fetched", lambda self, peer, value: None):
+        violation = run_trial(scenario, 4).violation
+    assert violation is not None
+    assert "residual says otherwise" in violation.text
 
 
 @pytest.mark.slow
