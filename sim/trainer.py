@@ -151,8 +151,8 @@ class SimTrainer:
         saved = self._saved.get(newest)
         if saved is None or fates.is_behind(newest):
             return
-        if newest > sealed and saved.basis not in flight.bases:
-            return  # Of a branch that was left: e = 0.
+        if saved.basis not in (*fates.names, *flight.bases):
+            return  # Of a branch that was left, whatever was sealed since: e = 0.
         if self._is_delayed and newest == self._round - 1:
             self._anchor_N = saved.anchor_N
         self._restore(saved.before)

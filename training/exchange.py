@@ -39,8 +39,9 @@ class RunStart:
     At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
     rounds from `since` on whose seals have the own contribution in them; what was contributed
     before belongs to weights long gone (R6). `members` is how many have a seat in the round in
-    hand. `bases` names all rounds that a contribution may be for: what was made for others that are
-    not over is of a branch that was left. The caller does not write to the anchors.
+    hand. `bases` names, with two rounds in flight, all that a contribution may be for and those
+    from `since` on: what was made for others is of a branch that was left. The caller does not
+    write to the anchors.
     """
 
     anchors: tuple[NDArray[np.float32], ...]

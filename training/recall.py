@@ -42,7 +42,8 @@ def recall(
     Where a round `is_delayed` by the one before, which is about the same fragment, what lies there
     of the round in hand is what it began with: weights of an anchor that is not the newest. What
     was contributed to it is to that version, whatever is the newest. What was contributed to a
-    round of a branch that was left (R4) counts for none that is under way, nor does its residual.
+    round of a branch that was left (R4) counts for none that is under way, nor does its residual,
+    though a round of that number be sealed by now.
     """
     next_round = start.clock.round
     # Who waited for the outcome of the round before has handed over no later one without it.
@@ -61,7 +62,8 @@ def recall(
         if (is_delayed and newest.round == next_round - 1)
         or (fragment not in settled and digest == anchor_digest(start.anchors[fragment]))
     }
-    if newest.round >= next_round and not _is_live(newest, start, is_delayed=is_delayed):
+    is_live = newest.round < next_round or _is_live(newest, start, is_delayed=is_delayed)
+    if not (is_live and _is_of_this_chain(newest, start)):
         return Recalled(newest=newest, residuals=None, drifting=drifting)
     residuals = list(newest.residuals)
     for index in over:
@@ -91,6 +93,10 @@ def _kept(store: InnerStore, index: int) -> InnerState | None:
 def _is_live(state: InnerState, start: RunStart, *, is_delayed: bool) -> bool:
     """Whether its contribution is to the same version of its fragment, and there is a round."""
     anchor_N = start.anchors[state.contribution.fragment]
-    if start.bases and state.basis not in start.bases:
-        return False
-    return bool(start.lease) and (is_delayed or state.anchor == anchor_digest(anchor_N))
+    is_same = is_delayed or state.anchor == anchor_digest(anchor_N)
+    return bool(start.lease) and is_same and _is_of_this_chain(state, start)
+
+
+def _is_of_this_chain(state: InnerState, start: RunStart) -> bool:
+    """Whether its round is one that is or was under way here, not on a branch that was left."""
+    return not start.bases or state.basis in start.bases

@@ -14,6 +14,9 @@ class Fates:
         self.since = -1
         """The first round of which it is known whether it lists us; -1 before the first Train."""
         self._listed: set[int] = set()
+        self._names: dict[int, bytes] = {}
+        """By round what names it, of those whose seals were told since the trainer took one over:
+        of the same number there may be one on each branch (R4)."""
         self._in_hand = -1
         """The round that the trainer works for."""
         self._is_astray = False
@@ -28,9 +31,11 @@ class Fates:
             self._is_astray |= self._in_hand > sealed
             self.since = sealed + 1
             self._listed.clear()
+            self._names.clear()
             return
         if self.since < 0:
             self.since = sealed
+        self._names[sealed] = action.certificate.value.basis
         if action.was_listed:
             self._listed.add(sealed)
 
@@ -38,6 +43,12 @@ class Fates:
     def listed(self) -> tuple[int, ...]:
         """The rounds whose seals list the own contribution, ascending."""
         return tuple(sorted(self._listed))
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """What names the rounds that are over, for a trainer that begins: what it kept of a round
+        of another name is of a branch that was left."""
+        return tuple(self._names.values())
 
     def was_listed(self, round_index: int) -> bool:
         """Whether the seal of that round lists the own contribution."""
@@ -67,4 +78,5 @@ class Fates:
         two in flight (R5) of those up to `sealed`."""
         known = round_index - 1 if sealed is None else sealed
         self._listed = {index for index in self._listed if index > known}
+        self._names.clear()
         self._in_hand, self._is_astray, self._basis = round_index, False, None

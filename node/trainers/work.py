@@ -269,7 +269,7 @@ class TrainerWork:
             listed=fates.listed,
             members=wanted.num_members,
             validate=self._validates(wanted),
-            bases=wanted.action.bases if self._lag > 1 else (),
+            bases=(*fates.names, *wanted.action.bases) if self._lag > 1 else (),
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))

@@ -73,6 +73,9 @@ class Accounting:
         """The last COMMIT of each."""
         self._fresh: set[Residual] = set()
         """Of whom began or fetched a state since, and may go on without a residual."""
+        self._afoot: dict[PeerId, bytes] = {}
+        """By who fetched a state while a round beside was in flight (R5) what names that: its
+        contribution may be from before, and then no residual waits for its outcome (R6)."""
 
     def saw(self, record: Record) -> Iterator[str]:
         """See Check."""
@@ -94,6 +97,9 @@ class Accounting:
                     yield from self._sealed(value)
         else:
             self._fresh |= {(record.peer, fragment) for fragment in self._fragments}
+            self._afoot.pop(record.peer, None)
+            if isinstance(record, Synced) and self._lag > 1:
+                self._fetched(record.peer, record.certificate.value)
 
     def finish(self) -> Iterator[str]:
         """See Check."""
@@ -116,7 +122,8 @@ class Accounting:
         place = (peer, said.message.slot.round % len(self._fragments))
         last, self._residuals[place] = self._residuals.get(place), said
         is_fresh = place in self._fresh
-        self._fresh.discard(place)
+        if said.message.slot.basis != self._afoot.get(peer):
+            self._fresh.discard(place)
         if last is None or (is_fresh and commit.residual_before == EMPTY_ROOT):
             return
         sealed = self._sealed_behind(last)
@@ -129,6 +136,13 @@ class Accounting:
         if commit.residual_before != kept:
             outcome = "was listed" if is_listed else "was not listed"
             yield f"its last contribution {outcome}, and its residual says otherwise"
+
+    def _fetched(self, peer: PeerId, value: SealValue) -> None:
+        history = self._history
+        basis, previous = history.basis_behind(value), history.previous
+        is_final = previous is not None and previous.digest == basis
+        if is_final or basis in history.left.get(peer, ()):
+            self._afoot[peer] = basis
 
     def _sealed_behind(self, said: Said) -> SealValue | None:
         """The seal of the round in which that was said, if its sender stands on it now."""

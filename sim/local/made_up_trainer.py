@@ -303,7 +303,7 @@ class MadeUpTrainer:
         # With a delay the newest version is not the one that it is to; what names the round is.
         is_same = self._is_delayed or kept.anchor == anchor_digest(anchor_N)
         if start.bases and kept.basis not in start.bases:
-            is_same = False  # Of a branch that was left (R4).
+            is_same = is_over = False  # Of a branch that was left (R4).
         if is_over or (is_ahead and is_same):
             self._restore(kept.before)
             if kept.round == start.clock.round:

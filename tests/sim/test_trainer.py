@@ -8,7 +8,8 @@ import pytest
 
 from node import events as ev
 from node.rules.fates import Fates
-from sim.trainer import SimTrainer, drift
+from protocol.grid import EMPTY_ROOT
+from sim.trainer import Flight, SimTrainer, drift
 from tests.node.builders import head_of, peers_named, toy_manifest
 from training.compression import residual_root
 
@@ -18,9 +19,12 @@ LEASE = ((0, 8),)
 ANCHOR_N = np.zeros(MANIFEST.layout(0).fragment_numels[0], dtype=np.float32)
 
 
-def train(sealed: int, *, listed: bool = False, resync: bool = False) -> ev.Train:
+def train(
+    sealed: int, *, listed: bool = False, resync: bool = False, basis: bytes = bytes(32)
+) -> ev.Train:
     head = head_of(PEERS)
-    return ev.Train(replace(head, value=replace(head.value, round=sealed)), LEASE, listed, resync)
+    value = replace(head.value, round=sealed, basis=basis)
+    return ev.Train(replace(head, value=value), LEASE, listed, resync)
 
 
 def root(trainer: SimTrainer) -> bytes:
@@ -75,3 +79,24 @@ def test_resync_leaves_no_residual(sealed):
     trainer = again.trainer.restarted()
     assert not trainer.start(sealed + 1, ANCHOR_N, LEASE, again.fates)
     assert trainer.feedback[0].residual_N is None
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [(b"ours", True), (b"theirs", False)])
+@pytest.mark.parametrize("later", [0, 2])
+def test_restart_takes_up_no_residual_of_a_branch_that_was_left(name, is_kept, later):
+    """R4, R5: a round of the same number is sealed, in which it was listed; and some behind it."""
+    manifest = toy_manifest(PEERS[0])
+    manifest = replace(manifest, outer=replace(manifest.outer, codec="int4", overlap=2))
+    trainer, fates = SimTrainer(manifest, drift), Fates()
+    fates.hear(train(3))
+    trainer.start(4, ANCHOR_N, LEASE, fates, Flight(3, name, (name, b"next")))
+    contributed = trainer.contribute(random.Random(1))
+    assert contributed.residual_after != contributed.residual_before
+    fresh, fates = trainer.restarted(), Fates()
+    fates.hear(train(4, listed=True, basis=b"ours"))
+    for sealed in range(5, 5 + later):
+        fates.hear(train(sealed, basis=bytes([sealed])))
+    sealed = 4 + later
+    assert not fresh.start(sealed + 1, ANCHOR_N, LEASE, fates, Flight(sealed, b"5", (b"5", b"6")))
+    kept = contributed.residual_after if is_kept else EMPTY_ROOT
+    assert root(fresh) == kept

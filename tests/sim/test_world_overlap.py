@@ -9,9 +9,12 @@ import pytest
 
 from node.reporting.tracing import Adopted, Record, Signed, Synced
 from node.rules.round_view import RoundConfig
+from protocol.grid import EMPTY_ROOT
+from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Commit, Kind, decode_body, decode_message
+from sim.checks.accounting import Accounting
 from sim.devices import Device
-from sim.invariants import InvariantBroken
+from sim.invariants import InvariantBroken, Invariants
 from sim.links import Link
 from sim.toy_run import toy_run
 from sim.trainer import SimTrainer
@@ -19,6 +22,7 @@ from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
 from tests.node.builders import peers_named, toy_manifest
+from tests.sim.recorded import body_of, signed_anew
 from tests.sim.worlds import WatchedWorld
 
 CELLS, ROUNDS, PEERS = (2, 1, 3), 10, 4
@@ -105,6 +109,83 @@ def test_residual_that_is_settled_by_the_seal_of_the_round_before_is_found(seed)
         world_of(seed, lag=2).finish()
 
 
+def commit_of(records: list[Record], peer: PeerId, index: int) -> int:
+    """Where that peer signs its COMMIT of that round."""
+    return next(
+        place
+        for place, record in enumerate(records)
+        if isinstance(record, Signed)
+        and (record.peer, record.message.slot.kind) == (peer, Kind.COMMIT)
+        and record.message.slot.round == index
+    )
+
+
+def fetching(records: list[Record], peer: PeerId, sealed: int) -> list[Record]:
+    """The same, but that the peer fetches that seal right before its COMMIT of the next round."""
+    adopted = next(
+        record
+        for record in records
+        if isinstance(record, Adopted)
+        and (record.peer, record.certificate.value.round) == (peer, sealed)
+    )
+    first = commit_of(records, peer, sealed + 1)
+    certificate, root = adopted.certificate, adopted.root
+    fetched = Synced(at_s=records[first].at_s, peer=peer, certificate=certificate, root=root)
+    changed = [*records[:first], fetched, *records[first:]]
+    return [record for record in changed if record is not adopted]
+
+
+@pytest.mark.parametrize(
+    ("index", "residual", "is_broken"),
+    [
+        # The round before on the fragment was in flight at the fetch: void, whatever became of it.
+        (7, EMPTY_ROOT, False),
+        (7, bytes(range(32)), True),
+        # What was before it there is behind the fetch.
+        (8, EMPTY_ROOT, True),
+        (10, EMPTY_ROOT, True),
+    ],
+    ids=["in flight", "anything", "behind", "later"],
+)
+def test_residual_may_be_void_behind_what_was_in_flight_at_a_fetch(
+    seed, index, residual, is_broken
+):
+    peer, *_ = peers_named(PEERS)
+    found = found_with(seed, fetching(played(seed, 2)[1], peer, 3), peer, index, residual)
+    assert ("residual says otherwise" in found) == is_broken
+
+
+def test_residual_goes_on_behind_a_fetch_of_who_did_not_know_of_the_round_before(seed):
+    """Then nothing of it was in flight: seal 2 names round 4, and is fetched as well."""
+    peer, *_ = peers_named(PEERS)
+    records = [
+        record
+        for record in fetching(played(seed, 2)[1], peer, 3)
+        if not (isinstance(record, Adopted) and record.peer == peer)
+        or record.certificate.value.round != 2
+    ]
+    found = found_with(seed, records, peer, 7, EMPTY_ROOT)
+    assert "residual says otherwise" in found
+
+
+def found_with(seed: int, records: list[Record], peer: PeerId, index: int, residual: bytes) -> str:
+    """What I5 finds up to that COMMIT, if it says that it goes on from that residual."""
+    last = commit_of(records, peer, index)
+    own = records[last]
+    assert isinstance(own, Signed)
+    body = replace(body_of(own.message), residual_before=residual)
+    changed = replace(own, message=signed_anew(own.message, body))
+    manifest = world_of(seed, lag=2).manifest
+    signer = KeyedHashSigner(manifest.founder)
+    checks = Invariants(manifest, signer=signer, names=frozenset({"I5"}))
+    try:
+        for record in (*records[:last], changed):
+            checks.saw(record)
+    except InvariantBroken as error:
+        return error.text
+    return ""
+
+
 def test_commit_proves_the_seal_that_names_its_round(seed):
     """Else nobody would vote for long, or nobody could COMMIT before the seal before (R1)."""
     records = played(seed, 2)[1]
@@ -117,6 +198,17 @@ def test_commit_proves_the_seal_that_names_its_round(seed):
         assert isinstance(body, Commit)
         slot = decode_message(body.seal)[0].slot
         assert (slot.kind, slot.round) == (Kind.SEAL, message.slot.round - 2)
+
+
+@pytest.mark.slow
+def test_contribution_that_is_bound_behind_a_fetch_leaves_no_residual_in_a_world():
+    """A node is killed right before the COMMIT of the round beside, and back one round late."""
+    scenario = read_scenario("overlap")
+    assert run_trial(scenario, 4).violation is None
+    with patch.object(Accounting, "_fetched", lambda self, peer, value: None):
+        violation = run_trial(scenario, 4).violation
+    assert violation is not None
+    assert "residual says otherwise" in violation.text
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ HEAD = head_of(peers_named(1))
 BASIS = b"a seal"
 
 
-def train(sealed: int, *, listed: bool = False, resync: bool = False) -> ev.Train:
-    certificate = replace(HEAD, value=replace(HEAD.value, round=sealed))
+def train(
+    sealed: int, *, listed: bool = False, resync: bool = False, basis: bytes = BASIS
+) -> ev.Train:
+    certificate = replace(HEAD, value=replace(HEAD.value, round=sealed, basis=basis))
     return ev.Train(certificate, ((0, 1),), listed, resync)
 
 
@@ -84,3 +86,14 @@ def test_contribution_that_is_taken_on_a_branch_that_came_back_is_told_its_fate(
     assert fates.was_listed(8)
     fates.taken_over(9)
     assert not fates.is_pending(BASIS)
+
+
+def test_rounds_that_are_over_are_told_by_their_names_until_a_resync_or_the_trainer_has_begun():
+    fates = fates_of(train(3, basis=b"3"), train(4, basis=b"4"))
+    told = [fates.names]
+    fates.hear(train(9, resync=True, basis=b"9"))
+    fates.hear(train(10, basis=b"10"))
+    told.append(fates.names)
+    fates.taken_over(11)
+    told.append(fates.names)
+    assert told == [(b"3", b"4"), (b"10",), ()]

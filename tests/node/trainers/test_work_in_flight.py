@@ -182,6 +182,21 @@ async def test_trainer_hears_how_many_have_a_seat_in_its_round(tmp_path, monkeyp
         assert [turn.members for turn in turns] == [5]
 
 
+async def test_trainer_that_begins_hears_what_names_the_rounds_that_are_over(tmp_path):
+    """R4: what it kept of a round of another name is of a branch that was left."""
+    scene = FlyingScene(tmp_path)
+    for sealed in (4, 5):
+        scene.wants(sealed)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.work._feed, scene.trainer)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    (start,) = scene.trainer.starts
+    genesis = scene.desk.core.machine.certificate.value
+    named = [int.from_bytes(basis) for basis in start.bases if basis != genesis.basis]
+    assert (start.bases.count(genesis.basis), named) == (2, [6, 7])
+
+
 async def test_clock_of_a_round_counts_what_is_in_flight_as_whole(tmp_path, monkeypatch):
     async with flying(tmp_path) as scene:
         turns: list[Turn] = []
