@@ -11,8 +11,9 @@ from pathlib import Path
 from protocol.errors import ConfigError
 from protocol.limits import MIB
 
-MEMORY_BYTES_PER_ELEMENT = 80.0
-"""Twenty vectors: three rounds of parts and results, four states, the channel, the trainer's."""
+MEMORY_BYTES_PER_ELEMENT = 40.0
+"""Ten vectors. Measured: four and a half with 2 x 10^7 elements; the rest is for momentum, for
+joiners that fetch a state, and for the check at the end."""
 
 MEMORY_BYTES_PER_PEER = 140 * MIB
 DISK_BYTES_PER_ELEMENT = 40.0
