@@ -203,9 +203,10 @@ class Driver:
         digest, is_empty, index = action.list_digest, action.is_empty, view.index
         base = view.head.root
         cells = [] if is_empty else self.store.result_cells(digest)
+        roots = self.store.result_roots(digest) if cells else []
         step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.ahead.keep, index, digest, cells)
+            nursery.start_soon(self.ahead.keep, index, digest, cells, roots)
             root = await self._compute_in(view, step)
         return root
 

@@ -91,7 +91,7 @@ class Invariants:
             Earning(self.history, manifest),
             Accounting(self.history, manifest, skew_s=known.skew_s, suspects=known.bent),
             Accusations(self.history, known.bent),
-            Usage(self.history),
+            Usage(4 * max(manifest.layout(shard).numel for shard in range(len(manifest.shards)))),
             self.leaks,
         ]
         if not known.is_world:

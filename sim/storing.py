@@ -96,7 +96,8 @@ class Storing(SimNode):
                 root = store.apply(digest, is_empty=is_empty, round_index=view.index, base=base)
                 cells = [] if is_empty else store.result_cells(digest)
                 # On the disk before the SEAL that it leads to is signed.
-                self.disk.journal.keep_result(view.index, digest, cells)
+                roots = store.result_roots(digest) if cells else []
+                self.disk.journal.keep_result(view.index, digest, cells, roots)
                 self.tell(ev.Applied(digest, root, base))
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = machine.standing.on(basis)

@@ -10,6 +10,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from libp2p.connection_types import ConnectionType
@@ -20,7 +21,7 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, NoiseTransportReadWri
 from libp2p.security.secure_session import SecureSession
 from multiaddr import Multiaddr
 
-from dht.transport.libp2p_link import READ_AHEAD_BYTES, Link
+from dht.transport.libp2p_link import Link
 from protocol import limits
 
 Bytes = bytes | bytearray | memoryview
@@ -29,11 +30,7 @@ SEND_BYTES_MAX = 260 * limits.KIB
 """Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
 in four. More gains nothing, and what is encrypted cannot be overtaken."""
 
-RECORD_BYTES_MAX = 64 * limits.KIB
-"""Of Noise; those of TLS are shorter."""
 
-_PLACES_MAX = 8
-_PLACE_BYTES = READ_AHEAD_BYTES + RECORD_BYTES_MAX
 _SPARE_BUFFERS_MAX = 8
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")
@@ -105,28 +102,10 @@ class Session(BaseSession):
         return self.link.get_connection_type()
 
 
-class Places:
-    """Memory for what is decrypted, used again once nobody looks at it any more: a fresh one is
-    zeros first, which costs as much as another copy."""
-
-    def __init__(self) -> None:
-        self._kept: list[bytearray] = []
-
-    def room_for(self, size: int) -> bytearray:
-        """At least so many bytes."""
-        if not _PLACE_BYTES // 4 <= size <= _PLACE_BYTES:
-            return bytearray(size)
-        for place in self._kept:
-            try:
-                place.append(0)  # Refused while there is a view of it.
-            except BufferError:
-                continue
-            place.pop()
-            return place
-        place = bytearray(_PLACE_BYTES)
-        if len(self._kept) < _PLACES_MAX:
-            self._kept.append(place)
-        return place
+def room_for(size: int) -> memoryview:
+    """Memory for so many bytes. Not zeroed first, as a bytearray is: that costs as much as another
+    copy of what is decrypted into it."""
+    return np.empty(size, dtype=np.uint8).data
 
 
 def shown(place: memoryview, stop: int) -> Bytes:
@@ -154,7 +133,6 @@ class NoiseSession(Session):
         self._decrypt = ChaCha20Poly1305(receiving.k).decrypt_into
         self._num_sent, self._num_received = sending.n, receiving.n
         self._half = bytearray()
-        self._places = Places()
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
@@ -186,7 +164,7 @@ class NoiseSession(Session):
     def _decrypted(self, data: Bytes) -> Bytes:
         """All that is complete. Raises InvalidTag."""
         view, half = memoryview(data), self._half
-        plain, stop = memoryview(self._places.room_for(len(half) + len(data))), 0
+        plain, stop = room_for(len(half) + len(data)), 0
         if half:
             # Only the record that was cut is put together, not all that came behind it.
             head = half + view[: max(0, _LENGTH.size - len(half))]

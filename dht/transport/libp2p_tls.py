@@ -29,7 +29,7 @@ from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
 from dht.transport.libp2p_link import Link, OpenLink
 from dht.transport.libp2p_security import bind
-from dht.transport.libp2p_session import Bytes, Places, Session, shown
+from dht.transport.libp2p_session import Bytes, Session, room_for, shown
 from protocol import limits
 
 _KNOWN_LAYOUTS = ((3, 11), (3, 12), (3, 13))
@@ -139,7 +139,6 @@ class TlsSession(Session):
         self._ssl = lines.stream_writer._ssl_socket
         self._in = lines.stream_writer._in_bio
         self._out = lines.stream_writer._out_bio
-        self._places = Places()
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
@@ -164,7 +163,7 @@ class TlsSession(Session):
     def _decrypted(self) -> Bytes:
         """All that is complete. A record at a time would be a step per 16 KiB."""
         # OpenSSL may keep the begin of a record that has now come whole.
-        view, stop = memoryview(self._places.room_for(self._in.pending + _RECORD_BYTES_MAX)), 0
+        view, stop = room_for(self._in.pending + _RECORD_BYTES_MAX), 0
         size, read = len(view), self._ssl.read
         try:
             # Sixty-four times for a MiB.

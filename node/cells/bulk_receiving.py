@@ -9,7 +9,7 @@ import trio
 
 from node import events as ev
 from node.cells import bulk
-from node.cells.bulk_sending import STALL_S, THROUGH
+from node.cells.bulk_sending import THROUGH, put_off
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, ShardStore
 from protocol import limits
@@ -78,7 +78,7 @@ class Inbound:
             received.append(await self.stream.receive_exactly(size))
             await self.line.after_receiving(size, self.scope)
             self._time(size)
-            self.scope.deadline = self.piece_s + STALL_S
+            put_off(self.scope, self.piece_s)
             num_unsaid += -(-size // head.piece)
             left -= size
         await self._say_through(num_unsaid)

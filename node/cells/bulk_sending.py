@@ -19,6 +19,9 @@ STALL_S = 10.0
 JOINED_BYTES = 256 * limits.KIB
 """Of a cell goes out in one piece with what is said of it, a copy; the rest from where it lies."""
 
+STALL_SPARE_S = 1.0
+"""By so much a deadline may be too early: moving one costs the loop as much as a step."""
+
 LENGTH_BYTES = 4
 """Before a frame (`Stream.send_frame`), which here goes out together with what follows it."""
 
@@ -30,6 +33,12 @@ def _pieces(num_bytes: int, piece_bytes: int) -> Iterator[int]:
     """The sizes of the pieces in which both ends count a cell."""
     for start in range(0, num_bytes, piece_bytes):
         yield min(piece_bytes, num_bytes - start)
+
+
+def put_off(scope: trio.CancelScope, now_s: float) -> None:
+    """A piece has moved: the transfer has `STALL_S` again, less `STALL_SPARE_S` at most."""
+    if not STALL_S - STALL_SPARE_S <= scope.deadline - now_s <= STALL_S:
+        scope.deadline = now_s + STALL_S
 
 
 async def send_item(
@@ -64,7 +73,7 @@ async def send_item(
         if size:
             await stream.send_all(view[:size])
             view = view[size:]
-        scope.deadline = trio.current_time() + STALL_S
+        put_off(scope, trio.current_time())
     if said:  # A cell of no bytes.
         await stream.send_all(said)
 
@@ -77,4 +86,4 @@ async def await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -
     now_s = trio.current_time()
     for _ in range(count):
         meter.through(now_s)
-    scope.deadline = now_s + STALL_S
+    put_off(scope, now_s)

@@ -160,6 +160,11 @@ class CellStore(StateStore):
         held = self._results.get(digest)
         return held.whole() if held else []
 
+    def result_roots(self, digest: bytes) -> list[bytes]:
+        """The roots of `result_cells`; asked when it is whole."""
+        held = self._results.get(digest)
+        return held.roots() if held else []
+
     def whole_result(self, digest: bytes, *, fragment: int = 0) -> list[bytes]:
         """As `result_cells`; none while a cell of it is not here."""
         held = self._results.get(digest)

@@ -54,6 +54,10 @@ class ResultCells:
         payloads = [payload for payload in found if payload is not None]
         return payloads if len(payloads) == len(found) else []
 
+    def roots(self) -> list[bytes]:
+        """Of all cells, when it is whole."""
+        return self._roots_of(range(len(self)))
+
     def put(self, cell: int, payload: bytes, root: bytes) -> None:
         """Keep a cell that has this root; it replaces another one."""
         if self.is_on_disk and self._roots.get(cell) == root:
@@ -81,9 +85,11 @@ class ResultCells:
     def _tree(self, first: int, stop: int) -> MerkleTree:
         tree = self._trees.get((first, stop))
         if tree is None:
-            for cell in range(first, stop):
-                if cell not in self._roots:
-                    self._roots[cell] = cell_root(self._payloads[cell])
-            tree = MerkleTree([self._roots[cell] for cell in range(first, stop)])
-            self._trees[first, stop] = tree
+            tree = self._trees[first, stop] = MerkleTree(self._roots_of(range(first, stop)))
         return tree
+
+    def _roots_of(self, cells: range) -> list[bytes]:
+        for cell in cells:
+            if cell not in self._roots:
+                self._roots[cell] = cell_root(self._payloads[cell])
+        return [self._roots[cell] for cell in cells]

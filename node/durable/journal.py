@@ -51,8 +51,11 @@ class Journal(Protocol):
         """Own signatures that are about to leave, and messages of others that they rest on."""
         ...
 
-    def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
-        """The encoded result of a certified LIST; no cells of an empty one."""
+    def keep_result(
+        self, round_index: int, digest: bytes, cells: Sequence[bytes], roots: Sequence[bytes] = ()
+    ) -> None:
+        """The encoded result of a certified LIST; no cells of an empty one. `roots` are theirs,
+        where they are known already."""
         ...
 
     def write_ahead(self, round_index: int, digest: bytes, cells: Iterable[Placed]) -> None:
@@ -243,10 +246,12 @@ class FileJournal:
         self._logged = {digest for digest, _ in self._rounds}
         self._rotate_at_bytes = max(self._rotate_bytes, 2 * self._slots.size_bytes)
 
-    def keep_result(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
+    def keep_result(
+        self, round_index: int, digest: bytes, cells: Sequence[bytes], roots: Sequence[bytes] = ()
+    ) -> None:
         """See Journal."""
         if cells:
-            self._results.keep(round_index, digest, cells)
+            self._results.keep(round_index, digest, cells, roots)
 
     def write_ahead(self, round_index: int, digest: bytes, cells: Iterable[Placed]) -> None:
         """See Journal."""

@@ -1,6 +1,10 @@
 """Files of encoded results: one for each certified LIST, the cells behind one another.
 
-    results/round-000042-<LIST>.bin    the cells, and BLAKE3 over them
+    results/round-000042-<LIST>.bin    the cells, then size and root of each, how many, and BLAKE3
+                                       over what follows the cells
+
+A cell's root is known when it comes here: it is in a proof. So nothing large is hashed again while
+a SEAL waits.
 
 A SEAL waits for its result to be on the disk, and every node of a round writes one at the same
 time. So cells are written ahead as they come, in any order, and what is left to do at the end is
@@ -9,6 +13,7 @@ little. Until it is whole a file has a name that the next start removes.
 
 import logging
 import re
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +24,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from protocol import limits
+from protocol.grid import cell_root
 from training.durable import WRITING, Files, OpenFile, make_folder_durably, replace_durably
 
 logger = logging.getLogger(__name__)
@@ -28,6 +34,7 @@ SYNC_BYTES = 16 * limits.MIB
 last of them only, and the syncs of other files for one."""
 
 _DIGEST_BYTES = 32
+_LINE, _COUNT = struct.Struct("!I32s"), struct.Struct("!I")
 _NAME = re.compile(r"round-(\d{6,12})-([0-9a-f]{64})\.bin")
 
 ReadBack = Callable[[int, int], bytes]
@@ -60,14 +67,14 @@ class _Unfinished:
                     self._unsynced_bytes = 0
                     self._file.relieve()
 
-    def finish(self, cells: Sequence[bytes]) -> None:
+    def finish(self, cells: Sequence[bytes], index: bytes) -> None:
         """All cells are known: the file is on the disk under its name when this returns."""
         starts = list(accumulate((len(payload) for payload in cells), initial=0))
         if not self._placed.keys() <= set(starts[:-1]):
             self._file.truncate(0)  # Written ahead for another grid.
             self._placed.clear()
         self.place(zip(starts, cells, strict=False))
-        self._file.put(starts[-1], _digest(cells))
+        self._file.put(starts[-1], index)
         self._file.sync()
         self._file.close()
         self._files.rename(self._writing, self.path)
@@ -112,18 +119,20 @@ class ResultFiles:
                 self._drop()
                 logger.warning("result not written ahead reason=%s", error)
 
-    def keep(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
-        """On the disk when it returns. Raises OSError."""
-        name = _name(round_index, digest)
+    def keep(
+        self, round_index: int, digest: bytes, cells: Sequence[bytes], roots: Sequence[bytes] = ()
+    ) -> None:
+        """On the disk when it returns; `roots` of the cells, where known. Raises OSError."""
+        name, index = _name(round_index, digest), _index(cells, roots)
         with self._lock:
             if name in self._whole:
                 return
             unfinished, path = self._unfinished, self._folder / name
             if unfinished is None or unfinished.path != path:
-                replace_durably(path, [*cells, _digest(cells)], self._files)
+                replace_durably(path, [*cells, index], self._files)
             else:
                 try:
-                    unfinished.finish(cells)
+                    unfinished.finish(cells, index)
                 except OSError:
                     self._drop()
                     raise
@@ -161,9 +170,8 @@ class ResultFiles:
             if match is None or int(match[1]) != round_index:
                 continue
             path = self._folder / name
-            data = self._files.content(path)
-            body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-            if blake3(body).digest() == digest:
+            body = _body(self._files.content(path))
+            if body is not None:
                 found[bytes.fromhex(match[2])] = body
                 self._whole.add(name)
             else:
@@ -182,11 +190,31 @@ class ResultFiles:
             self._drop()
 
 
-def _digest(cells: Sequence[bytes]) -> bytes:
-    hasher = blake3()
-    for payload in cells:
-        hasher.update(payload)
-    return hasher.digest()
+def _index(cells: Sequence[bytes], roots: Sequence[bytes]) -> bytes:
+    """What stands behind the cells."""
+    if not roots:
+        roots = [cell_root(payload) for payload in cells]
+    lines = zip(cells, roots, strict=True)
+    said = b"".join(_LINE.pack(len(payload), root) for payload, root in lines)
+    said += _COUNT.pack(len(cells))
+    return said + blake3(said).digest()
+
+
+def _body(data: bytes) -> bytes | None:
+    """The cells behind one another, from a whole file; None if it is not as it was written."""
+    said, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if len(said) < _COUNT.size:
+        return None
+    (count,) = _COUNT.unpack_from(said, len(said) - _COUNT.size)
+    stop = len(said) - _COUNT.size - count * _LINE.size
+    if stop < 0 or blake3(memoryview(said)[stop:]).digest() != digest:
+        return None
+    start, view = 0, memoryview(data)
+    for size, root in _LINE.iter_unpack(view[stop : len(said) - _COUNT.size]):
+        if start + size > stop or cell_root(view[start : start + size]) != root:
+            return None
+        start += size
+    return data[:stop] if start == stop else None
 
 
 def _name(round_index: int, digest: bytes) -> str:

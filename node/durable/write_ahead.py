@@ -52,8 +52,10 @@ class WriteAhead:
                 write = partial(self._journal.write_ahead, *self._result, batch)
                 await trio.to_thread.run_sync(write)
 
-    async def keep(self, round_index: int, digest: bytes, cells: Sequence[bytes]) -> None:
-        """Until the result is on the disk. Raises OSError."""
+    async def keep(
+        self, round_index: int, digest: bytes, cells: Sequence[bytes], roots: Sequence[bytes]
+    ) -> None:
+        """Until the result is on the disk; `roots` are its cells'. Raises OSError."""
         self._take()  # They are among the cells.
-        keep = partial(self._journal.keep_result, round_index, digest, cells)
+        keep = partial(self._journal.keep_result, round_index, digest, cells, roots)
         await trio.to_thread.run_sync(keep)

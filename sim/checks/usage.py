@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from node.reporting.tracing import Adopted, Began, Record, Used
 from protocol import limits
 from protocol.identity import PeerId
-from sim.checks.history import History
 
 WARM_UP_S, WARM_UP_ROUNDS = 30.0, 5
 """By then a process has loaded and allocated what it needs for any round, and holds as many rounds
@@ -15,6 +14,10 @@ as it ever keeps; of large vectors a round takes long."""
 MEMORY_GROWTH = 1.25
 MEMORY_SPARE_BYTES = 64 * limits.MIB
 """Beyond the most of the warm-up: heaps are fragmented, and a page once touched stays."""
+
+ATTEMPT_VECTORS = 2
+"""A round's second attempt, which the warm-up may not have had, holds its result beside the first
+one's, and parts of cells that were to be another's. The heap keeps what it has had."""
 
 FILES_SPARE = 64
 TASKS_SPARE = 256
@@ -41,8 +44,9 @@ class Usage:
     name = "I7"
     kinds = (Began, Used, Adopted)
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self, vector_bytes: int) -> None:
+        """`vector_bytes`: of a result, which is as large as the shard."""
+        self._spare_bytes = MEMORY_SPARE_BYTES + ATTEMPT_VECTORS * vector_bytes
         self._warm: dict[PeerId, _Warm] = {}
 
     def saw(self, record: Record) -> Iterator[str]:
@@ -70,7 +74,7 @@ class Usage:
             warm.files = max(warm.files, record.files)
             warm.tasks = max(warm.tasks, record.tasks)
             return
-        allowed = int(MEMORY_GROWTH * warm.memory_bytes) + MEMORY_SPARE_BYTES
+        allowed = int(MEMORY_GROWTH * warm.memory_bytes) + self._spare_bytes
         if record.memory_bytes > allowed:
             yield f"uses {record.memory_bytes >> 20} MiB of memory, {allowed >> 20} are allowed"
         if record.files > warm.files + FILES_SPARE:

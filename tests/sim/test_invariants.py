@@ -14,6 +14,7 @@ from protocol.messages import (
     SealCertificate,
     Vote,
 )
+from sim.checks.usage import Usage
 from sim.invariants import Circumstances
 from tests.sim.recorded import (
     ROUNDS,
@@ -312,6 +313,19 @@ def test_process_that_grows_after_its_warm_up(leak):
     grown = replace(used, at_s=80.0, **leak)
     assert verdict([*start, *steady, grown], only("I7")) is not None
     assert verdict([start[0], *steady, grown], only("I7")) is None or "messages" in leak
+
+
+def test_memory_of_a_second_attempt_is_two_vectors_and_no_more():
+    peer, vector_bytes = clean_records()[0].peer, 100 << 20
+    usage = Usage(vector_bytes)
+    sealed = [r for r in clean_records() if isinstance(r, Adopted) and r.peer == peer]
+    for record in (clean_records()[0], *sealed):
+        assert not list(usage.saw(record))
+    used = Used(at_s=20.0, peer=peer, memory_bytes=200 << 20, files=30, tasks=40, messages=50)
+    allowed = (200 * 5 // 4 + 64 << 20) + 2 * vector_bytes
+    assert not list(usage.saw(used))
+    assert not list(usage.saw(replace(used, at_s=80.0, memory_bytes=allowed)))
+    assert list(usage.saw(replace(used, at_s=80.0, memory_bytes=allowed + 1)))
 
 
 def test_list_bodies_are_not_needed():

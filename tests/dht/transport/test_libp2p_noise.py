@@ -7,7 +7,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from libp2p.io.exceptions import ConnectionClosedError
 
-from dht.transport.libp2p_session import SEND_BYTES_MAX, NoiseSession, Places
+from dht.transport.libp2p_session import SEND_BYTES_MAX, NoiseSession
 
 
 class KeyedLink:
@@ -36,7 +36,7 @@ def noise_session():
     cipher = ChaCha20Poly1305(bytes(32))
     session._encrypt, session._decrypt = cipher.encrypt_into, cipher.decrypt_into
     session._num_sent = session._num_received = 0
-    session._plain, session._half, session._places = b"", bytearray(), Places()
+    session._plain, session._half = b"", bytearray()
     session.link = KeyedLink()
     return session
 

@@ -14,7 +14,9 @@ from node.durable import results, write_ahead
 from node.durable.journal import FileJournal
 from node.durable.results import ResultFiles
 from node.durable.write_ahead import WriteAhead
+from protocol.grid import cell_root
 from sim.files import Fate, SimFiles
+from training.durable import replace_durably
 
 FOLDER = Path("/run/results")
 DIGEST, OTHER = bytes(range(32)), bytes(32)
@@ -115,6 +117,32 @@ def test_what_was_kept_is_on_the_disk_and_what_was_only_written_ahead_is_gone(
     assert len(files.names(FOLDER)) == 1
 
 
+def test_result_with_a_byte_changed_or_missing_or_added_is_left_out(rng, files, caplog):
+    cells = made_up(rng, 7)
+    folder = ResultFiles(FOLDER, files)
+    folder.keep(7, DIGEST, cells, [cell_root(cell) for cell in cells])
+    (name,) = files.names(FOLDER)
+    whole = files.content(FOLDER / name)
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << rng.randrange(8)
+        for data in (bytes(changed), whole[:at], whole + whole[: at + 1]):
+            files.unlink(FOLDER / name)
+            replace_durably(FOLDER / name, [data], files)
+            assert ResultFiles(FOLDER, files).of_round(7) == {}, (at, len(data), len(whole))
+    assert "not what was written" in caplog.text
+    files.unlink(FOLDER / name)
+    replace_durably(FOLDER / name, [whole], files)
+    assert ResultFiles(FOLDER, files).of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_result_whose_roots_are_not_its_cells_is_left_out(rng, files):
+    cells = made_up(rng, 3)
+    wrong = [cell_root(cell) for cell in cells[::-1]]
+    ResultFiles(FOLDER, files).keep(7, DIGEST, cells, wrong)
+    assert ResultFiles(FOLDER, files).of_round(7) == {}
+
+
 class Recorder(FileJournal):
     """Writes down what it is told, and keeps nothing."""
 
@@ -126,7 +154,7 @@ class Recorder(FileJournal):
     def write_ahead(self, round_index, digest, cells) -> None:
         self.ahead.append((digest, [start for start, _ in cells]))
 
-    def keep_result(self, round_index, digest, cells) -> None:
+    def keep_result(self, round_index, digest, cells, roots=()) -> None:
         self.kept.append(digest)
 
 
@@ -146,7 +174,7 @@ async def test_cells_are_written_in_batches_and_of_the_newest_result_only(files,
             while not journal.ahead:
                 await trio.lowlevel.checkpoint()
         ahead.offer(7, OTHER, [(30, bytes(10))])
-        await ahead.keep(7, OTHER, [])
+        await ahead.keep(7, OTHER, [], [])
         nursery.cancel_scope.cancel()
     assert journal.ahead == [(OTHER, [0, 10, 20])]
     assert journal.kept == [OTHER]
