@@ -8,6 +8,7 @@ import signal
 from collections.abc import Generator
 from functools import partial
 
+import hypothesis
 import pytest
 import trio
 import trio.testing
@@ -17,6 +18,10 @@ SEED = 2026
 
 SLOW_TIMEOUT_S = 3600.0
 """After which a slow test that hangs fails; others have `faulthandler_timeout`."""
+
+# A busy machine holds any example up for a second.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _STDERR = pytest.StashKey[int]()
 """Where stacks are written: at a time-out standard error is a file of the test's."""

@@ -19,6 +19,11 @@ TRAINER = "sim.bench.trainer"
 PROFILED_NODE_COMMAND = (sys.executable, "-P", "-m", "sim.bench.profiled_node")
 
 
+WAIT_SEATS_S = 120.0
+"""Vectors of 10^8 elements take half a minute to be made, hashed and proven by four nodes on two
+cores. With a founder that goes on before, they would run after a head that moves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """What every bench is told. `folder` is where everything goes; it must be new or empty."""
@@ -61,6 +66,7 @@ class BenchOptions:
             folder=folder,
             seed=seed,
             train_s=self.train_s,
+            wait_seats_s=WAIT_SEATS_S,
             trainer_module=TRAINER,
             trainer_words=words,
             node_command=PROFILED_NODE_COMMAND if self.is_profiled else NODE_COMMAND,

@@ -125,6 +125,7 @@ class LocalNode:
             line += ["--bootstrap", address]
         if not self.bootstrap:
             line += ["--wait-seats", str(options.peers - 1)]
+            line += ["--wait-seats-s", str(options.wait_seats_s)]
         if options.trainer == "made-up":
             words = [sys.executable, "-P", "-m", options.trainer_module]
             words += ["--seed", str(options.seed), "--name", self.name]

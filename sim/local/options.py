@@ -61,6 +61,9 @@ class LocalOptions:
     train_s: float = 0.5
     """Seconds of made-up training per round."""
 
+    wait_seats_s: float = 12.0
+    """So long the founder waits for the seats of the others with its first round."""
+
     elements: int = 100_000
     """Parameters of the made-up model; as many as fit its shapes, a few less."""
 

@@ -22,7 +22,7 @@ from dht.kademlia.messages import (
 from dht.reaching.nat_pmp import decode_address, decode_mapping
 from dht.transport.libp2p_muxed_stream import MuxedStream
 from dht.transport.libp2p_negotiate import accept, encode_line, request
-from dht.transport.libp2p_session import Bytes, NoiseSession, Places, Session
+from dht.transport.libp2p_session import Bytes, NoiseSession, Session
 from dht.transport.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
 from protocol import limits
 from protocol.errors import (
@@ -158,7 +158,6 @@ class KnownKeys(NoiseSession):
         self.link = link  # type: ignore[assignment] # enough of one
         self._plain, self._half = b"", bytearray()
         self._num_received = 0
-        self._places = Places()
         self._decrypt = ChaCha20Poly1305(bytes(32)).decrypt_into
 
 
