@@ -30,7 +30,6 @@ SEND_BYTES_MAX = 260 * limits.KIB
 """Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
 in four. More gains nothing, and what is encrypted cannot be overtaken."""
 
-
 _SPARE_BUFFERS_MAX = 8
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")

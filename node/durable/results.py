@@ -68,7 +68,7 @@ class _Unfinished:
                     self._file.relieve()
 
     def finish(self, cells: Sequence[bytes], index: bytes) -> None:
-        """All cells are known: the file is on the disk under its name when this returns."""
+        """All cells are known: the file, `index` at its end, is on the disk when this returns."""
         starts = list(accumulate((len(payload) for payload in cells), initial=0))
         if not self._placed.keys() <= set(starts[:-1]):
             self._file.truncate(0)  # Written ahead for another grid.
@@ -191,7 +191,7 @@ class ResultFiles:
 
 
 def _index(cells: Sequence[bytes], roots: Sequence[bytes]) -> bytes:
-    """What stands behind the cells."""
+    """What stands behind the cells; roots of 32 bytes each, made here where none are given."""
     if not roots:
         roots = [cell_root(payload) for payload in cells]
     lines = zip(cells, roots, strict=True)
@@ -202,15 +202,15 @@ def _index(cells: Sequence[bytes], roots: Sequence[bytes]) -> bytes:
 
 def _body(data: bytes) -> bytes | None:
     """The cells behind one another, from a whole file; None if it is not as it was written."""
-    said, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if len(said) < _COUNT.size:
+    view, counted = memoryview(data), len(data) - _DIGEST_BYTES - _COUNT.size
+    if counted < 0:
         return None
-    (count,) = _COUNT.unpack_from(said, len(said) - _COUNT.size)
-    stop = len(said) - _COUNT.size - count * _LINE.size
-    if stop < 0 or blake3(memoryview(said)[stop:]).digest() != digest:
+    (count,) = _COUNT.unpack_from(view, counted)
+    stop = counted - count * _LINE.size
+    if stop < 0 or blake3(view[stop:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         return None
-    start, view = 0, memoryview(data)
-    for size, root in _LINE.iter_unpack(view[stop : len(said) - _COUNT.size]):
+    start = 0
+    for size, root in _LINE.iter_unpack(view[stop:counted]):
         if start + size > stop or cell_root(view[start : start + size]) != root:
             return None
         start += size

@@ -108,7 +108,6 @@ def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name)
     assert result.states >= 50, "an exploration in which nothing happens shows nothing"
 
 
-@pytest.mark.slow
 def test_eldest_of_two_voters_that_lost_its_disk_contradicts_nothing():
     model = Rounds(Span(voters=2, rounds=2, disks=1, active="A"), ALONE)
     result = explore(model, Bound(states=20_000))

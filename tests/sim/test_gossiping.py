@@ -83,7 +83,6 @@ def test_views_mix_and_stay_small(seed):
     assert max(known_by) < 60
 
 
-@pytest.mark.slow
 def test_bytes_of_a_node_do_not_grow_with_the_swarm(seed):
     small, large = (Gossiping(calm(n, loss=0.0, seconds=20.0), seed).spread() for n in (60, 180))
     assert large.bytes_per_node_s < 1.25 * small.bytes_per_node_s

@@ -1,5 +1,6 @@
 """Cells over streams: what fits is kept, all else is the sender's fault and keeps nothing."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from node.cells import bulk
+from node.cells.bulk_sending import STALL_SPARE_S, put_off
 from node.cells.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
 from node.cells.shard_store import Item
 from node.hooks import FlipByte, NodeHooks
@@ -274,3 +276,17 @@ async def test_parts_of_a_round_that_the_peer_has_left_are_not_sent() -> None:
         beat = Heartbeat(round=at_round, head=bytes(32), held=(), links=())
         source.core.handle(ev.FrameArrived(to, beat), 1.0)
         assert bulk.is_of_use(source.core, push) is is_of_use
+
+
+def test_deadline_is_moved_seldom_and_never_gives_more_time_than_a_stall_may_take(seed):
+    rng, scope, moves, now_s = random.Random(seed), trio.CancelScope(), 0, 0.0
+    for _ in range(1000):
+        now_s += rng.uniform(0.0, 0.02)
+        before_s = scope.deadline
+        put_off(scope, now_s)
+        moves += scope.deadline != before_s
+        assert STALL_S - STALL_SPARE_S <= scope.deadline - now_s <= STALL_S
+    assert moves <= 1 + now_s / STALL_SPARE_S
+    scope.deadline = now_s + 5 * STALL_S  # As after a long pause of a line that is held back.
+    put_off(scope, now_s)
+    assert scope.deadline == now_s + STALL_S
