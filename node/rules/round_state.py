@@ -166,7 +166,9 @@ class RoundState:
             return self._contradicted(view, message)
         if filed != "new":
             return []
-        if slot.kind is Kind.LEAVE:
+        if slot.kind is Kind.COMMIT and not view.ballots.of(Kind.LIST, view.attempt):
+            view.committed_s = now_s
+        elif slot.kind is Kind.LEAVE:
             self._left.add(message.sender)
         if (shown := attempt_shown(view, entry)) > view.attempt:
             self._enter(view, shown, now_s)

@@ -14,14 +14,7 @@ from node.rules.reducers import Slice, one_slice, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
-from protocol.messages import (
-    Commit,
-    Kind,
-    Roster,
-    Seal,
-    SealValue,
-    Slot,
-)
+from protocol.messages import Commit, Kind, Roster, Seal, SealValue, Slot
 
 Lock = tuple[int, bytes]
 """The attempt of the latest own SEAL, and the digest of its LIST."""
@@ -47,10 +40,11 @@ class RoundView(Holding):
     node does not suspect, itself always; `pushed_among` those who were expected when the own parts
     were pushed last.
 
-    `awaited` are the COMMITs known when the first HAVE was
-    signed without some of their parts; `is_timed` says that a deadline was learned from this round.
+    `awaited` are the COMMITs known when the first HAVE was signed without some of their parts;
+    `is_timed` says that a deadline was learned from this round.
 
-    `entered_s` is when the attempt began, infinite while too few are seen in it (open runs);
+    `committed_s` is when the last COMMIT of another peer came before any LIST. `entered_s` is when
+    the attempt began, infinite while too few are seen in it (open runs);
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
@@ -88,6 +82,7 @@ class RoundView(Holding):
     time_outs: int = 0
     opened_s: float | None = None
     entered_s: float = 0.0
+    committed_s: float | None = None
     lock: Lock | None = None
     own_commit: bytes = b""
     certified_s: dict[bytes, float] = field(default_factory=dict)

@@ -7,6 +7,10 @@ exchange takes E behind the last of them, rounds tend to R = E / (1 - SHARE), th
 SHARE of the time is training (`algorithms.md` 10). Nothing is agreed upon: the lease bounds what
 anybody may do (R9), and weights are tokens.
 
+E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
+for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
+well would grow without end.
+
 With two rounds in flight (R5) nobody waits for an exchange that is over before the next round is
 handed in: then everybody aims at the length of the last rounds, and these tend to COVER times E.
 """
@@ -19,9 +23,9 @@ from dataclasses import dataclass, field
 from protocol.manifest import RunManifest
 from training.presets import is_paced
 
-SHARE = 0.95
-"""Of a round that is to be training; the issue asks for 0.9, and steps never take equally
-long: who is early waits. From one step on 0.9 is reached within some 15 rounds.."""
+SHARE = 0.965
+"""Of a round that is to be training; 0.9 is asked for, and steps never take equally long: who is
+early waits. From one step on 0.9 is reached within some 15 rounds."""
 
 FIRST_STEPS = 10
 """Before anything is known: early rounds are best short (`algorithms.md` B.3)."""
@@ -29,10 +33,10 @@ FIRST_STEPS = 10
 ROUNDS_LOOKED_AT = 3
 """The median of their lengths counts, so that one round with a fault in it changes nothing."""
 
-WAITS_LOOKED_AT = 8
-"""The shortest of these waits is the exchange: then this node was the last, or nearly."""
+EXCHANGES_LOOKED_AT = 8
+"""The median of their seconds counts."""
 
-FAR, HURRY = 0.6, 1.6
+FAR, HURRY = 0.9, 1.6
 """Rounds below that share of the length that the exchange asks for grow by that factor."""
 
 COVER = 1.3
@@ -47,8 +51,8 @@ GROWTH_MAX = 2.0
 class Choice:
     """Steps of the next round, why, and what that rests on; None is what is not known yet.
 
-    `computing` is the share of the rounds looked at that was training, `exchange_s` the shortest
-    wait for a seal among the last, or where two rounds are in flight the shortest flight.
+    `computing` is the share of the rounds looked at that was training, `exchange_s` the time from
+    the last contribution that came to the outcome.
     """
 
     steps: int
@@ -87,9 +91,9 @@ class Pace:
     """Of this round the first and the last step that the trainer told of, and when."""
     _is_first: bool = True
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _rounds: deque[Measured] = field(default_factory=lambda: deque(maxlen=WAITS_LOOKED_AT))
+    _rounds: deque[Measured] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _handed_steps: int = 0
-    _flights_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS_LOOKED_AT))
+    _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=EXCHANGES_LOOKED_AT))
 
     def handed(self, steps: int, now_s: float) -> None:
         """The trainer's contribution of so many steps is in."""
@@ -109,10 +113,12 @@ class Pace:
         del self._on_the_way[1:]
         self._on_the_way.append((step, now_s))
 
-    def landed(self, flight_s: float) -> None:
-        """The outcome of a contribution is here, so long after it was handed over."""
+    def landed(self, flight_s: float, now_s: float, *, last_s: float | None = None) -> None:
+        """The outcome of a contribution is here, so long after it was handed over; the last one
+        of another peer was announced at `last_s`."""
         if not self._is_first:
-            self._flights_s.append(flight_s)
+            exchange_s = flight_s if last_s is None else min(flight_s, now_s - last_s)
+            self._exchanges_s.append(exchange_s)
 
     def next(self, now_s: float, *, usual: int = 0) -> Choice:
         """The trainer is handed its next lease now: how many steps of it are to be taken.
@@ -137,11 +143,10 @@ class Pace:
             steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
             return Choice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
-        last = list(self._rounds)[-ROUNDS_LOOKED_AT:]
+        last = list(self._rounds)
         round_s = statistics.median(one.training_s + one.waiting_s for one in last)
-        exchange_s = min(one.waiting_s for one in self._rounds)
-        if self.is_overlapped:
-            exchange_s = min(self._flights_s, default=exchange_s)
+        waited_s = [one.waiting_s for one in last]
+        exchange_s = statistics.median(self._exchanges_s or waited_s)
         total_s = sum(one.training_s + one.waiting_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
         steps, why = most, "the manifest's"

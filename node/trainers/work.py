@@ -314,7 +314,9 @@ class TrainerWork:
     def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
-        self._pace.landed(self._flight.landed(trio.current_time()))
+        now_s, sealed = trio.current_time(), self._parts.core.machine.previous
+        last_s = None if sealed is None else sealed.committed_s
+        self._pace.landed(self._flight.landed(now_s), now_s, last_s=last_s)
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
