@@ -1,7 +1,9 @@
 """The command line that all commands register with."""
 
 import json
+import platform
 import sys
+from typing import Annotated
 
 import typer
 
@@ -18,9 +20,30 @@ app = typer.Typer(
 )
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from node.version import version
+        from protocol.manifest import ARITHMETIC_VERSION, WIRE_VERSION
+
+        # Nodes of one run speak one wire and round alike: whoever reports a fault is asked for all.
+        sys.stdout.write(
+            f"barnraise {version()}, wire {WIRE_VERSION}, arithmetic {ARITHMETIC_VERSION}, "
+            f"Python {platform.python_version()}\n"
+        )
+        raise typer.Exit
+
+
 @app.callback()
-def barnraise() -> None:
+def barnraise(
+    is_version_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Say which this is, and exit."
+        ),
+    ] = False,
+) -> None:
     """Train a neural network together: a peer-to-peer swarm without a coordinator."""
+    del is_version_asked  # The callback has answered.
 
 
 def print_json(body: object) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from node.shared_state.store import Store
 from node.shared_state.told import TELLING, Told, all_told
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
+from node.version import version
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.entry_kinds import HasCheckpoint, Identity, Reading
@@ -118,7 +118,7 @@ class EntryExchange:
         self.num_unsent = 0
         """Frames to peers that were not linked."""
 
-        self._software = _words(f"barnraise {_version()}")
+        self._software = _words(f"barnraise {version()}")
         self.access: Access | None = None
         """Of a run for the invited, what is to be written."""
 
@@ -382,12 +382,6 @@ def _readings(board: StatusBoard | None) -> tuple[Reading, ...]:
 def _words(text: str) -> str:
     """As much as an entry takes; 64 ASCII characters are 64 bytes."""
     return text.strip().encode("ascii", "replace").decode()[:64]
-
-
-def _version() -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("barnraise")
-    return "unknown"
 
 
 def _size(folder: Path) -> int:

@@ -6,10 +6,10 @@ The format is in `training.exported`; here is who may read what it says, and wha
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from node.using.checkpoint_find import RunOnDisk, open_signed
+from node.version import version
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import RunManifest
@@ -56,7 +56,7 @@ def export_run(
         clock=checkpoint.meta.clock,
         seal=checkpoint.meta.seal,
         tensors=tensors_digest(tensors),
-        about=_about(manifest) | {_VERSION: _version()},
+        about=_about(manifest) | {_VERSION: version()},
     )
     # Loading took a while: somebody may have written there meanwhile.
     _refuse_existing(out, force=force)
@@ -112,10 +112,3 @@ def _utc(unix_s: int) -> str:
     except (OverflowError, OSError, ValueError):
         # A founder may write any number; it is no reason to keep the weights from anybody.
         return f"{unix_s} s after 1970"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("barnraise")
-    except metadata.PackageNotFoundError:
-        return "from its sources"

@@ -2,10 +2,10 @@
 
 import shlex
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 from node.state.folder import write_atomically
+from node.version import version as package_version
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, settled
 from sim.trials.scenario_text import scenario_text
@@ -27,10 +27,7 @@ def version() -> str:
         return found.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         pass  # No git, or an installed package.
-    try:
-        return metadata.version("barnraise")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return package_version()
 
 
 def replay_command(named: str, outcome: Outcome, *, rounds: int | None, peers: int | None) -> str:
