@@ -78,7 +78,10 @@ def cut(tensors: Sequence[TensorSpec], count: int) -> tuple[tuple[int, ...], ...
         pieces[sizes.index(min(sizes))].append(index)
     if not all(pieces):
         most = len(blocks) + len(alone)
-        raise ManifestError(f"{count} fragments of a model of {most} blocks and other tensors")
+        raise ManifestError(
+            f"[outer] fragments is {count}, and the model has {most} blocks and other tensors, "
+            f"which are not cut: set it to {most} or less"
+        )
     return tuple(tuple(sorted(piece)) for piece in pieces)
 
 
