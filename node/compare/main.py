@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +21,9 @@ from node.compare.runs import (
     runs_of,
     step_s_of,
 )
-from node.exit_codes import EXIT_DONE, EXIT_FAILED
+from node.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from node.processes.json_child import Line, number, run_json_child
+from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
@@ -35,9 +36,11 @@ _WIDTH = 110
 def run_compare(options: CompareOptions, *, to_stderr: bool) -> tuple[dict[str, object], int]:
     """Train each preset, tell, and write plot and numbers; the object, and the exit status.
 
+    Numbers are written behind each preset: a Ctrl+C leaves those that are done.
+
     Raises ConfigError for a preset or a folder that cannot be used.
     """
-    runs = runs_of(options)
+    runs, done = runs_of(options), list[Compared]()
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -45,32 +48,67 @@ def run_compare(options: CompareOptions, *, to_stderr: bool) -> tuple[dict[str, 
     console = Console(stderr=to_stderr, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)  # A file has no edge.
-    with console.status("") as status, TemporaryDirectory() as folder:
-        for run in runs:
-            status.update(f"{run.preset}: {run.manifest.total_inner_steps} steps")
-            _train(run, options.peers, Path(folder) / "manifest.msgpack")
-    found = dict(compare_json(runs, options))
-    console.print(_table(runs))
+    status = EXIT_DONE
     try:
-        (options.folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        # matplotlib takes half a second to load, and only this needs it.
-        from node.compare.plot import draw_plot
+        with TemporaryDirectory() as folder:
+            for run in runs:
+                _train_and_tell(run, options.peers, Path(folder) / "manifest.msgpack", console)
+                done.append(run)
+                console.print(f"{len(done)} of {len(runs)}  {_told(run)}", soft_wrap=True)
+                _write_numbers(done, options)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        console.print("interrupted: these were done", style="yellow")
+        status = EXIT_INTERRUPTED
+    console.print(_table(done))
+    # matplotlib takes half a second to load, and only this needs it.
+    from node.compare.plot import draw_plot
 
-        draw_plot(runs, options.folder / PLOT_FILE)
+    try:
+        draw_plot(done, options.folder / PLOT_FILE)
     except OSError as error:
         raise ConfigError(f"--out {options.folder}: {error.strerror}") from error
     console.print(f"{PLOT_FILE} and {RESULT_FILE} are in {options.folder}", soft_wrap=True)
-    return found, EXIT_FAILED if any(run.error for run in runs) else EXIT_DONE
+    failed = any(run.error for run in done)
+    return dict(compare_json(done, options)), status or (EXIT_FAILED if failed else EXIT_DONE)
 
 
-def _train(run: Compared, peers: int, path: Path) -> None:
-    """One preset, in a process of its own: it loads torch."""
+def _write_numbers(runs: Sequence[Compared], options: CompareOptions) -> None:
+    text = json.dumps(compare_json(runs, options), indent=1) + "\n"
+    try:
+        write_atomically(options.folder / RESULT_FILE, text.encode(), 0o644)
+    except OSError as error:
+        raise ConfigError(f"--out {options.folder}: {error.strerror}") from error
+
+
+def _train_and_tell(run: Compared, peers: int, path: Path, console: Console) -> None:
+    """Shows how far it is, on a terminal."""
+    steps = run.manifest.total_inner_steps
+
+    def seen() -> None:
+        step, loss = run.points[-1].step, run.points[-1].loss
+        shown.update(f"{run.preset}: step {step} of {steps}, loss {loss:.3f}")
+
+    with console.status(f"{run.preset}: {steps} steps") as shown:
+        _train(run, peers, path, seen)
+
+
+def _told(run: Compared) -> str:
+    if run.loss is None:
+        return f"{run.preset}: {run.error}"
+    return f"{run.preset}: loss {run.loss:.4f}, {run.wall_s:.0f} s"
+
+
+def _train(run: Compared, peers: int, path: Path, seen: Callable[[], None]) -> None:
+    """One preset, in a process of its own: it loads torch. `seen` is called for each point."""
     path.write_bytes(encode(sign_manifest(run.manifest, SIGNER)))
     words = ["--manifest", str(path), "--run", run.manifest.digest.hex(), "--peers", str(peers)]
 
     def hear(line: Line) -> None:
         if line["kind"] == "point":
             run.points.append(Point(int(number(line["step"])), number(line["loss"])))
+            seen()
             return
         run.loss = number(line["loss"])
         run.payload_bytes = int(number(line["payload_bytes"]))
@@ -89,9 +127,11 @@ def _table(runs: Sequence[Compared]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("preset", "codec"):
         table.add_column(title, no_wrap=True)
-    for title in ("rounds", "H", "loss", "payload", "wire", "fewer", "this machine", LINE.name):
+    titles = ("rounds", "H", "loss", "payload", "fewer", "wire", "fewer", "this machine", LINE.name)
+    for title in titles:
         table.add_column(title, justify="right")
     step_s, most = step_s_of(runs), max(run.payload_bytes for run in runs)
+    widest = max(run.wire_bytes for run in runs)
     for run in runs:
         manifest = run.manifest
         loss = f"{run.loss:.4f}" if run.loss is not None else run.error[:40]
@@ -102,13 +142,14 @@ def _table(runs: Sequence[Compared]) -> Table:
             str(manifest.inner.inner_steps),
             loss,
             f"{run.payload_bytes / 1e6:.2f} MB",
-            f"{run.wire_bytes / 1e6:.2f} MB",
             f"{most / run.payload_bytes:.1f}" if run.payload_bytes else "",
+            f"{run.wire_bytes / 1e6:.2f} MB",
+            f"{widest / run.wire_bytes:.1f}",
             f"{run.wall_s:.0f} s",
             f"{run.line_s_at(manifest.total_inner_steps, step_s):.0f} s",
         )
     table.caption = (
         "loss: nats per byte of held-out text; payload: one peer's contributions; wire: all that"
-        " leaves it; fewer: payload, against the largest here"
+        " leaves it, by the formula of `barnraise check`; fewer: against the largest here"
     )
     return table

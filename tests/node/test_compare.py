@@ -1,6 +1,7 @@
 """`barnraise compare`: the runs it makes, the process that trains them, and what it draws."""
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -208,17 +209,30 @@ def test_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
+SMALL = """[run]
+title = 'x'
+[inner]
+batch = 2
+[model.settings]
+width = 16
+heads = 2
+layers = 1
+context = 16
+"""
+
+
+def compare_words(folder: Path, steps: int) -> list[str]:
+    path = folder / "run.toml"
+    path.write_text(SMALL)
+    words = ["diloco", "sparseloco", "--steps", str(steps), "--inner-steps", "5", "--peers", "2"]
+    words += ["--file", str(path), "--out", str(folder / "out"), "--json"]
+    return [sys.executable, "-P", "-m", "node.cli", "compare", *words]
+
+
 @pytest.mark.slow
 def test_command_compares_two_presets(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(
-        "[run]\ntitle = 'x'\n[inner]\nbatch = 2\n"
-        "[model.settings]\nwidth = 16\nheads = 2\nlayers = 1\ncontext = 16\n"
-    )
-    words = ["diloco", "sparseloco", "--steps", "20", "--inner-steps", "5", "--peers", "2"]
-    words += ["--file", str(path), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "node.cli", "compare", *words],
+        compare_words(tmp_path, 20),
         env=child_environment(),
         capture_output=True,
         text=True,
@@ -230,4 +244,26 @@ def test_command_compares_two_presets(tmp_path: Path) -> None:
     assert dense["payload_bytes"] > 20 * sparse["payload_bytes"]
     assert 0 < dense["loss"] < 6
     assert len(dense["curve"]) == 5
+    assert (tmp_path / "out" / "compare.png").exists()
+    assert "2 of 2  sparseloco: loss " in done.stderr
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == told
+
+
+@pytest.mark.slow
+def test_interrupted_command_keeps_the_presets_that_are_done(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        compare_words(tmp_path, 500),
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "1 of 2  diloco: loss " not in (line := process.stderr.readline()):
+        assert line, "it ended before a preset was done"
+    process.send_signal(signal.SIGINT)
+    told, said = process.communicate(timeout=60.0)
+    assert process.returncode == 130, said
+    assert "interrupted: these were done" in said
+    assert [one["preset"] for one in json.loads(told)["presets"]] == ["diloco"]
     assert (tmp_path / "out" / "compare.png").exists()
