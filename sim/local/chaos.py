@@ -29,6 +29,14 @@ class Fault:
     move: Move = "leave"
     """Of churn."""
 
+    beside: tuple[str, ...] = ()
+    """Of a partition: who is on the victim's side, which is the smaller one."""
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """All to whom it is done."""
+        return (self.victim, *self.beside)
+
     def __str__(self) -> str:
         match self.kind:
             case "kill":
@@ -38,6 +46,9 @@ class Fault:
                 return f"{self.victim} {self.move}s"
             case "freeze" | "stall":
                 return f"{self.kind} {self.victim} for {self.lasts_s:.1f} s"
+            case "partition":
+                side = " and ".join(self.victims)
+                return f"partition of {side} from the others for {self.lasts_s:.1f} s"
             case _:
                 return f"{self.kind} {self.victim}"
 
@@ -96,8 +107,20 @@ class Chaos:
                 )
             case "freeze" | "stall":
                 return Fault(kind=kind, victim=victim, lasts_s=_between(STILL_S, length))
+            case "partition":
+                others = [name for name in candidates if name != victim]
+                beside = _side(others, int(part * self._most(now)), whom)
+                lasts_s = _between(STILL_S, length)
+                return Fault(kind=kind, victim=victim, lasts_s=lasts_s, beside=beside)
             case _:
                 return Fault(kind=kind, victim=victim)
+
+    def _most(self, now: Situation) -> int:
+        """How many a partition may cut off: a majority of the members stays together and well, or
+        where nothing matters, half of all are here."""
+        if self._is_reckless:
+            return max(1, len(now.running) // 2)
+        return max(1, len(now.well) - (now.members // 2 + 1))
 
     def _move(self, now: Situation, draw: float) -> Move:
         """More leave where there are many, and more come where there are few."""
@@ -109,6 +132,12 @@ class Chaos:
 def can_spare_one(now: Situation) -> bool:
     """Whether without one of those that are well, a majority of the members is still well."""
     return len(now.well) - 1 >= now.members // 2 + 1
+
+
+def _side(names: Sequence[str], count: int, draw: float) -> tuple[str, ...]:
+    """So many of them, in their order."""
+    chosen = random.Random(draw).sample(range(len(names)), min(count, len(names)))
+    return tuple(names[index] for index in sorted(chosen))
 
 
 def _pick(names: Collection[str], draw: float) -> str:

@@ -41,7 +41,7 @@ KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys a
 
 ChaosOption = Annotated[
     str | None,
-    typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset; with commas."),
+    typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset, partition; with commas."),
 ]
 TrainerOption = Annotated[
     str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")

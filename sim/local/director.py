@@ -141,9 +141,26 @@ class Director:
                 await self._is_calm_within(fault.lasts_s)
                 self._swarm.shaper.go_on(node.name)
                 self._back(node, process, "stalled")
+            case "partition":
+                await self._part(fault)
             case "reset":
                 assert self._swarm.shaper is not None
                 self._swarm.shaper.reset(node.name)
+
+    async def _part(self, fault: Fault) -> None:
+        """Nothing passes between two sides for a while."""
+        shaper = self._swarm.shaper
+        assert shaper is not None
+        nodes = [self.story.nodes[name] for name in fault.victims]
+        processes = [node.process for node in nodes]
+        for node in nodes:
+            node.status = "apart"
+        side = frozenset(fault.victims)
+        shaper.part(side)
+        await self._is_calm_within(fault.lasts_s)
+        shaper.join(side)
+        for node, process in zip(nodes, processes, strict=True):
+            self._back(node, process, "apart")
 
     def _back(self, node: LocalNode, process: NodeProcess | None, status: str) -> None:
         if node.process is process and node.status == status:

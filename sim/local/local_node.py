@@ -31,7 +31,9 @@ LYING_COMMAND = (sys.executable, "-P", "-m", "sim.local.lying_node")
 BENT_NODE = "B"
 """Which node a test switch bends."""
 
-Status = Literal["starting", "running", "frozen", "stalled", "down", "left", "finished", "dead"]
+Status = Literal[
+    "starting", "running", "frozen", "stalled", "apart", "down", "left", "finished", "dead"
+]
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,7 @@
 """What `barnraise local` is asked to do."""
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,12 @@ KINDS = {
     "churn": "nodes leave, come back, and new ones join",
     "stall": "a node's network line stands still, connections open",
     "reset": "all connections of a node break",
+    "partition": "nothing passes between some nodes and the others, connections open",
 }
 NEEDS_SIGNALS = ("freeze",)
-NEEDS_SHAPER = ("stall", "reset")
+NEEDS_SHAPER = ("stall", "reset", "partition")
+NEEDS_DIALLER = ("partition",)
+"""The shaper must know both ends of a connection, which only Linux tells."""
 
 TRUSTS = ("friends", "open")
 TRAINERS = ("made-up", "real")
@@ -138,6 +142,10 @@ class LocalOptions:
                 f"--chaos takes at least {PEERS_FOR_CHAOS} peers: of {self.peers}, one that is "
                 "missing is one too many. --reckless does it all the same"
             )
+        if not sys.platform.startswith("linux"):
+            for kind in NEEDS_DIALLER:
+                if kind in self.kinds:
+                    raise ConfigError(f"--chaos {kind}: only Linux tells whose a connection is")
         if not hasattr(signal, "SIGSTOP"):
             for kind in NEEDS_SIGNALS:
                 if kind in self.kinds:

@@ -15,6 +15,7 @@ _MARKS = {
     "running": "●",
     "frozen": "❄",
     "stalled": "‖",
+    "apart": "◐",
     "down": "✕",
     "left": "○",
     "finished": "✓",

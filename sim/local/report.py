@@ -25,6 +25,7 @@ _COLOURS = {
     "churn": "#1b7a3d",
     "stall": "#8a5a00",
     "reset": "#7b3fa0",
+    "partition": "#44546a",
 }
 
 
@@ -267,6 +268,7 @@ def _dealt(one: Dealt) -> dict[str, object]:
         "fault": str(one.fault),
         "kind": one.fault.kind,
         "victim": one.fault.victim,
+        "beside": one.fault.beside,
         "next_seal_s": None if one.next_seal_s is None else _rounded(one.next_seal_s),
         "back_s": None if one.back_s is None else _rounded(one.back_s),
     }

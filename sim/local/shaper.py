@@ -2,7 +2,8 @@
 
 Each node listens on a port that nobody knows, and announces the proxy's. What passes is delayed by
 half a round trip and by the lines of both ends; a line may also stand still (a half-open link: both
-ends believe in it, nothing arrives), and connections may be reset.
+ends believe in it, nothing arrives), nothing may pass between two sides, and connections may be
+reset.
 
 Who dialled a connection is asked of the system where it tells (Linux); elsewhere only the line of
 the node that was dialled counts.
@@ -110,6 +111,8 @@ class Shaper:
         self._seed = seed
         self._nursery = nursery
         self._num_links = 0
+        self._parted: dict[frozenset[str], trio.Event] = {}
+        """By one side of each partition: set once it is over."""
 
     async def add_port(self, name: str, target: int) -> Port:
         """A listening port for the node `name`, which itself listens on `target`."""
@@ -129,6 +132,23 @@ class Shaper:
     def go_on(self, name: str) -> None:
         """The line moves again."""
         self.ports[name].moves.set()
+
+    def part(self, side: frozenset[str]) -> None:
+        """Nothing passes between these nodes and all others until they `join`; nothing is lost."""
+        self._parted[side] = trio.Event()
+
+    def join(self, side: frozenset[str]) -> None:
+        """That partition is over."""
+        self._parted.pop(side).set()
+
+    async def _joined(self, link: _Link) -> None:
+        """Until no partition is between the ends; if one is unknown, until there is none."""
+        while crossed := [
+            over
+            for side, over in self._parted.items()
+            if len(link.ends) == 1 or (link.ends[0].name in side) != (link.ends[1].name in side)
+        ]:
+            await crossed[0].wait()
 
     def reset(self, name: str) -> int:
         """Break every connection of the node, as a router that restarts; how many there were."""
@@ -194,6 +214,7 @@ class Shaper:
                     await trio.sleep_until(due_s)
                     for end in link.ends:
                         await end.moves.wait()
+                    await self._joined(link)
                     await sink.send_all(data)
                 await sink.send_eof()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):

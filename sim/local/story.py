@@ -157,7 +157,7 @@ class Story:
         if round_index > self.newest:
             self.seals.append((now_s, round_index))
         for dealt in self.dealt:
-            is_victim = dealt.fault.victim == node.name
+            is_victim = node.name in dealt.fault.victims
             if dealt.next_seal_s is None and not is_victim and round_index > dealt.newest:
                 dealt.next_seal_s = now_s - dealt.at_s
             if dealt.back_s is None and is_victim and dealt.undone_s is not None:

@@ -75,6 +75,28 @@ def test_two_rounds_in_flight_survive_the_same(tmp_path, trainer):
     assert chaos["faults"]
 
 
+def test_streams_with_feedback_survive_partitions_too(tmp_path):
+    """Real training, two rounds in flight, four bits with feedback; who is killed, who comes late,
+    and nothing that passes between two sides."""
+    method = ("--trainer", "real", "--preset", "streaming_diloco", "--steps", "20")
+    faults = ("--chaos", "kill,churn,partition", "--every", "8s", "--seed", "4")
+    status, chaos, said = local(tmp_path, CHAOS_S, "--peers", "5", *method, *faults)
+    assert status == 0, said[-4000:]
+    assert (chaos["is_good"], chaos["invariants"], chaos["error"]) == (True, "hold", "")
+    assert (chaos["deaths"], chaos["checkpoints_equal"]) == ([], True)
+    assert {fault["kind"] for fault in chaos["faults"]} >= {"kill", "partition"}
+
+
+def test_halves_that_do_not_hear_each_other_survive(tmp_path):
+    """Two of four on either side, with the eldest and without: they meet, and agree on all."""
+    faults = ("--peers", "4", "--chaos", "partition", "--reckless", "--every", "9s", "--seed", "2")
+    status, chaos, said = local(tmp_path, CHAOS_S, *faults)
+    assert status == 0, said[-4000:]
+    assert (chaos["is_good"], chaos["invariants"], chaos["error"]) == (True, "hold", "")
+    assert (chaos["deaths"], chaos["checkpoints_equal"]) == ([], True)
+    assert any(fault["beside"] for fault in chaos["faults"]), "two against two"
+
+
 def test_fragments_synced_in_turn_survive_the_same(tmp_path):
     """A kill, a freeze, who leaves, comes back or joins late, while residuals are of fragments."""
     fewer = ("--peers", "5", "--fragments", "3")

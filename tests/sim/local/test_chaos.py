@@ -68,6 +68,20 @@ def test_one_is_spared_only_where_a_majority_of_the_members_stays_well(well, mem
     assert not any(f.move == "leave" for f in faults(("churn",), now) if f) or spares
 
 
+def test_partition_leaves_a_majority_of_the_members_together():
+    eight = tuple("ABCDEFGH")
+    now = replace(WELL, well=eight, running=eight, num_here=8, members=8, num_begun=8)
+    dealt = [fault for fault in faults(("partition",), now) if fault is not None]
+    assert {len(fault.victims) for fault in dealt} == {1, 2, 3}
+    assert {name for fault in dealt for name in fault.victims} == set(eight)
+    assert all(len(set(fault.victims)) == len(fault.victims) for fault in dealt)
+    assert all(STILL_S[0] <= fault.lasts_s < STILL_S[1] for fault in dealt)
+    assert {fault.beside for fault in faults(("partition",)) if fault} > {()}
+    # Where nothing matters, half against half.
+    reckless = faults(("partition",), now, is_reckless=True)
+    assert {len(fault.victims) for fault in reckless if fault} == {1, 2, 3, 4}
+
+
 def test_only_those_who_are_well_are_harmed_unless_it_is_reckless():
     now = replace(WELL, well=FIVE[1:], running=FIVE, members=4)
     assert "A" not in {fault.victim for fault in faults(("kill",), now) if fault}
@@ -118,6 +132,13 @@ def test_options_that_cannot_be_are_refused_with_their_name(changes, why):
     with pytest.raises(ConfigError) as caught:
         options(**changes)
     assert why in str(caught.value)
+
+
+def test_partition_is_refused_where_nobody_tells_whose_a_connection_is(monkeypatch):
+    assert options(kinds=("partition",)).needs_shaper
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ConfigError, match="--chaos partition: only Linux tells"):
+        options(kinds=("partition",))
 
 
 def test_two_peers_take_faults_where_one_is_reckless():

@@ -127,6 +127,31 @@ async def test_stall_of_the_dialler_holds_up_what_it_dialled(monkeypatch):
                 await stream.receive_some(1)
 
 
+async def test_partition_holds_what_crosses_it_and_passes_it_on_when_it_is_over(monkeypatch):
+    by = iter(("B", "C", None))
+    monkeypatch.setattr(shaper_module, "dialler", lambda port, pids: next(by))
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            shaper = await stack.enter_async_context(shaped(Shape(), "A", "B", "C"))
+            near, far, unknown = [await dial_in(stack, shaper, "A") for _ in range(3)]
+            for stream in (near, far, unknown):
+                assert await round_trip(stream, b"x") == b"x"
+            shaper.part(frozenset(("A", "B")))
+            shaper.part(frozenset(("C",)))
+            for stream in (far, unknown):
+                await stream.send_all(b"y")
+            for _ in range(20):
+                assert await round_trip(near, b"z") == b"z"
+            shaper.join(frozenset(("A", "B")))
+            for stream in (far, unknown):
+                with trio.move_on_after(0.1) as scope:
+                    await stream.receive_some(1)
+                assert scope.cancelled_caught
+            shaper.join(frozenset(("C",)))
+            for stream in (far, unknown):
+                assert await receive_all(stream, 1) == b"y"
+
+
 def test_dialler_is_found_by_its_socket(tmp_path):
     table = tmp_path / "net" / "tcp"
     table.parent.mkdir()
