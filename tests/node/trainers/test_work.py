@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from node.hooks import NodeHooks
 from node.status.board import EventLog
-from node.trainers.pace import FIRST_STEPS
+from node.trainers.pace import FIRST_STEPS, SHARE
 from node.trainers.trainer_channel import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import TrainerError
@@ -219,5 +219,5 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
             scene.work._changed.set()
             await wait_all_tasks_blocked()
         sizes = [lease_size(outcome.lease) for outcome in scene.trainer.outcomes]
-        assert sizes[-1] == pytest.approx(2 * 0.95 / 0.05 * 2.0, rel=0.25)
-        assert scene.trainer.outcomes[-1].lease == ((0, sizes[-1]),)
+        assert sizes[-1] == pytest.approx(2 * SHARE / (1.0 - SHARE) * 2.0, rel=0.25)
+        assert scene.trainer.outcomes[-1].lease == ((0, 100), (200, 100 + sizes[-1]))
