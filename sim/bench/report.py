@@ -177,9 +177,9 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
     console.print(table)
     _print_profile(console, median_profile([one.profile for one in result.rounds]))
     console.print(
-        f"memory {result.peak_bytes / 2**20:.0f} MiB at most, largest error {result.max_error:.2g},"
-        f" exact: {_yes(result.result_exact)}, equal: {_yes(result.digests_equal)},"
-        f" {result.security}"
+        f"memory {result.peak_bytes / 2**20:.0f} MiB at most,"
+        f" {result.max_error:.2g} from the mean at most, exact: {_yes(result.result_exact)},"
+        f" equal: {_yes(result.digests_equal)}, {result.security}"
     )
     if result.broken:
         console.print(result.broken, style="bold red", markup=False)
