@@ -73,6 +73,8 @@ class GoodRun:
         moved = True
         while moved:
             self._catch_up()
+            # Before training: a round of that takes longer than gossip does.
+            self._pass_evidence()
             self._train()
             moved = self._exchange() or self._answer_status() or self._carry_bytes()
             if self._table.helpers and not moved:
@@ -108,6 +110,13 @@ class GoodRun:
                     target.hear(message)
                     moved |= mine.ballots.find(message.digest) is not None
         return moved
+
+    def _pass_evidence(self) -> None:
+        """Gossip: what one holds against somebody all come to hold."""
+        held = {who: one for peer in self._peers.values() for who, one in peer.evidence.items()}
+        for peer in self._peers.values():
+            for subject in sorted(held.keys() - peer.evidence.keys() - {peer.machine.view.me}):
+                peer.convict(held[subject])
 
     def _answer_status(self) -> bool:
         moved = False

@@ -18,6 +18,7 @@ from node.rules.gathering import Gathering
 from node.rules.proposal import LIST_AFTER
 from node.rules.restart import Restart
 from node.rules.round_view import RoundConfig, RoundView
+from protocol.evidence import Evidence
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
@@ -77,7 +78,7 @@ INDEX = (
     "_certified_lists",
 )
 IGNORED = {
-    RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s"),
+    RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
     RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
     Gathering: ("summing", "keeping", "own", "kept", "_slices", "_me", "_belief", "_seen"),
@@ -109,6 +110,8 @@ class Peer:
     liars: frozenset[PeerId] = frozenset()
     spoiled: set[bytes] = field(default_factory=set)
     """LISTs of whose result it has cells that the parts do not give."""
+    evidence: dict[PeerId, Evidence] = field(default_factory=dict)
+    """What it holds against whom, on its disk."""
 
     def tell(self, event: ev.RoundEvent) -> None:
         """Hand an event to the machine, and carry out what it asks for, in order."""
@@ -147,6 +150,8 @@ class Peer:
             case ev.Adopt(certificate=certificate):
                 self.chain = (*self.chain, certificate)
                 self.adopted.append(certificate)
+            case ev.Accuse(evidence=evidence):
+                self.evidence.setdefault(evidence.subject, evidence)
             case ev.Fault(peer=peer, reason=reason):
                 if peer not in self.liars:
                     self.broken = f"an honest peer is blamed: {reason}"
@@ -164,6 +169,11 @@ class Peer:
             for data in body.certificate:
                 self.tell(ev.Heard(*decode_message(data)))
         self.tell(ev.Heard(message, body))
+
+    def convict(self, evidence: Evidence) -> None:
+        """Somebody else's evidence arrives, by gossip."""
+        self.evidence[evidence.subject] = evidence
+        self.tell(ev.Convicted((evidence,)))
 
     def result(self, digest: bytes) -> None:
         """The whole result of a LIST arrives."""
@@ -185,6 +195,7 @@ class Peer:
         if is_lost:
             self.has_lost_disk = True
             self.journal, self.results, self.chain = {}, set(), self.chain[:1]
+            self.evidence = {}
         fresh = RoundMachine(
             self.machine.config,
             KeyedHashSigner(self.machine.view.me),
@@ -199,6 +210,8 @@ class Peer:
         )
         fresh.resume(restart, now_s=self.now_s)
         self.machine = fresh
+        if self.evidence:
+            self.tell(ev.Convicted(tuple(self.evidence.values())))
 
     def contribute(self) -> None:
         """The trainer hands over its contribution; behind a lost disk it is another one."""
@@ -272,7 +285,7 @@ class Peer:
         """Equal for peers that will do the same, whatever they are told."""
         disk = (sorted(self.journal), sorted(self.results), self.has_lost_disk, self.broken)
         chain = [certificate.value.digest for certificate in self.chain]
-        parts = (self.machine, self.phase(), disk, chain, sorted(self.spoiled))
+        parts = (self.machine, self.phase(), disk, chain, sorted(self.spoiled), set(self.evidence))
         return key_of(parts, IGNORED)
 
 
