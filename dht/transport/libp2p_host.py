@@ -32,7 +32,6 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from libp2p.transport.exceptions import SecurityUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
@@ -51,7 +50,7 @@ from dht.transport.libp2p_psk import (
 )
 from dht.transport.libp2p_security import TunedNoise, link_of
 from dht.transport.libp2p_tls import TunedTls, tls_is_safe
-from dht.transport.libp2p_yamux import Muxers, Yamux
+from dht.transport.libp2p_yamux import Muxers
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.identity import PeerId, peer_id_text
@@ -236,9 +235,7 @@ def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink)
         _secure_transports(config, key_pair, open_link),
         negotiate_timeout=int(UPGRADE_TIMEOUT_S),
     )
-    upgrader.muxer_multistream = Muxers(
-        {TProtocol(YAMUX_PROTOCOL): Yamux}, negotiate_timeout=int(UPGRADE_TIMEOUT_S)
-    )
+    upgrader.muxer_multistream = Muxers(int(UPGRADE_TIMEOUT_S))
     announce = [Multiaddr(address) for address in config.announce]
     return _Host(
         _Swarm(peer_id, peerstore, upgrader, config.connections_max),

@@ -9,14 +9,17 @@ may have any muxer.
 
 import logging
 import struct
+from weakref import WeakSet
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
 from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START, MuxedStream
@@ -43,6 +46,10 @@ UNSENT_BYTES_MAX = 64 * limits.KIB
 UNREAD_BYTES_MAX = 64 * limits.MIB
 """That may lie unread, over all streams of a connection: windows grow no further."""
 
+UNREAD_BYTES_OF_ALL_MAX = 256 * limits.MIB
+"""The same over all connections: else many peers whose streams nobody reads would hold as many
+times that much."""
+
 GOODBYE_S = 0.1
 
 
@@ -56,8 +63,12 @@ class ProtocolError(Exception):
 class Yamux(IMuxedConn):
     """The streams of one connection."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID) -> None:
+    def __init__(
+        self, conn: ISecureConn, peer_id: ID, beside: "WeakSet[Yamux] | None" = None
+    ) -> None:
+        """`beside` are all that share what may lie unread."""
         assert isinstance(conn, Session)
+        self._beside = WeakSet[Yamux]() if beside is None else beside
         self.secured_conn = conn
         self.peer_id = peer_id
         self.event_started = trio.Event()
@@ -309,8 +320,15 @@ class Yamux(IMuxedConn):
 
     def may_widen(self, num_bytes: int) -> bool:
         """Whether the windows of all streams together may grow by so many bytes."""
-        granted = sum(stream.window_target for stream in self.streams.values())
-        return granted + num_bytes <= UNREAD_BYTES_MAX
+        if self.granted_bytes + num_bytes > UNREAD_BYTES_MAX:
+            return False
+        of_all = sum(one.granted_bytes for one in {self, *self._beside})
+        return of_all + num_bytes <= UNREAD_BYTES_OF_ALL_MAX
+
+    @property
+    def granted_bytes(self) -> int:
+        """That may lie here unread."""
+        return sum(stream.window_target for stream in self.streams.values())
 
     def forget(self, stream: MuxedStream) -> None:
         """Both ends are done with a stream."""
@@ -322,7 +340,13 @@ class Yamux(IMuxedConn):
 class Muxers(MuxerMultistream):
     """Agrees on yamux as the library does, and makes ours of it."""
 
+    def __init__(self, negotiate_timeout: int) -> None:
+        super().__init__({TProtocol(YAMUX_PROTOCOL): Yamux}, negotiate_timeout=negotiate_timeout)
+        self._made = WeakSet[Yamux]()
+
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Raises MultiselectError when the other end has no yamux."""
         await self.select_transport(conn)
-        return Yamux(conn, peer_id)
+        made = Yamux(conn, peer_id, self._made)
+        self._made.add(made)
+        return made

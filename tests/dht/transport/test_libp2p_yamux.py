@@ -4,6 +4,7 @@ import os
 import random
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import trio
@@ -25,6 +26,7 @@ from dht.transport.libp2p_yamux import (
     RST,
     SYN,
     UNREAD_BYTES_MAX,
+    UNREAD_BYTES_OF_ALL_MAX,
     WINDOW_UPDATE,
     ProtocolError,
     Yamux,
@@ -268,6 +270,26 @@ async def test_windows_of_all_streams_together_are_bounded():
         for stream in muxer.streams.values():
             feed_half(stream)
     assert sum(one.window_target for one in muxer.streams.values()) <= UNREAD_BYTES_MAX
+
+
+async def test_windows_of_all_connections_together_are_bounded():
+    shared = WeakSet[Yamux]()
+    crowd = [Yamux(muxers()[1].secured_conn, ID(b"peer"), shared) for _ in range(12)]
+    shared.update(crowd)
+    for number in range(8):
+        for muxer in crowd:
+            muxer.feed(frame(WINDOW_UPDATE, SYN, 2 * number + 1, 0))
+    for _ in range(10):
+        for muxer in crowd:
+            for stream in muxer.streams.values():
+                feed_half(stream)
+    granted = sum(muxer.granted_bytes for muxer in crowd)
+    assert UNREAD_BYTES_OF_ALL_MAX // 2 < granted <= UNREAD_BYTES_OF_ALL_MAX
+    alone = Yamux(muxers()[1].secured_conn, ID(b"peer"))
+    assert alone.may_widen(UNREAD_BYTES_MAX)
+    for muxer in crowd[1:]:
+        muxer.streams.clear()
+    assert crowd[0].may_widen(MIB), "what others held is free once they are gone"
 
 
 async def test_next_stream_begins_with_the_window_that_the_last_one_came_to():
