@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def child(atheris: Any, target: Any, seconds: int, log: Path) -> int:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else SETUP_ERROR
+    except BaseException:
+        traceback.print_exc()  # Else nobody would know why it never came to fuzz.
     finally:
         os._exit(status)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from node.durable.journal import RESULTS_FOLDER, FileJournal
 from tests.fuzz import (
     channel_targets,
     dht_targets,
@@ -18,6 +19,7 @@ from tests.fuzz import (
     state_targets,
     user_targets,
 )
+from tests.fuzz.folder_targets import RESULT_FILE
 from tests.fuzz.mutations import inputs
 from tests.fuzz.target import Target
 
@@ -99,6 +101,19 @@ def test_valid_examples_are_taken(target, folder):
     refused = [data for data in target.valid() if not target.attempt(data, folder)]
     assert refused == []
     assert list(target.valid())
+
+
+def test_examples_of_a_result_s_file_are_whole(tmp_path):
+    """A journal takes any file: of one that is not whole it makes nothing, and nothing is tried."""
+    (target,) = [one for one in TARGETS if RESULTS_FOLDER in one.name]
+    for data in target.valid():
+        path = tmp_path / "journal" / RESULT_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        journal = FileJournal(tmp_path / "journal")
+        (body,) = journal.results(1).values()
+        assert len(data) > len(body) > 0
+        journal.close()
 
 
 @every_target
