@@ -76,7 +76,7 @@ def child(atheris: Any, target: Any, seconds: int, log: Path) -> int:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else SETUP_ERROR
-    except BaseException:
+    except OSError:
         traceback.print_exc()  # Else nobody would know why it never came to fuzz.
     finally:
         os._exit(status)
