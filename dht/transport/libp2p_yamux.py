@@ -66,9 +66,10 @@ class Yamux(IMuxedConn):
     def __init__(
         self, conn: ISecureConn, peer_id: ID, beside: "WeakSet[Yamux] | None" = None
     ) -> None:
-        """`beside` are all that share what may lie unread."""
+        """`beside` are all that share what may lie unread; this one joins them."""
         assert isinstance(conn, Session)
         self._beside = WeakSet[Yamux]() if beside is None else beside
+        self._beside.add(self)
         self.secured_conn = conn
         self.peer_id = peer_id
         self.event_started = trio.Event()
@@ -322,12 +323,12 @@ class Yamux(IMuxedConn):
         """Whether the windows of all streams together may grow by so many bytes."""
         if self.granted_bytes + num_bytes > UNREAD_BYTES_MAX:
             return False
-        of_all = sum(one.granted_bytes for one in {self, *self._beside})
+        of_all = sum(one.granted_bytes for one in self._beside)
         return of_all + num_bytes <= UNREAD_BYTES_OF_ALL_MAX
 
     @property
     def granted_bytes(self) -> int:
-        """That may lie here unread."""
+        """That may lie here unread, over all streams."""
         return sum(stream.window_target for stream in self.streams.values())
 
     def forget(self, stream: MuxedStream) -> None:
@@ -347,6 +348,4 @@ class Muxers(MuxerMultistream):
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Raises MultiselectError when the other end has no yamux."""
         await self.select_transport(conn)
-        made = Yamux(conn, peer_id, self._made)
-        self._made.add(made)
-        return made
+        return Yamux(conn, peer_id, self._made)

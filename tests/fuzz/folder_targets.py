@@ -111,7 +111,7 @@ def _journal(name: str) -> Read:
             assert folded is not None or not commits
             assert all(message.encoded in data for message in commits)
             assert all(message.encoded in data for message in messages)
-            assert all(data.startswith(body) for body in journal.results(1).values())
+            assert all(_is_written_in(data, body) for body in journal.results(1).values())
             journal.close()
 
     return read
@@ -126,6 +126,17 @@ def _result(body: bytes) -> bytes:
     lines = min(int.from_bytes(body[-RESULT_COUNT_BYTES:], "big"), len(body) // RESULT_LINE_BYTES)
     start = max(0, len(body) - RESULT_COUNT_BYTES - RESULT_LINE_BYTES * lines)
     return body + blake3(body[start:]).digest()
+
+
+def _is_written_in(data: bytes, body: bytes) -> bool:
+    """Whether a file begins with those cells, and names the size and root of each behind them."""
+    lines, start = data[len(body) : -RESULT_COUNT_BYTES - 32], 0
+    for at in range(0, len(lines), RESULT_LINE_BYTES):
+        size, root = int.from_bytes(lines[at : at + 4], "big"), lines[at + 4 : at + 36]
+        if cell_root(body[start : start + size]) != root:
+            return False
+        start += size
+    return data.startswith(body) and start == len(body)
 
 
 def _results() -> tuple[bytes, ...]:
