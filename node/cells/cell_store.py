@@ -22,7 +22,7 @@ from protocol.grid import (
     check_merkle_proof,
 )
 from protocol.manifest import RunManifest
-from training.aggregation import AGGREGATORS, coefficients_of
+from training.aggregation import AGGREGATORS, Floats, coefficients_of, combined
 from training.arithmetic import cell_norms
 from training.compression import Codec, admits, decode_to_read, make_codec
 from training.gram import wire_form
@@ -63,6 +63,7 @@ class CellStore(StateStore):
         )
         """The rule of the run."""
         self._parts: dict[bytes, dict[int, Item]] = {}
+        self._squares: tuple[object, dict[int, Floats]] = (), {}
         self._results: dict[bytes, ResultCells] = {}
         self._candidates: dict[bytes, State | StateRoots] = {}
         self._ahead: Ahead | None = None
@@ -240,8 +241,12 @@ class CellStore(StateStore):
 
     def measure(self, entries: Entries, *, first: int, stop: int, fragment: int = 0) -> bytes:
         """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
-        rows = self._rows(entries, first, stop, fragment)
-        stats = [self.aggregator.stats(cell_PN) for _, cell_PN in rows]
+        squares, stats = self._squares_of(entries, fragment), []
+        for cell, cell_PN in self._rows(entries, first, stop, fragment):
+            found = self.aggregator.measure(cell_PN)
+            stats.append(found.stats)
+            if found.squares_CP is not None:
+                squares[cell] = found.squares_CP
         return wire_form(sum(stats[1:], stats[0]), len(entries))
 
     def reduce(
@@ -263,10 +268,22 @@ class CellStore(StateStore):
         weights_P = np.array([float(entry.weight) for entry, _ in entries])
         rule, held = self.aggregator, self._results_of(digest)
         factors = coefficients_of(rule, grams, weights_P)
+        squares = self._squares_of(entries, fragment)
         for cell, cell_PN in self._rows(entries, first, stop, fragment):
-            payload = self._result_codec.encode(rule.combine(cell_PN, factors))
+            sum_N = combined(rule, cell_PN, factors, squares.get(cell))
+            payload = self._result_codec.encode(sum_N)
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
+
+    def _squares_of(self, entries: Entries, fragment: int) -> dict[int, Floats]:
+        """By cell, what was measured in these very contributions: a pass that `reduce` is spared.
+        Only those of the last list are kept."""
+        key = fragment, *(root for _, root in entries)
+        kept = self._squares
+        if kept[0] != key:
+            # Looked at once and replaced whole: another thread may be about another list.
+            kept = self._squares = key, {}
+        return kept[1]
 
     def _rows(
         self, entries: Entries, first: int, stop: int, fragment: int

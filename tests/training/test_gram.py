@@ -40,7 +40,7 @@ def test_gram_is_the_exact_product_of_the_quantised_rows(seed: int) -> None:
 
 
 def test_squares_are_the_diagonal_to_the_bit(seed: int) -> None:
-    rows_PN = slice_of(seed, 3 * gram._BLOCK + 17)
+    rows_PN = slice_of(seed, 3 * gram._BLOCK_ELEMENTS // PEERS + 17)
     squares_P = gram.cell_squares(rows_PN)
     assert squares_P.tobytes() == np.diagonal(gram.cell_gram(rows_PN)).tobytes()
 

@@ -11,12 +11,25 @@ from training.aggregation.seam import (
     PRE_STEPS,
     Aggregate,
     Aggregator,
+    Floats,
+    Measured,
     PreStep,
     coefficients_of,
+    combined,
 )
 from training.aggregation.spectral import Caf, Flag
 
-__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregate", "Aggregator", "PreStep", "coefficients_of"]
+__all__ = [
+    "AGGREGATORS",
+    "PRE_STEPS",
+    "Aggregate",
+    "Aggregator",
+    "Floats",
+    "Measured",
+    "PreStep",
+    "coefficients_of",
+    "combined",
+]
 
 AGGREGATORS.register("mean", Mean)
 AGGREGATORS.register("median", Median)

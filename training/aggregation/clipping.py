@@ -6,7 +6,7 @@ P peers, N elements of a slice
 import numpy as np
 
 from training.aggregation.linear import Linear
-from training.aggregation.seam import Floats, median_of, shares_of
+from training.aggregation.seam import Floats, Measured, median_of, shares_of
 from training.aggregation.spectral import kept_shares
 from training.arithmetic import Vector, weighted_sum
 from training.gram import (
@@ -74,13 +74,19 @@ class TwoLevelCaf(Linear):
 
     def stats(self, slice_PN: Vector) -> Floats:
         """The Gram matrix of the clipped cells, as limbs."""
+        return self.measure(slice_PN).stats
+
+    def measure(self, slice_PN: Vector) -> Measured:
+        """The stats, and the squared norms by which cells are clipped."""
         rows, numel = slice_PN.shape
         total = np.zeros((NUM_LIMBS, rows, rows))
+        squares_CP = []
         for span in cells(numel, self._cell_elements):
             gram_PP = cell_gram(slice_PN[:, span])
-            factors_P = clip_factors(np.diagonal(gram_PP), CELL_SLACK)
+            squares_CP.append(np.diagonal(gram_PP).copy())
+            factors_P = clip_factors(squares_CP[-1], CELL_SLACK)
             total += limbs_of(factors_P[:, None] * factors_P * gram_PP)
-        return total.reshape(-1)
+        return Measured(total.reshape(-1), np.array(squares_CP))
 
     def of_gram(self, gram_PP: Matrix, shares_P: Floats, f: int) -> Floats:
         """The factors of CAF times those of the clip of whole vectors."""
@@ -89,13 +95,21 @@ class TwoLevelCaf(Linear):
 
     def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
         """Weighted sum of the clipped cells."""
+        spans = cells(slice_PN.shape[1], self._cell_elements)
+        squares_CP = np.array([cell_squares(slice_PN[:, span]) for span in spans])
+        return self.combine_measured(slice_PN, coefficients, squares_CP)
+
+    def combine_measured(
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+    ) -> Vector:
+        """Weighted sum of the cells, clipped by the norms that are known."""
         numel = slice_PN.shape[1]
         result_N = np.empty(numel, dtype=np.float32)
-        for span in cells(numel, self._cell_elements):
-            cell_PN = slice_PN[:, span]
-            factors_P = clip_factors(cell_squares(cell_PN), CELL_SLACK)
+        spans = cells(numel, self._cell_elements)
+        for span, squares_P in zip(spans, squares_CP, strict=True):
+            factors_P = clip_factors(squares_P, CELL_SLACK)
             scaled_P = (factors_P * coefficients.astype(np.float64)).astype(np.float32)
-            result_N[span] = weighted_sum(cell_PN, scaled_P)
+            result_N[span] = weighted_sum(slice_PN[:, span], scaled_P)
         return result_N
 
 

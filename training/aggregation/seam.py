@@ -30,6 +30,15 @@ class Aggregate:
     scores: Vector
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found in a slice before its factors are known."""
+
+    stats: Floats
+    squares_CP: Floats | None = None
+    """Squared norms of each row in each of the C cells, if `combine` would ask for them again."""
+
+
 class Aggregator(Protocol):
     """SEAM: called by the reducers of a slice, in worker threads, and by all who check them.
 
@@ -58,6 +67,16 @@ class Aggregator(Protocol):
 
     def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
         """The aggregate of one slice: a new (N,) vector."""
+        ...
+
+    def measure(self, slice_PN: Vector) -> Measured:
+        """`stats`, and what `combine_measured` of the same slice need not find again."""
+        ...
+
+    def combine_measured(
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+    ) -> Vector:
+        """`combine`, to the bit, with what `measure` found in this very slice."""
         ...
 
     def __call__(self, updates_PN: Vector, weights_P: Floats | None = None) -> Aggregate:
@@ -119,6 +138,17 @@ class Rule:
         """See Aggregator."""
         raise NotImplementedError
 
+    def measure(self, slice_PN: Vector) -> Measured:
+        """The stats: nothing that this rule's `combine` asks for."""
+        return Measured(self.stats(slice_PN))
+
+    def combine_measured(
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+    ) -> Vector:
+        """`combine`, which needs none of it."""
+        del squares_CP
+        return self.combine(slice_PN, coefficients)
+
     def __call__(self, updates_PN: Vector, weights_P: Floats | None = None) -> Aggregate:
         """See Aggregator."""
         updates_PN = np.asarray(updates_PN, dtype=np.float32)
@@ -132,9 +162,19 @@ class Rule:
         weights = np.ones(peers) if weights_P is None else np.asarray(weights_P, dtype=np.float64)
         if weights.shape != (peers,):
             raise ValueError(f"weights of shape {weights.shape} for {peers} rows")
-        stats = self.stats(updates_PN) if self.uses_stats else np.empty(0)
-        coefficients = self.coefficients(stats, weights)
-        return Aggregate(self.combine(updates_PN, coefficients), scores_of(coefficients))
+        found = self.measure(updates_PN) if self.uses_stats else Measured(np.empty(0))
+        coefficients = self.coefficients(found.stats, weights)
+        value_N = combined(self, updates_PN, coefficients, found.squares_CP)
+        return Aggregate(value_N, scores_of(coefficients))
+
+
+def combined(
+    rule: Aggregator, slice_PN: Vector, coefficients: Vector, squares_CP: Floats | None
+) -> Vector:
+    """The aggregate of one slice, with what was measured in it, if it was."""
+    if squares_CP is None:
+        return rule.combine(slice_PN, coefficients)
+    return rule.combine_measured(slice_PN, coefficients, squares_CP)
 
 
 def scores_of(coefficients: Vector) -> Vector:

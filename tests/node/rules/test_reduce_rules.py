@@ -12,7 +12,7 @@ from protocol.identity import PeerId
 from sim.toy_run import CELL_ELEMENTS, toy_run
 from tests.sim.mixed import TIMING
 from training import gram
-from training.aggregation import AGGREGATORS, coefficients_of
+from training.aggregation import AGGREGATORS, clipping, coefficients_of
 from training.gram import wire_form
 
 PEERS, CELLS = 6, 4
@@ -68,6 +68,23 @@ def test_store_gives_the_bytes_of_the_rule_over_whole_vectors_for_any_slices(
         # What is rounded once for each slice differs in no weight that one could measure.
         exact_N = rule(rows_PN, filled.weights_P).value
         assert np.allclose(wanted, exact_N, rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_measured_is_used_again_of_the_very_same_contributions_only(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = Filled("default", seed)
+    grams = filled.measured((0, 4))
+    # Another list is measured last, one contribution shorter: other rows in the same places.
+    filled.store.measure(filled.entries[1:], first=0, stop=4)
+    found = filled.reduced(bytes(32), (0, 4), grams)
+    wanted = filled.rule.combine(
+        filled.rows_PN, coefficients_of(filled.rule, grams, filled.weights_P)
+    )
+    assert found == wanted.tobytes()
+    filled.measured((0, 4))
+    monkeypatch.delattr(clipping, "cell_squares")
+    assert filled.reduced(bytes([1]) * 32, (0, 4), grams) == found
 
 
 @pytest.mark.parametrize("name", list(AGGREGATORS))
