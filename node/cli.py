@@ -5,13 +5,16 @@ banned; 128 and the signal's number where a signal ended it. Ctrl+C is such a si
 node leaves its run cleanly: 130 then, and after SIGTERM 143.
 """
 
+import os
 import sys
 
 from node.processes.interrupts import end_at_once, end_at_once_from_now_on, handling
+from training.child_process import ONE_BLAS_THREAD
 
 
 def main() -> None:
     """Entry point of the command."""
+    os.environ.update(ONE_BLAS_THREAD)
     # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
     with handling(end_at_once):
         from node.commands import (  # noqa: F401 - they register

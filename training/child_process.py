@@ -8,6 +8,11 @@ import threading
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""Environment of what sums: numpy's BLAS reads it when it is loaded. A Gram matrix of 32 rows takes
+as long with two threads as with one, and twice the processor, which is the trainer's."""
+
+
 def set_thread_budget(threads: int) -> None:
     """Hold torch and the libraries under it to `threads`; called before torch is first imported.
 

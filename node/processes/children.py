@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 import training
+from training.child_process import ONE_BLAS_THREAD
 
 _CLOSE_GRACE_S = 0.25
 _TERMINATE_GRACE_S = 0.25
@@ -19,12 +20,13 @@ def trainer_threads(nodes_on_host: int) -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Our environment, with the folder that holds our packages on the child's path.
+    """Our environment, with the folder that holds our packages on the child's path, and BLAS held
+    to one thread: trainers set a budget of their own.
 
     An installed package is found anyway; naming its folder would put every library in it before
     the standard library.
     """
-    environment = dict(os.environ)
+    environment = os.environ | ONE_BLAS_THREAD
     root = Path(training.__path__[0]).resolve().parent
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     if root not in installed:
