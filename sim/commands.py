@@ -59,6 +59,13 @@ def run_scenario(
         float | None,
         typer.Option(help="So many per contribution, on average.", show_default=False),
     ] = None,
+    aggregator: Annotated[
+        str | None,
+        typer.Option(
+            help="The rule of the run.",
+            show_default="the scenario's; where that is the mean, `default` with --attack",
+        ),
+    ] = None,
     trace: TraceOption = None,
     timeline: Annotated[bool, typer.Option(help="What happened when.")] = True,
     json: JsonOption = False,
@@ -67,7 +74,7 @@ def run_scenario(
     from sim.trials import playing
 
     found = playing.overridden_scenario(
-        scenario, peers=peers, rounds=rounds, attack=attack, audits=audits
+        scenario, peers=peers, rounds=rounds, attack=attack, audits=audits, aggregator=aggregator
     )
     with playing.record_writer(trace) as tracer:
         play = playing.play(found, seed, tracer=tracer)

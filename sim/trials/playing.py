@@ -32,14 +32,17 @@ def overridden_scenario(
     rounds: int | None,
     attack: str | None = None,
     audits: float | None = None,
+    aggregator: str | None = None,
 ) -> Scenario:
     """The scenario of a name or file with a command's options. Raises ConfigError."""
     found = read_scenario(text)
-    if peers is None and rounds is None and attack is None and audits is None:
+    if {peers, rounds, attack, audits, aggregator} == {None}:
         return found
     # What was recorded was of the scenario as it is.
     plain = replace(found, recorded=None)
-    return overridden(plain, peers=peers, rounds=rounds, attack=attack, audits=audits)
+    return overridden(
+        plain, peers=peers, rounds=rounds, attack=attack, audits=audits, aggregator=aggregator
+    )
 
 
 def show(play: Play, *, with_timeline: bool, to_stderr: bool) -> None:

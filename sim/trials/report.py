@@ -12,6 +12,7 @@ from rich.table import Table
 from node.reporting.tracing import Adopted, Advanced, Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate, SignedMessage
+from sim.attacks.alone import lies_named
 from sim.invariants import ALL, TITLES
 from sim.trials.expectations import expected
 from sim.trials.outcome import Outcome
@@ -39,6 +40,15 @@ def show_play(console: Console, play: Play, *, with_timeline: bool) -> None:
         f" {outcome.events} events)"
     )
     console.print(summary, highlight=False)
+    if scenario.attack:
+        lies = lies_named(scenario.attack, outcome.peers)
+        told = (
+            f"{lies.name} against {scenario.aggregator}: {lies.count} lie, {outcome.banned} banned"
+        )
+        told += f", {outcome.false_bans} honest ones accused"
+        if outcome.loss_last is not None:
+            told += f"; loss {outcome.loss_last:.4f}"
+        console.print(told, highlight=False)
     if scenario.audits:
         share = f"{outcome.audited_share:.2%} of what was trained was run again by audits"
         console.print(share, highlight=False)

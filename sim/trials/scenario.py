@@ -16,6 +16,7 @@ from sim.devices import Device
 from sim.disk import DiskSpec
 from sim.links import Link
 from sim.trials.faults import ALL_ROUNDS, Fault, Rule, Setting, Span, draw_timetable
+from training.aggregation import AGGREGATORS
 
 PEERS_MAX = 1024
 ROUNDS_MAX = ALL_ROUNDS
@@ -102,6 +103,9 @@ class Recorded:
 HONEST = "none"
 """As an attack: nobody lies, whatever the scenario says."""
 
+PLAIN, ROBUST = "mean", "default"
+"""The rules of scenarios without and with liars, unless they name one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -122,7 +126,7 @@ class Scenario:
     title: str
     shows: str
     trust: str = "friends"
-    aggregator: str = "mean"
+    aggregator: str = PLAIN
     topology: str = "butterfly"
     attack: str = ""
     audits: float = 0.0
@@ -184,8 +188,13 @@ def overridden(
     rounds: int | None = None,
     attack: str | None = None,
     audits: float | None = None,
+    aggregator: str | None = None,
 ) -> Scenario:
-    """The scenario with what a command's options say. Raises ConfigError naming the option."""
+    """The scenario with what a command's options say. Raises ConfigError naming the option.
+
+    Liars meet the rule of open runs where neither the scenario nor the options name another: most
+    scenarios are about faults, for which the mean is enough and cheap.
+    """
     if audits is not None:
         if scenario.trust != "open" or not 0.0 <= audits <= 1.0:
             raise ConfigError("--audits: from 0 to 1, in an open run")
@@ -196,6 +205,13 @@ def overridden(
                 f"--attack: {scenario.name} is a run of friends, who trust each other"
             )
         scenario = replace(scenario, attack="" if attack == HONEST else attack)
+        if aggregator is None and scenario.attack and scenario.aggregator == PLAIN:
+            aggregator = ROBUST
+    if aggregator is not None:
+        if aggregator not in AGGREGATORS:
+            known = ", ".join(AGGREGATORS)
+            raise ConfigError(f"--aggregator: {aggregator!r} is none; there are {known}")
+        scenario = replace(scenario, aggregator=aggregator)
     if peers is not None:
         if not 1 <= peers <= PEERS_MAX:
             raise ConfigError(f"--peers must be from 1 to {PEERS_MAX}, not {peers}")

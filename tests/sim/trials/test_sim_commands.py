@@ -52,6 +52,22 @@ def test_run_tells_what_happened_and_what_was_kept(files):
     assert "3 rounds sealed, 0 carried" in shown
 
 
+def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
+    nine = ("run", "open-calm", "--seed", "1", "--peers", "9", "--rounds", "6")
+    assert "banned" not in barnraise(*nine).output
+    liars = (*nine, "--audits", "0.5", "--attack", "scale:0.25")
+    shown = barnraise(*liars).output
+    assert "scale against default: 2 lie, 2 banned, 0 honest ones accused; loss 1." in shown
+    # What ruins it once is no longer made good by a ban.
+    shown = barnraise(*liars, "--aggregator", "mean").output
+    assert "scale against mean: 2 lie, 2 banned, 0 honest ones accused; loss inf" in shown
+
+
+def test_run_refuses_a_rule_that_there_is_not(files):
+    with pytest.raises(ConfigError, match="--aggregator: 'best' is none; there are .*, default, "):
+        barnraise("run", "open-calm", "--aggregator", "best")
+
+
 def test_run_with_json_ends_with_one_object(files):
     result = barnraise("run", "tiny.toml", "--seed", "4", "--peers", "4", "--rounds", "2", "--json")
     found = last_json(result)
