@@ -90,7 +90,7 @@ class Compared:
 
 def runs_of(options: CompareOptions) -> list[Compared]:
     """The runs, ready to be trained. Raises ConfigError for what cannot be run."""
-    path = options.file or Path("run.toml")
+    path = options.file or Path("the built-in run")
     base = TOY if options.file is None else parse_run_file(path)
     runs = []
     for preset in options.presets:
