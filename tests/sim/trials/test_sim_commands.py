@@ -64,7 +64,7 @@ def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
 
 
 def test_run_refuses_a_rule_that_there_is_not(files):
-    with pytest.raises(ConfigError, match="--aggregator: 'best' is none; there are .*, default, "):
+    with pytest.raises(ConfigError, match=r"--aggregator: 'best' is none; there are .*, default, "):
         barnraise("run", "open-calm", "--aggregator", "best")
 
 
