@@ -22,7 +22,7 @@ from protocol.grid import (
     check_merkle_proof,
 )
 from protocol.manifest import RunManifest
-from training.aggregation import AGGREGATORS, Floats, coefficients_of, combined
+from training.aggregation import AGGREGATORS, Floats, coefficients_of
 from training.arithmetic import cell_norms
 from training.compression import Codec, admits, decode_to_read, make_codec
 from training.gram import wire_form
@@ -270,14 +270,14 @@ class CellStore(StateStore):
         factors = coefficients_of(rule, grams, weights_P)
         squares = self._squares_of(entries, fragment)
         for cell, cell_PN in self._rows(entries, first, stop, fragment):
-            sum_N = combined(rule, cell_PN, factors, squares.get(cell))
+            sum_N = rule.combine_measured(cell_PN, factors, squares.get(cell))
             payload = self._result_codec.encode(sum_N)
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
 
     def _squares_of(self, entries: Entries, fragment: int) -> dict[int, Floats]:
-        """By cell, what was measured in these very contributions: a pass that `reduce` is spared.
-        Only those of the last list are kept."""
+        """By cell the squared norms (1, P) that were measured in these very contributions: a pass
+        that `reduce` is spared. Only those of the last list are kept."""
         key = fragment, *(root for _, root in entries)
         kept = self._squares
         if kept[0] != key:

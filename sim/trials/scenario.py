@@ -205,7 +205,8 @@ def overridden(
                 f"--attack: {scenario.name} is a run of friends, who trust each other"
             )
         scenario = replace(scenario, attack="" if attack == HONEST else attack)
-        if aggregator is None and scenario.attack and scenario.aggregator == PLAIN:
+        # With `none`, too: that is what a run with liars is compared with.
+        if aggregator is None and scenario.aggregator == PLAIN:
             aggregator = ROBUST
     if aggregator is not None:
         if aggregator not in AGGREGATORS:

@@ -17,10 +17,8 @@ print(len(os.listdir("/proc/self/task")))
 _COMMAND = """
 from node.cli import main
 sys.argv = ["barnraise", "--version"]
-try:
+with contextlib.suppress(SystemExit):
     main()
-except SystemExit:
-    pass
 """
 
 
@@ -28,7 +26,7 @@ except SystemExit:
 @pytest.mark.parametrize("environment", ["of the command", "of children"])
 def test_a_product_of_many_rows_starts_no_thread(environment: str) -> None:
     env = child_environment()
-    before = "import os, sys\n"
+    before = "import contextlib, os, sys\n"
     if environment == "of the command":
         # As a user has it who wants all for a trainer.
         env["OPENBLAS_NUM_THREADS"] = str(os.cpu_count())

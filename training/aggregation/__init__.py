@@ -12,10 +12,8 @@ from training.aggregation.seam import (
     Aggregate,
     Aggregator,
     Floats,
-    Measured,
     PreStep,
     coefficients_of,
-    combined,
 )
 from training.aggregation.spectral import Caf, Flag
 
@@ -25,10 +23,8 @@ __all__ = [
     "Aggregate",
     "Aggregator",
     "Floats",
-    "Measured",
     "PreStep",
     "coefficients_of",
-    "combined",
 ]
 
 AGGREGATORS.register("mean", Mean)

@@ -95,17 +95,17 @@ class TwoLevelCaf(Linear):
 
     def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
         """Weighted sum of the clipped cells."""
-        spans = cells(slice_PN.shape[1], self._cell_elements)
-        squares_CP = np.array([cell_squares(slice_PN[:, span]) for span in spans])
-        return self.combine_measured(slice_PN, coefficients, squares_CP)
+        return self.combine_measured(slice_PN, coefficients, None)
 
     def combine_measured(
-        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats | None
     ) -> Vector:
-        """Weighted sum of the cells, clipped by the norms that are known."""
+        """Weighted sum of the cells, clipped by their norms as they are known, or found here."""
         numel = slice_PN.shape[1]
         result_N = np.empty(numel, dtype=np.float32)
-        spans = cells(numel, self._cell_elements)
+        spans = list(cells(numel, self._cell_elements))
+        if squares_CP is None:
+            squares_CP = np.array([cell_squares(slice_PN[:, span]) for span in spans])
         for span, squares_P in zip(spans, squares_CP, strict=True):
             factors_P = clip_factors(squares_P, CELL_SLACK)
             scaled_P = (factors_P * coefficients.astype(np.float64)).astype(np.float32)

@@ -74,9 +74,9 @@ class Aggregator(Protocol):
         ...
 
     def combine_measured(
-        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats | None
     ) -> Vector:
-        """`combine`, to the bit, with what `measure` found in this very slice."""
+        """`combine`, to the bit, with what `measure` found in this very slice, if it is known."""
         ...
 
     def __call__(self, updates_PN: Vector, weights_P: Floats | None = None) -> Aggregate:
@@ -143,7 +143,7 @@ class Rule:
         return Measured(self.stats(slice_PN))
 
     def combine_measured(
-        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats
+        self, slice_PN: Vector, coefficients: Vector, squares_CP: Floats | None
     ) -> Vector:
         """`combine`, which needs none of it."""
         del squares_CP
@@ -164,17 +164,8 @@ class Rule:
             raise ValueError(f"weights of shape {weights.shape} for {peers} rows")
         found = self.measure(updates_PN) if self.uses_stats else Measured(np.empty(0))
         coefficients = self.coefficients(found.stats, weights)
-        value_N = combined(self, updates_PN, coefficients, found.squares_CP)
+        value_N = self.combine_measured(updates_PN, coefficients, found.squares_CP)
         return Aggregate(value_N, scores_of(coefficients))
-
-
-def combined(
-    rule: Aggregator, slice_PN: Vector, coefficients: Vector, squares_CP: Floats | None
-) -> Vector:
-    """The aggregate of one slice, with what was measured in it, if it was."""
-    if squares_CP is None:
-        return rule.combine(slice_PN, coefficients)
-    return rule.combine_measured(slice_PN, coefficients, squares_CP)
 
 
 def scores_of(coefficients: Vector) -> Vector:

@@ -13,6 +13,7 @@ from node.processes.children import child_environment
 from node.reporting.tracing import Adopted, parse_trace_line
 from protocol.errors import ConfigError
 from sim import commands
+from sim.trials.playing import overridden_scenario
 from sim.trials.scenario_file import shipped_scenarios
 
 TINY = 'title = "tiny"\nshows = "x"\npeers = 3\nrounds = 3\ncells = 1\n'
@@ -61,6 +62,14 @@ def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
     # What ruins it once is no longer made good by a ban.
     shown = barnraise(*liars, "--aggregator", "mean").output
     assert "scale against mean: 2 lie, 2 banned, 0 honest ones accused; loss inf" in shown
+
+
+@pytest.mark.parametrize("attack", ["scale:0.25", "none"])
+def test_runs_with_and_without_liars_have_one_rule(attack):
+    asked = {"peers": None, "rounds": None, "attack": attack}
+    assert overridden_scenario("open-calm", **asked).aggregator == "default"
+    assert overridden_scenario("open-calm", **asked, aggregator="krum").aggregator == "krum"
+    assert overridden_scenario("open-calm", peers=9, rounds=None).aggregator == "mean"
 
 
 def test_run_refuses_a_rule_that_there_is_not(files):
