@@ -22,6 +22,10 @@ DOUBT_MAX = 8
 CONFIRMATIONS = 3
 """So many others who suspect a peer too make its time the shortest."""
 
+UNANSWERED = 4
+"""Asks in a row that come to nothing before a peer is given up, however many others suspect it too.
+Where a fifth of all frames is lost one ask in 37 does, and two more of them would be luck again."""
+
 REFUTATIONS = 3
 """So often hearsay puts a suspicion off; then only the peer's own answer counts."""
 
@@ -47,8 +51,14 @@ class _Watched:
     """A neighbour; suspected since `suspect_s`, if it is."""
 
     suspect_s: float | None = None
+    unanswered: int = 0
     confirmed_by: set[PeerId] = field(default_factory=set)
     refutations: int = 0
+
+    def trust(self) -> None:
+        """It is suspected no more."""
+        self.suspect_s, self.unanswered = None, 0
+        self.confirmed_by.clear()
 
 
 @dataclass(slots=True)
@@ -186,8 +196,7 @@ class Swim:
         if rumour.kind is RumourKind.ALIVE:
             if is_news and watched.suspect_s is not None and watched.refutations < REFUTATIONS:
                 watched.refutations += 1
-                watched.suspect_s = None
-                watched.confirmed_by.clear()
+                watched.trust()
                 self.counts.refuted += 1
             return
         if watched.suspect_s is not None:
@@ -213,9 +222,7 @@ class Swim:
             elif now_s >= probe.due_s:
                 self._overdue(nonce, probe, now_s)
         for peer, watched in list(self._watched.items()):
-            if watched.suspect_s is not None and now_s >= watched.suspect_s + self._patience_s(
-                watched
-            ):
+            if self._is_out_of_patience(watched, now_s):
                 self._give_up(peer)
         if now_s >= self._next_s:
             self._next_s = now_s + self._settings.ping_s
@@ -237,8 +244,15 @@ class Swim:
                 if watched.suspect_s is not None:
                     watched.suspect_s = now_s
 
-    def _scaled_s(self, seconds: float) -> float:
-        return seconds * (1 + self._doubt) + self._lag_s
+    def _wait_s(self, watched: _Watched | None) -> float:
+        """For an answer. Doubt puts a suspicion off, but not what comes behind it."""
+        is_suspect = watched is not None and watched.suspect_s is not None
+        return self._settings.answer_s * (1 if is_suspect else 1 + self._doubt) + self._lag_s
+
+    def _is_out_of_patience(self, watched: _Watched, now_s: float) -> bool:
+        if watched.suspect_s is None or watched.unanswered < UNANSWERED:
+            return False
+        return now_s >= watched.suspect_s + self._patience_s(watched)
 
     def _patience_s(self, watched: _Watched) -> float:
         """Lifeguard's: from the longest to the shortest, the more others suspect it too."""
@@ -266,7 +280,7 @@ class Swim:
 
     def _ask(self, peer: PeerId, now_s: float) -> None:
         nonce = self._rng.getrandbits(60)
-        self._probes[nonce] = _Probe(peer, now_s + self._scaled_s(self._settings.answer_s), now_s)
+        self._probes[nonce] = _Probe(peer, now_s + self._wait_s(self._watched.get(peer)), now_s)
         self._say(peer, self._ping(nonce, self._mill.take(self._reproach(peer))))
 
     def _ping(self, nonce: int, rumours: tuple[Rumour, ...]) -> Ping:
@@ -290,7 +304,7 @@ class Swim:
             able = [p for p, w in self._watched.items() if p != probe.peer and w.suspect_s is None]
             helpers = self._rng.sample(sorted(able), min(self._settings.helpers, len(able)))
             probe.helpers, probe.num_helpers = set(helpers), len(helpers)
-            probe.due_s = now_s + 2.0 * self._scaled_s(self._settings.answer_s)
+            probe.due_s = now_s + 2.0 * self._wait_s(watched)
             rumours = self._mill.take(self._reproach(probe.peer))
             self._say(probe.peer, self._ping(nonce, rumours))
             for helper in helpers:
@@ -302,10 +316,13 @@ class Swim:
         if len(probe.helpers) * 2 > probe.num_helpers:
             # Not even the helpers were heard: it may be us.
             self._doubt = min(DOUBT_MAX, self._doubt + 1)
+        watched.unanswered += 1
         if watched.suspect_s is None:
             watched.suspect_s = now_s
             self.counts.suspicions += 1
             self._mill.hear(self._reproach(probe.peer)[0])
+        # Without a pause: that it is there may come to be known before time is up.
+        self._ask(probe.peer, now_s)
 
     def _answered(self, peer: PeerId, ack: Ack) -> None:
         errand = self._errands.get(ack.nonce)
@@ -356,8 +373,7 @@ class Swim:
 
     def _clear(self, peer: PeerId, watched: _Watched) -> None:
         """It is there: by its own word, or by that of a helper that we chose."""
-        watched.suspect_s = None
-        watched.confirmed_by.clear()
+        watched.trust()
         watched.refutations = 0
         self.counts.refuted += 1
 

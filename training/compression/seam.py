@@ -8,7 +8,8 @@ Encoders need not agree with each other, only with themselves.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,10 +87,15 @@ class VariableSize(Protocol):
         ...
 
 
+@cache
+def _is_variable(kind: type[Codec]) -> bool:
+    return issubclass(kind, VariableSize)  # Slow: Python looks for each method by name.
+
+
 def admits(codec: Codec, num_bytes: int, numel: int) -> bool:
     """Whether some payload of `numel` elements has so many bytes."""
-    if isinstance(codec, VariableSize):
-        return codec.admits(num_bytes, numel)
+    if _is_variable(type(codec)):
+        return cast("VariableSize", codec).admits(num_bytes, numel)
     return num_bytes == codec.payload_bytes(numel)
 
 
