@@ -32,8 +32,9 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     from training.diloco import DiLoCo
     from training.evaluation import finite_loss, validation_loss
     from training.inner import accumulate_gradient, make_optimizer
-    from training.models import build_model, tokens_per_sample
-    from training.replicas import MemorySession
+    from training.models import build_model, read_fragment, tokens_per_sample
+    from training.presets import PRESETS
+    from training.replicas import MemorySession, Weights
     from training.swarms import run_swarm, swarm_of
     from training.trainer_loop import VALIDATION_WINDOWS
     from training.yardstick import held_out, model_of
@@ -43,6 +44,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
     every = max(1, manifest.rounds // POINTS)
     began_s, aside_s, told = time.monotonic(), 0.0, 0
+    own: list[list[Weights]] = []
 
     def tell(loss: float) -> None:
         say(
@@ -71,12 +73,17 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
                 looked_s = time.monotonic()
                 tell(validation_loss(model, curve_BW))
                 aside_s += time.monotonic() - looked_s
+        shard = manifest.shards[0]
+        own.append([read_fragment(model, shard, f) for f in range(len(shard.fragments))])
 
     tell(validation_loss(build_model(manifest), curve_BW))
     run_swarm(swarm, train)
     wall_s = time.monotonic() - began_s - aside_s
     held_out_BW = held_out(manifest, dataset)
-    models = [model_of(manifest, tuple(weights)) for weights in swarm.finals()]
+    # The anchor of replicas with weights of their own has elements of many rounds.
+    has_own = PRESETS[manifest.outer.preset](manifest.rounds).has_own_weights
+    finals = own if has_own else swarm.finals()
+    models = [model_of(manifest, tuple(weights)) for weights in finals]
     losses = [finite_loss(model, held_out_BW, 64) for model in models]
     say(
         "result",

@@ -11,7 +11,6 @@ round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that th
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,10 +26,10 @@ from training.exchange import (
     Contribution,
     Lease,
     Outcome,
+    Pending,
     RunClock,
     RunStart,
     Session,
-    Ticket,
 )
 from training.inner import apply_gradient, optimizer_tensors
 from training.inner_state import (
@@ -41,6 +40,7 @@ from training.inner_state import (
     take_moments,
 )
 from training.models import check_parameters, read_fragment, tokens_per_sample, write_fragment
+from training.own_weights import OwnWeights
 from training.presets import Method, steps_of
 from training.recall import Recalled, recall
 from training.scaffold import NoVariates, Variates
@@ -49,17 +49,6 @@ from training.stages import make_stages
 from training.traced_inner import RoundTracer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A contribution without an outcome; `sent_N` is what it was taken from, if that goes on."""
-
-    round: int
-    ticket: Ticket
-    is_void: bool = False
-    """Whether a resync came behind it: then no residual waits for its outcome (R6)."""
-    sent_N: NDArray[np.float32] | None = None
 
 
 class DiLoCo:
@@ -107,7 +96,7 @@ class DiLoCo:
             write_fragment(model, self._shard, fragment, start.anchors[fragment])
         self._ahead: dict[int, NDArray[np.float32]] = {}
         """By fragment the weights that the round in hand began with, where the anchor is not."""
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         """By fragment, oldest first."""
         self._clock = start.clock
         self._lease = start.lease
@@ -118,12 +107,15 @@ class DiLoCo:
         self._left: dict[int, InnerState] = {}
         """By round what the process before us may have handed over, the rounds not being over."""
         self._begin_round()
+        self._own = OwnWeights(manifest, shard) if self._method.has_own_weights else None
         has_variates = self._method.has_variates
         self._variates = Variates(model, manifest, start, shard) if has_variates else NoVariates()
         if inner_store is not None:
             # What is kept is of the round before, which may have been another method's.
             is_delayed = self._stages.at(self._clock.round - 1).is_delayed
-            recalled = recall(inner_store, start, overlap=self._overlap, is_delayed=is_delayed)
+            recalled = recall(
+                inner_store, start, overlap=self._overlap, is_delayed=is_delayed, own=self._own
+            )
             if recalled is not None:
                 self._take_up(recalled, start)
 
@@ -266,7 +258,8 @@ class DiLoCo:
         # The residual that this is encoded with depends on it, the drift does not.
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
-        encoded = feedback.encode(drift_N)
+        lots = self._own.lots(self._clock.round) if self._own else None
+        encoded = feedback.encode(drift_N, lots=lots)
         if self._method.is_delayed:
             self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
@@ -295,7 +288,7 @@ class DiLoCo:
 
     def _hand_over(self, contribution: Contribution) -> None:
         ticket = self._exchange.begin(contribution.fragment, contribution)
-        self._pending[contribution.fragment] = _Pending(self._clock.round, ticket)
+        self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -320,11 +313,11 @@ class DiLoCo:
 
     def _drifting(self, fragment: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
         """Anchor and working weights of all fragments but this one, which gets the next anchor at
-        once unless it goes on while it is in flight."""
+        once unless it goes on while it is in flight, or is a replica's own."""
         return {
             other: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, other))
             for other, anchor_N in enumerate(self._anchors)
-            if other != fragment or self._overlap > 1
+            if other != fragment or self._overlap > 1 or self._own
         }
 
     def _due(self, local_step: int) -> Due:
@@ -361,9 +354,12 @@ class DiLoCo:
         self._settle(fragment, outcome, is_void=pending.is_void)
         self._variates.settled(outcome)
         merged_N = outcome.anchor_N
-        if outcome.listed and not outcome.is_resync:
+        if (outcome.listed or self._own) and not outcome.is_resync:
             local_N = read_fragment(self._model, self._shard, fragment)
-            merged_N = self._method.merge.apply(local_N, outcome.anchor_N, pending.sent_N)
+            if self._own:
+                merged_N = self._own.taken(pending.round, fragment, local_N, merged_N)
+            else:
+                merged_N = self._method.merge.apply(local_N, merged_N, pending.sent_N)
         write_fragment(self._model, self._shard, fragment, merged_N)
         self._anchors[fragment] = outcome.anchor_N
         self._ahead.pop(fragment, None)

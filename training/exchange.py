@@ -144,6 +144,17 @@ class Ticket(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Pending:
+    """A contribution without an outcome; `sent_N` is what it was taken from, if that goes on."""
+
+    round: int
+    ticket: Ticket
+    is_void: bool = False
+    """Whether a resync came behind it: then no residual waits for its outcome (R6)."""
+    sent_N: NDArray[np.float32] | None = None
+
+
 class Exchange(Protocol):
     """SEAM: where contributions go. Implementations: the channel to the network process, in our own
     trainer and in a user's program (`node.swarm`); tests."""

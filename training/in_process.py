@@ -72,3 +72,12 @@ IN_PROCESS: Mapping[str, InProcess] = {
         copies=lambda peers: 2.0 * max(1, peers // 2) / peers,
     ),
 }
+
+NOT_YET: Mapping[str, str] = {
+    "demo": "an exchange after every step, of momentum",
+    "noloco": "replicas without a common anchor, and every seal has one",
+    "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
+    "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",
+    "acid": "an exchange between any two steps, of two copies of the weights",
+}
+"""Presets that are no preset yet, and what each of them still needs."""

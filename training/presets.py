@@ -60,6 +60,9 @@ class Preset:
     has_variates: bool = False
     """Whether steps are corrected by control variates (`training.scaffold`)."""
 
+    has_own_weights: bool = False
+    """Whether replicas keep their weights, but for what a round draws (`training.own_weights`)."""
+
     lacks: str = ""
     """What a node would need to run it; until then `barnraise compare` does, and nothing else."""
 
@@ -86,6 +89,7 @@ class Method:
     is_paced: bool = False
     is_delayed: bool = False
     has_variates: bool = False
+    has_own_weights: bool = False
 
 
 PRESETS: Registry[Preset] = Registry("preset")
@@ -108,9 +112,13 @@ def make_method(spec: OuterSpec, inner_steps: int, num_fragments: int) -> Method
         in_flight = SCHEDULES["in_flight"](inner_steps, num_fragments, preset.tau)
         merge = MERGES[preset.merge]() if preset.overlap > 1 else MERGES["replace"]()
         return Method(in_flight, merge, preset.is_paced)
-    schedule = SCHEDULES[preset.schedule](inner_steps, num_fragments)
-    merge = MERGES[preset.merge]()
-    return Method(schedule, merge, preset.is_paced, has_variates=preset.has_variates)
+    return Method(
+        SCHEDULES[preset.schedule](inner_steps, num_fragments),
+        MERGES[preset.merge](),
+        preset.is_paced,
+        has_variates=preset.has_variates,
+        has_own_weights=preset.has_own_weights,
+    )
 
 
 def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, str, str] | None:
@@ -118,8 +126,9 @@ def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, 
     value, why, and what it should be; None where all is well (R5). Raises ConfigError for an
     unknown name."""
     preset = PRESETS[name](SHORT_RUN_ROUNDS)
-    if preset.has_variates:
-        why = f"the variates of {name!r} are of a whole round of the whole model"
+    if preset.has_variates or preset.has_own_weights:
+        what = "variates" if preset.has_variates else "chosen elements"
+        why = f"the {what} of {name!r} are of a whole round of the whole model"
         if overlap > 1:
             return "overlap", overlap, why, "1"
         if fragments > 1:
@@ -230,6 +239,20 @@ def _scaffold(rounds: int) -> Preset:
 
 
 PRESETS.register("scaffold", _scaffold)
+
+
+def _sparta(rounds: int) -> Preset:
+    return replace(
+        _averaging(rounds, name="", inner_steps=5),
+        summary="SPARTA, replicas keep weights of their own, and average one in 20 in each round",
+        codec="random_mask",
+        codec_settings={"density": 0.05},
+        feedback=0.0,
+        has_own_weights=True,
+    )
+
+
+PRESETS.register("sparta", _sparta)
 
 
 def _streaming(rounds: int, *, overlap: int, how: str) -> Preset:
@@ -374,14 +397,3 @@ def _in_process(rounds: int, *, method: InProcess) -> Preset:
 
 for _name, _method in IN_PROCESS.items():
     PRESETS.register(_name, partial(_in_process, method=_method))
-
-_OWN_WEIGHTS = "replicas without a common anchor, and every seal has one"
-NOT_YET: Mapping[str, str] = {
-    "demo": "an exchange after every step, of momentum",
-    "sparta": _OWN_WEIGHTS,
-    "noloco": _OWN_WEIGHTS,
-    "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
-    "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",
-    "acid": "an exchange between any two steps, of two copies of the weights",
-}
-"""Presets that are no preset yet, and what each of them still needs."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from training.exchange import RunStart
 from training.inner_state import InnerState, InnerStore, anchor_digest
+from training.own_weights import OwnWeights
 
 Residuals = tuple[NDArray[np.float32] | None, ...]
 
@@ -35,7 +36,12 @@ class Recalled:
 
 
 def recall(
-    store: InnerStore, start: RunStart, *, overlap: int, is_delayed: bool = False
+    store: InnerStore,
+    start: RunStart,
+    *,
+    overlap: int,
+    is_delayed: bool = False,
+    own: OwnWeights | None = None,
 ) -> Recalled | None:
     """What of the store is good for this start; None if nothing is there.
 
@@ -43,7 +49,8 @@ def recall(
     of the round in hand is what it began with: weights of an anchor that is not the newest. What
     was contributed to it is to that version, whatever is the newest. What was contributed to a
     round of a branch that was left (R4) counts for none that is under way, nor does its residual,
-    though a round of that number be sealed by now.
+    though a round of that number be sealed by now. Own weights go on behind the round that they
+    were handed over in, whatever came of it.
     """
     next_round = start.clock.round
     # Who waited for the outcome of the round before has handed over no later one without it.
@@ -62,6 +69,11 @@ def recall(
         if (is_delayed and newest.round == next_round - 1)
         or (fragment not in settled and digest == anchor_digest(start.anchors[fragment]))
     }
+    if own is not None and newest.round == next_round - 1:
+        drifting = {
+            fragment: own.taken(newest.round, fragment, local_N, start.anchors[fragment])
+            for fragment, (_, local_N) in newest.drifting.items()
+        }
     is_live = newest.round < next_round or _is_live(newest, start, is_delayed=is_delayed)
     if not (is_live and _is_of_this_chain(newest, start)):
         return Recalled(newest=newest, residuals=None, drifting=drifting)

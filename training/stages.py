@@ -66,6 +66,12 @@ def wrong_then(name: str, later: str, *, fragments: int, overlap: int) -> Iterat
         if preset.lacks:
             yield f"no node runs {one!r}, it needs {preset.lacks}; take another preset"
             return
+        if preset.has_own_weights and name != later:
+            yield (
+                f"replicas of {one!r} have weights of their own, and those of other presets begin "
+                "each round with the anchor; take a preset of that kind for both"
+            )
+            return
         if preset.has_variates and name != later:
             yield (
                 f"the variates of {one!r} are of all rounds, and a trainer has them throughout "

@@ -27,9 +27,9 @@ from training.aggregation import AGGREGATORS
 from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_named
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
-from training.in_process import IN_PROCESS
+from training.in_process import IN_PROCESS, NOT_YET
 from training.outer import OUTER_OPTIMIZERS
-from training.presets import AUTO, NOT_YET, PRESETS, is_paced, wrong_flight
+from training.presets import AUTO, PRESETS, is_paced, wrong_flight
 
 RESULT_BITS = 8
 """R7: of an element of a result, at least."""
@@ -149,6 +149,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
     yield from _with_variates(expanded)
+    yield from _with_own_weights(expanded)
     yield from _in_flight(expanded)
     yield from impossible_then(expanded)
     try:
@@ -157,7 +158,8 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         yield f"[outer.codec_settings] {error}"
         return
     bits = bits_per_element(codec)
-    if outer.feedback == 0 and codec.is_biased and bits < FEEDBACK_BITS:
+    is_own = PRESETS[outer.preset](expanded.run.rounds).has_own_weights
+    if outer.feedback == 0 and codec.is_biased and bits < FEEDBACK_BITS and not is_own:
         yield (
             f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
@@ -191,6 +193,34 @@ def _with_variates(expanded: RunFile) -> Iterator[str]:
         yield (
             f"[outer] preset {outer.preset!r} corrects steps by what only their trainer has, and "
             "audits run segments of others; set [audits] rate to 0, or preset to 'fedavg'"
+        )
+
+
+def _with_own_weights(expanded: RunFile) -> Iterator[str]:
+    """What a round does not choose stays in the weights, and nothing else may move it."""
+    outer = expanded.outer
+    if not PRESETS[outer.preset](expanded.run.rounds).has_own_weights:
+        return
+    if outer.codec != "random_mask":
+        yield (
+            f"[outer] codec is {outer.codec!r}, and in {outer.preset!r} all draw the same elements "
+            "of each round; set it to 'random_mask'"
+        )
+    if outer.feedback:
+        yield (
+            f"[outer] feedback is {outer.feedback:g}, and what {outer.preset!r} does not send "
+            "stays in the weights, so it would count twice; set it to 0"
+        )
+    if outer.optimizer != "sgd":
+        yield (
+            f"[outer] optimizer is {outer.optimizer!r}, and its momentum moves what nobody sent in "
+            f"a round of {outer.preset!r}; set it to 'sgd'"
+        )
+    if expanded.audits.rate:
+        yield (
+            f"[outer] preset {outer.preset!r} begins a round with weights that only their trainer "
+            "has, and audits run segments of others; set [audits] rate to 0, or preset to "
+            "'local_sgd'"
         )
 
 

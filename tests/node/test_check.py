@@ -23,8 +23,8 @@ from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
 from training import inner_state
 from training.genesis import shard_spec
-from training.in_process import IN_PROCESS
-from training.presets import NOT_YET, PRESETS
+from training.in_process import IN_PROCESS, NOT_YET
+from training.presets import PRESETS
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
 

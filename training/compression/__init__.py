@@ -12,17 +12,20 @@ from training.compression.seam import (
     CODECS,
     FEEDBACK_BITS,
     Codec,
+    DrawsLots,
     Vector,
     admits,
     bits_per_element,
     join_cells,
 )
+from training.compression.seeded import common_lots
 from training.compression.settings import codec_defaults, codec_named, make_codec
 
 __all__ = [
     "CODECS",
     "FEEDBACK_BITS",
     "Codec",
+    "DrawsLots",
     "Encoded",
     "ErrorFeedback",
     "Vector",
@@ -31,6 +34,7 @@ __all__ = [
     "blocks",
     "codec_defaults",
     "codec_named",
+    "common_lots",
     "decode_to_read",
     "dense",
     "join_cells",

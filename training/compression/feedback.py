@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
 from protocol.manifest import RunManifest
 from training.compression.dense import encode_to_read
-from training.compression.seam import Codec
+from training.compression.seam import Codec, DrawsLots
 from training.compression.settings import make_codec
 
 
@@ -71,11 +71,18 @@ class ErrorFeedback:
             self._root = residual_root(self._residual_N, self._cell_elements)
         return self._root
 
-    def encode(self, x_N: NDArray[np.float32], *, in_place: bool = False) -> Encoded:
+    def encode(
+        self,
+        x_N: NDArray[np.float32],
+        *,
+        in_place: bool = False,
+        lots: Callable[[int], bytes] | None = None,
+    ) -> Encoded:
         """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
 
         Payloads that are `in_place` may lie in the memory of `x_N`, which then stays as it is for
-        as long as they are read. Raises ValueError if a sum with the residual is not finite.
+        as long as they are read. With `lots` a codec that draws draws those of each cell. Raises
+        ValueError if a sum with the residual is not finite.
         Nothing is then open.
         """
         assert not self._is_open, "the contribution before is neither committed nor aborted"
@@ -85,9 +92,12 @@ class ErrorFeedback:
         encode = partial(encode_to_read, self._codec) if in_place else self._encode
         payloads = []
         after_N = np.zeros_like(total_N) if self._beta else None
-        for cell in _cells(len(total_N), self._cell_elements):
+        for number, cell in enumerate(_cells(len(total_N), self._cell_elements)):
             cell_N = total_N[cell]
-            payloads.append(encode(cell_N))
+            if lots is not None:
+                payloads.append(cast("DrawsLots", self._codec).encode_drawn(cell_N, lots(number)))
+            else:
+                payloads.append(encode(cell_N))
             if after_N is not None:
                 decoded_N = self._codec.decode(payloads[-1], len(cell_N))
                 np.subtract(cell_N, decoded_N, out=after_N[cell])

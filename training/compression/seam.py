@@ -79,6 +79,19 @@ CODECS: Registry[Codec] = Registry("codec")
 
 
 @runtime_checkable
+class DrawsLots(Protocol):
+    """A Codec that chooses elements by lot, and draws the lots that it is given."""
+
+    def encode_drawn(self, x_N: Vector, lots: bytes) -> bytes:
+        """See `Codec.encode`; all who are given the same 8 bytes choose the same."""
+        ...
+
+    def drawn(self, lots: bytes, numel: int) -> NDArray[np.bool_]:
+        """Of `numel` elements, those that are chosen by these lots."""
+        ...
+
+
+@runtime_checkable
 class VariableSize(Protocol):
     """A Codec whose payloads of one number of elements have several sizes."""
 

@@ -125,11 +125,18 @@ def _fractions(seed: bytes, count: int) -> Floats:
 CODECS.register("random_shift", RandomShiftCodec)
 
 
+def common_lots(round_index: int, cell: int) -> bytes:
+    """What all peers draw in a cell of a round from. Anybody may know them beforehand: a mask hides
+    nothing."""
+    place = f"barnraise/lots/v1 {round_index} {cell}".encode()
+    return blake3(place).digest(length=SEED_BYTES)
+
+
 class RandomMaskCodec:
     """SPARTA's subset (Beton et al. 2025): one of every `1 / density` neighbours, drawn by lot, in
     fp16: 2 `density` bytes. The others are zero.
 
-    For one mask on all peers, give all one `seed`, of the round.
+    For one mask on all peers give all the same lots, of the round (`common_lots`).
     """
 
     is_biased = True
@@ -149,8 +156,18 @@ class RandomMaskCodec:
     def encode(self, x_N: Vector) -> bytes:
         """See Codec."""
         flat_N = as_float32(x_N)
-        seed = _seed_of(flat_N, self._seed)
-        return seed + self._values.encode(flat_N[self._places(seed, len(flat_N))])
+        return self.encode_drawn(flat_N, _seed_of(flat_N, self._seed))
+
+    def encode_drawn(self, x_N: Vector, lots: bytes) -> bytes:
+        """See DrawsLots."""
+        flat_N = as_float32(x_N)
+        return lots + self._values.encode(flat_N[self._places(lots, len(flat_N))])
+
+    def drawn(self, lots: bytes, numel: int) -> NDArray[np.bool_]:
+        """See DrawsLots."""
+        is_drawn_N = np.zeros(numel, dtype=np.bool_)
+        is_drawn_N[self._places(lots, numel)] = True
+        return is_drawn_N
 
     def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
         """See Codec."""

@@ -1,0 +1,65 @@
+"""Q11 as far as SPARTA goes: between training alone and averaging all weights as often."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy
+from training.diloco import DiLoCo
+from training.evaluation import validation_loss
+from training.inner import accumulate_gradient, make_optimizer
+from training.models import build_model, tokens_per_sample
+from training.replicas import MemorySession
+from training.swarms import run_swarm, swarm_of
+from training.yardstick import model_of
+
+DENSITY = {"density": 0.25}
+"""A run of 120 rounds is too short for one in twenty (below)."""
+
+
+def losses(
+    preset: str, seed: int, *, replicas: int = 4, **outer: object
+) -> tuple[float, float, int]:
+    """Nats per byte of the replicas' own weights, of the anchor; one replica's payload bytes."""
+    torch.set_num_threads(1)
+    manifest = toy(preset, seed=seed, inner_steps=5, **outer)  # type: ignore[arg-type]
+    dataset = dataset_of(seed)
+    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    held_out_BW = dataset.held_out_windows(HELD_OUT_WINDOWS, context)
+    own = []
+
+    def train(session: MemorySession) -> None:
+        model = build_model(manifest)
+        optimizer = make_optimizer(model, manifest.inner)
+        diloco = DiLoCo(model, optimizer, exchange=session)
+        while not diloco.finished:
+            ((first, _),) = diloco.lease
+            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+            diloco.step(accumulate_gradient(model, optimizer, dataset.windows(samples_B, context)))
+        own.append(model)
+
+    swarm = swarm_of(manifest, replicas)
+    run_swarm(swarm, train)
+    mean = sum(validation_loss(model, held_out_BW) for model in own) / replicas
+    anchor = validation_loss(model_of(manifest, tuple(swarm.anchors)), held_out_BW)
+    return mean, anchor, swarm.payload_bytes // replicas
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_q11_a_part_of_the_weights_averaged_is_between_none_and_all(seed: int) -> None:
+    alone, _, _ = losses("local_sgd", seed, replicas=1)
+    averaged, _, all_bytes = losses("local_sgd", seed)
+    quarter, anchor, quarter_bytes = losses("sparta", seed, codec_settings=DENSITY)
+    twentieth, _, twentieth_bytes = losses("sparta", seed)
+    told = f"{alone=:.4f} {twentieth=:.4f} {quarter=:.4f} {averaged=:.4f} {anchor=:.4f}"
+    sys.stdout.write(f"sparta, seed {seed}: {told}\n")
+    assert averaged < quarter < twentieth < alone
+    # More than half of what averaging gains, for a quarter of its bytes.
+    assert alone - quarter > 0.5 * (alone - averaged)
+    assert abs(anchor - quarter) < 0.02
+    assert (quarter_bytes, twentieth_bytes) == pytest.approx(
+        (all_bytes / 4, all_bytes / 20), rel=0.03
+    )

@@ -1,0 +1,43 @@
+"""SPARTA: replicas with weights of their own, and one anchor all the same (Beton et al. 2025).
+
+    theta_r <- theta_r but for the elements that all draw in a round, which are theta there
+
+Of the other elements the anchor has what they were averaged to last. So what a replica drifted in
+them is in its next drift again: there is no residual, and whoever was not listed takes what was
+drawn all the same.
+
+N elements of a fragment
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.manifest import RunManifest
+from training.compression import DrawsLots, common_lots, make_codec
+
+Vector = NDArray[np.float32]
+
+
+class OwnWeights:
+    """What rounds are about, of one shard."""
+
+    def __init__(self, manifest: RunManifest, shard: int) -> None:
+        codec = make_codec(manifest.outer)
+        assert isinstance(codec, DrawsLots), "`barnraise check` refuses another codec"
+        self._codec, self._numels = codec, manifest.layout(shard).cell_numels
+
+    def lots(self, round_index: int) -> Callable[[int], bytes]:
+        """By cell what all draw in a round."""
+        return partial(common_lots, round_index)
+
+    def taken(self, round_index: int, fragment: int, local_N: Vector, anchor_N: Vector) -> Vector:
+        """The weights of a replica behind a round that led to this anchor; new memory."""
+        lots = self.lots(round_index)
+        is_drawn_N = np.concatenate(
+            [self._codec.drawn(lots(i), numel) for i, numel in enumerate(self._numels[fragment])]
+        )
+        taken_N: Vector = np.where(is_drawn_N, anchor_N, local_N)
+        return taken_N
