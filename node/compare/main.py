@@ -61,7 +61,7 @@ def run_compare(options: CompareOptions, *, to_stderr: bool) -> tuple[dict[str, 
             raise
         console.print("interrupted: these were done", style="yellow")
         status = EXIT_INTERRUPTED
-    console.print(_table(done))
+    console.print(table_of(done))
     # matplotlib takes half a second to load, and only this needs it.
     from node.compare.plot import draw_plot
 
@@ -123,7 +123,8 @@ def _train(run: Compared, peers: int, path: Path, seen: Callable[[], None]) -> N
         run.error = last
 
 
-def _table(runs: Sequence[Compared]) -> Table:
+def table_of(runs: Sequence[Compared]) -> Table:
+    """What people see of the runs at the end."""
     table = Table(box=None, pad_edge=False)
     for title in ("preset", "codec"):
         table.add_column(title, no_wrap=True)
@@ -144,7 +145,7 @@ def _table(runs: Sequence[Compared]) -> Table:
             f"{run.payload_bytes / 1e6:.2f} MB",
             f"{most / run.payload_bytes:.1f}" if run.payload_bytes else "",
             f"{run.wire_bytes / 1e6:.2f} MB",
-            f"{widest / run.wire_bytes:.1f}",
+            f"{widest / run.wire_bytes:.1f}" if run.wire_bytes else "",
             f"{run.wall_s:.0f} s",
             f"{run.line_s_at(manifest.total_inner_steps, step_s):.0f} s",
         )

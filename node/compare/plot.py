@@ -49,7 +49,8 @@ def draw_plot(runs: Sequence[Compared], path: Path) -> None:
                 label=run.preset,
             )
         _style(axes, label)
-    panes[1].set_xscale("log")
+    if any(run.wire_bytes for run in shown):  # Of one peer nothing leaves.
+        panes[1].set_xscale("log")
     panes[1].xaxis.set_major_formatter("{x:g}")
     panes[0].set_ylabel("validation loss, nats per byte", color=_MUTED)
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -1,5 +1,6 @@
 """`barnraise compare`: the runs it makes, the process that trains them, and what it draws."""
 
+import io
 import json
 import signal
 import subprocess
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from node.cells.shard_store import ShardStore
+from node.compare.main import table_of
 from node.compare.plot import draw_plot
 from node.compare.runs import (
     LINE,
@@ -207,6 +210,18 @@ def test_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
         run.points = []
     draw_plot(runs, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_one_peer_alone_nothing_leaves(tmp_path: Path) -> None:
+    (run,) = runs_of(options(tmp_path, "local_sgd", peers=1))
+    run.points = [Point(step, 5.0 - step / 100) for step in range(0, 101, 4)]
+    run.loss, run.wall_s = 4.0, 1.0
+    assert run.wire_bytes == 0
+    Console(file=(told := io.StringIO()), width=200).print(table_of([run]))
+    assert "4.0000" in told.getvalue()
+    draw_plot([run], tmp_path / "one.png")
+    assert (tmp_path / "one.png").exists()
 
 
 SMALL = """[run]
