@@ -4,10 +4,9 @@ A trainer finishes what it began: where the round went on without it, its contri
 late, and only then it hears what became of it.
 """
 
-from dataclasses import dataclass
-
 from node import events as ev
 from node.rules.fates import Fates
+from node.trainers.wanted import Wanted
 from protocol.identity import short_id
 from sim.nodes import Around, SimNode
 from sim.trainer import Flight, Vector
@@ -15,34 +14,6 @@ from training.compression import Encoded
 
 PATIENCE_S, LOOK_S = 0.6, 0.05
 """How long a liar waits at most for what others make, and how often it looks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The newest Train action, and the anchor of the shard that goes with it."""
-
-    action: ev.Train
-    anchor_N: Vector
-
-    @property
-    def round(self) -> int:
-        """The round to train for."""
-        return self.action.round
-
-    @property
-    def sealed(self) -> int:
-        """The last round that is final by then."""
-        return self.action.certificate.value.round
-
-    @property
-    def basis(self) -> bytes:
-        """What names that round."""
-        return self.action.basis
-
-    @property
-    def flight(self) -> Flight:
-        """What is in flight beside it."""
-        return Flight(self.sealed, self.basis, self.action.bases)
 
 
 class SimWork:
@@ -110,7 +81,7 @@ class SimWork:
         self._taken = wanted
         action, self.round = wanted.action, wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, self._fates, wanted.flight
+            wanted.round, wanted.anchor_N, action.lease, self._fates, _flight(wanted)
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -121,7 +92,7 @@ class SimWork:
         self._taken, self.round, self._is_open = wanted, wanted.round, False
         self._is_lost = False
         is_under_way = self._node.trainer.finish(
-            wanted.round, wanted.anchor_N, lease, self._fates, wanted.flight
+            wanted.round, wanted.anchor_N, lease, self._fates, _flight(wanted)
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
@@ -230,3 +201,8 @@ class SimWork:
 
     def _drawn_s(self, purpose: str, span_s: tuple[float, float]) -> float:
         return self._world.luck(f"{purpose}/{self._path}").uniform(*span_s)
+
+
+def _flight(wanted: Wanted) -> Flight:
+    """What is in flight beside it."""
+    return Flight(wanted.sealed, wanted.basis, wanted.action.bases)

@@ -16,7 +16,7 @@ from training.channel import channel_spec
 from training.compression import make_codec
 from training.in_process import IN_PROCESS
 from training.outer import make_outer
-from training.presets import has_variates
+from training.presets import PRESETS, has_variates
 from training.state import CHECKPOINTS_KEPT
 
 INNER_STATES_KEPT = 3
@@ -121,7 +121,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
     variates = 4 * has_variates(outer.preset)
-    inner += vectors * variates
+    # SPARTA: the weights of a replica, which the round's anchor does not have.
+    inner += vectors * (variates + PRESETS[outer.preset](manifest.rounds).has_own_weights)
     channel = channel_spec(manifest, 0).used_bytes
     return Costs(
         parameters=numel,

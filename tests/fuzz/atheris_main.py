@@ -9,6 +9,7 @@ where the quick suite tries it for ever after (`test_crashes.py`). Exit status 1
 """
 
 import argparse
+import difflib
 import logging
 import os
 import sys
@@ -106,12 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with atheris.instrument_imports(include=PACKAGES):
         from tests.fuzz.test_decoders import TARGETS
     logging.disable(logging.CRITICAL)
+    names = [one.name for one in TARGETS]
+    for name in options.target:
+        if name not in names:
+            close = ", ".join(repr(one) for one in difflib.get_close_matches(name, names))
+            sys.stdout.write(f"--target {name!r} is no decoder; near it: {close or names[0]!r}\n")
+            return SETUP_ERROR
     chosen = [one for one in TARGETS if not options.target or one.name in options.target]
     seconds = max(1, options.seconds * options.jobs // max(1, len(chosen)))
     broken, total = [], 0
     with tempfile.TemporaryDirectory() as name:
         # No threads: whoever forks beside them takes their locks along.
         waiting, running = list(enumerate(chosen)), dict[int, tuple[Any, Path]]()
+        done = 0
         while waiting or running:
             while waiting and len(running) < options.jobs:
                 number, target = waiting.pop(0)
@@ -120,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pid, wait_status = os.wait()
             target, log = running.pop(pid)
             status = os.waitstatus_to_exitcode(wait_status)
-            total += executions(log)
+            total, done = total + executions(log), done + 1
+            sys.stdout.write(f"{done} of {len(chosen)}  {target.name}: {executions(log)} inputs\n")
+            sys.stdout.flush()
             if status or not executions(log):
                 broken.append(target.name)
                 last_words = log.read_text("utf-8", "replace")[-LAST_WORDS:]

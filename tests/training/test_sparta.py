@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from node.settings.check import check_run_file
+from node.settings.costs import costs_of
 from protocol.errors import ConfigError
 from protocol.manifest import RunManifest, Setting
 from tests.node.test_check import file
@@ -120,6 +121,19 @@ def test_a_resync_begins_with_the_anchor(tmp_path: Path, seed: int) -> None:
         for kind in (Resynced, Solo)
     )
     assert resynced.weights != kept.weights
+
+
+def test_own_weights_on_the_disk_are_told_as_they_are_written(tmp_path: Path, seed: int) -> None:
+    manifest = sparta(small_manifest(inner=INNER, outer=OUTER))
+    averaging = replace(manifest, outer=replace(manifest.outer, preset="local_sgd"))
+    told, written = [], []
+    for run in (averaging, manifest):
+        folder = tmp_path / run.outer.preset
+        Solo(run, folder, seed).train()
+        written.append(max(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+        told.append(costs_of(run, 2).disk_bytes)
+    # Of each state that is kept, and of one in the making.
+    assert (told[1] - told[0]) / 4 == pytest.approx(written[1] - written[0], abs=2048)
 
 
 def test_a_run_file_of_it_is_gathered_and_has_one_anchor(tmp_path: Path) -> None:
