@@ -55,9 +55,11 @@ def draw_plot(runs: Sequence[Compared], path: Path) -> None:
     panes[0].set_ylabel("validation loss, nats per byte", color=_MUTED)
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     rounds = sorted({run.manifest.rounds for run in shown})
+    num_peers = shown[0].costs.peers
+    peers = "1 peer" if num_peers == 1 else f"{num_peers} peers"
     few = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     figure.suptitle(
-        f"{shown[0].costs.peers} peers, {shown[0].costs.parameters:,} parameters, {few} rounds",
+        f"{peers}, {shown[0].costs.parameters:,} parameters, {few} rounds",
         x=0.01,
         ha="left",
         color=_INK,

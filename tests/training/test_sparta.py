@@ -15,6 +15,7 @@ from tests.training.quadratics import DIMENSIONS, Quadratics, quadratic_manifest
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
 from training.compression import common_lots, make_codec, result_codec
+from training.compression.seeded import RandomMaskCodec
 from training.own_weights import OwnWeights
 
 REPLICAS, ROUNDS, STEPS, RATE = 3, 40, 5, 0.05
@@ -68,16 +69,23 @@ def test_sparta_equals_its_reference(seed: int, absent: frozenset[tuple[int, int
 def test_all_draw_the_same_in_a_round_and_others_in_the_next(seed: int) -> None:
     manifest = sparta(small_manifest(inner=INNER, outer=OUTER), 0.05)
     codec, generator = make_codec(manifest.outer), np.random.default_rng(seed)
+    assert isinstance(codec, RandomMaskCodec)
     vectors = generator.normal(size=(2, 4000)).astype(np.float32)
     lots = [common_lots(round_index, cell) for round_index in range(60) for cell in (0, 1)]
-    drawn = [codec.drawn(one, 4000) for one in lots]  # type: ignore[attr-defined]
+    drawn = [codec.drawn(one, 4000) for one in lots]
     for one_N in vectors:
-        payload = codec.encode_drawn(one_N, lots[7])  # type: ignore[attr-defined]
+        payload = codec.encode_drawn(one_N, lots[7])
         assert np.array_equal(codec.decode(payload, 4000) != 0, drawn[7])
         assert len(payload) == codec.payload_bytes(4000)
     assert all(one.sum() == 200 for one in drawn)
     assert len({one.tobytes() for one in drawn}) == len(drawn), "another mask each time"
     assert np.any(drawn, axis=0).mean() > 0.99, "each element has its turn"
+
+
+def test_lots_are_the_same_on_every_machine_and_in_every_version() -> None:
+    assert common_lots(3, 1).hex() == "c94a0c02a1bc4d0f"
+    drawn_N = RandomMaskCodec(density=0.05).drawn(common_lots(3, 1), 100)
+    assert np.flatnonzero(drawn_N).tolist() == [7, 31, 40, 63, 92]
 
 
 def test_what_nobody_drew_has_no_result(seed: int) -> None:
