@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import ConfigError
 from protocol.manifest import RunManifest
 from training.compression import DrawsLots, common_lots, make_codec
 
@@ -25,8 +26,11 @@ class OwnWeights:
     """What rounds are about, of one shard."""
 
     def __init__(self, manifest: RunManifest, shard: int) -> None:
+        """Raise ConfigError for a manifest whose codec chooses nothing by lot."""
         codec = make_codec(manifest.outer)
-        assert isinstance(codec, DrawsLots), "`barnraise check` refuses another codec"
+        if not isinstance(codec, DrawsLots):
+            name = manifest.outer.codec
+            raise ConfigError(f"replicas with own weights draw elements by lot, and {name!r} none")
         self._codec, self._numels = codec, manifest.layout(shard).cell_numels
 
     def lots(self, round_index: int) -> Callable[[int], bytes]:

@@ -8,18 +8,15 @@ import sys
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
-from tests.quality.toy import dataset_of, toy
-from training.diloco import DiLoCo
+from tests.quality.toy import dataset_of, toy, train_replica
 from training.evaluation import validation_loss
 from training.genesis import genesis_weights
 from training.gossip import Mixing, Pairwise
 from training.gossip_swarm import GossipSwarm
-from training.inner import accumulate_gradient, make_optimizer
-from training.models import build_model, tokens_per_sample
+from training.models import tokens_per_sample
 from training.replicas import MemorySession, run_replicas
 from training.variance import Corrected
 
@@ -43,19 +40,13 @@ def curve(seed: int, *, is_corrected: bool) -> tuple[float, ...]:
         swarm.own[node] = genesis_weights(replace(manifest, model=model_spec))[0]
     dataset, context = dataset_of(seed), tokens_per_sample(manifest)
     held_out_BW = dataset.held_out_windows(WINDOWS, context)
-    batch, losses = manifest.inner.batch, []
+    losses: list[float] = []
+
+    def look(model: torch.nn.Module) -> None:
+        losses.append(validation_loss(model, held_out_BW))
 
     def train(session: MemorySession) -> None:
-        model = build_model(manifest)
-        optimizer = make_optimizer(model, manifest.inner)
-        diloco = DiLoCo(model, optimizer, exchange=session)
-        while not diloco.finished:
-            ((first, _),) = diloco.lease
-            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
-            windows_BW = dataset.windows(samples_B, context)
-            outcome = diloco.step(accumulate_gradient(model, optimizer, windows_BW))
-            if outcome is not None and session.replica == 0:
-                losses.append(validation_loss(model, held_out_BW))
+        train_replica(manifest, session, sealed=look if session.replica == 0 else None)
 
     run_replicas(swarm, train)
     every = max(1, len(losses) // 20)

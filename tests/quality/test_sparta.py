@@ -2,15 +2,12 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
-from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy
-from training.diloco import DiLoCo
+from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy, train_replica
 from training.evaluation import validation_loss
-from training.inner import accumulate_gradient, make_optimizer
-from training.models import build_model, tokens_per_sample
+from training.models import tokens_per_sample
 from training.replicas import MemorySession
 from training.swarms import run_swarm, swarm_of
 from training.yardstick import model_of
@@ -26,19 +23,11 @@ def losses(
     torch.set_num_threads(1)
     manifest = toy(preset, seed=seed, inner_steps=5, **outer)  # type: ignore[arg-type]
     dataset = dataset_of(seed)
-    context, batch = tokens_per_sample(manifest), manifest.inner.batch
-    held_out_BW = dataset.held_out_windows(HELD_OUT_WINDOWS, context)
+    held_out_BW = dataset.held_out_windows(HELD_OUT_WINDOWS, tokens_per_sample(manifest))
     own = []
 
     def train(session: MemorySession) -> None:
-        model = build_model(manifest)
-        optimizer = make_optimizer(model, manifest.inner)
-        diloco = DiLoCo(model, optimizer, exchange=session)
-        while not diloco.finished:
-            ((first, _),) = diloco.lease
-            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
-            diloco.step(accumulate_gradient(model, optimizer, dataset.windows(samples_B, context)))
-        own.append(model)
+        own.append(train_replica(manifest, session))
 
     swarm = swarm_of(manifest, replicas)
     run_swarm(swarm, train)

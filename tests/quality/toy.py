@@ -86,6 +86,31 @@ def dataset_of(seed: int) -> Dataset:
     return open_corpus(toy(seed=seed).corpus)
 
 
+def train_replica(
+    manifest: RunManifest,
+    session: MemorySession,
+    *,
+    spoil: Spoil | None = None,
+    sealed: Callable[[torch.nn.Module], None] | None = None,
+) -> torch.nn.Module:
+    """One replica through the run; its model at the end. `sealed` sees it behind each round."""
+    dataset, noise = dataset_of(manifest.model.seed), np.random.default_rng(7)
+    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    model = build_model(manifest)
+    optimizer = make_optimizer(model, manifest.inner)
+    diloco = DiLoCo(model, optimizer, exchange=session)
+    while not diloco.finished:
+        ((first, _),) = diloco.lease
+        samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+        windows_BW = dataset.windows(samples_B, context)
+        if spoil is not None and spoil(diloco, model, session):
+            windows_BW = noise.integers(0, 256, windows_BW.shape).astype(np.uint8)
+        outcome = diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+        if outcome is not None and sealed is not None:
+            sealed(model)
+    return model
+
+
 def loss_of(
     manifest: RunManifest,
     *,
@@ -97,20 +122,10 @@ def loss_of(
     """Nats per byte of held-out text at the end, and one replica's payload bytes."""
     torch.set_num_threads(1)
     dataset = dataset_of(manifest.model.seed)
-    context, batch = tokens_per_sample(manifest), manifest.inner.batch
-    noise = np.random.default_rng(7)
+    context = tokens_per_sample(manifest)
 
     def train(session: MemorySession) -> bytes:
-        model = build_model(manifest)
-        optimizer = make_optimizer(model, manifest.inner)
-        diloco = DiLoCo(model, optimizer, exchange=session)
-        while not diloco.finished:
-            ((first, _),) = diloco.lease
-            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
-            windows_BW = dataset.windows(samples_B, context)
-            if spoil is not None and spoil(diloco, model, session):
-                windows_BW = noise.integers(0, 256, windows_BW.shape).astype(np.uint8)
-            diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+        model = train_replica(manifest, session, spoil=spoil)
         fragments = range(len(manifest.shards[0].fragments))
         return b"".join(read_fragment(model, manifest.shards[0], f).tobytes() for f in fragments)
 
@@ -129,17 +144,10 @@ def loss_of_swarm(swarm: Swarm) -> float:
     torch.set_num_threads(1)
     manifest = swarm.manifest
     dataset = dataset_of(manifest.model.seed)
-    context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    context = tokens_per_sample(manifest)
 
     def train(session: MemorySession) -> None:
-        model = build_model(manifest)
-        optimizer = make_optimizer(model, manifest.inner)
-        diloco = DiLoCo(model, optimizer, exchange=session)
-        while not diloco.finished:
-            ((first, _),) = diloco.lease
-            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
-            windows_BW = dataset.windows(samples_B, context)
-            diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+        train_replica(manifest, session)
 
     run_swarm(swarm, train)
     held_out_BW = dataset.held_out_windows(HELD_OUT_WINDOWS, context)

@@ -88,6 +88,15 @@ def test_lots_are_the_same_on_every_machine_and_in_every_version() -> None:
     assert np.flatnonzero(drawn_N).tolist() == [7, 31, 40, 63, 92]
 
 
+def test_a_founder_s_manifest_with_another_codec_is_an_error_of_ours() -> None:
+    """Nobody's `check` saw it."""
+    manifest = sparta(small_manifest(inner=INNER, outer=OUTER))
+    with pytest.raises(ConfigError, match="and 'fp16' none"):
+        OwnWeights(
+            replace(manifest, outer=replace(manifest.outer, codec="fp16", codec_settings=())), 0
+        )
+
+
 def test_what_nobody_drew_has_no_result(seed: int) -> None:
     """An 8-bit lattice would move it by a step of its block."""
     manifest = sparta(small_manifest(inner=INNER, outer=OUTER), 0.05)
