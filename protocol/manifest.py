@@ -6,6 +6,7 @@ settings, never code.
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 from blake3 import blake3
@@ -248,7 +249,7 @@ NO_ADMISSION = AdmissionSpec()
 """Whoever has a seat counts at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunManifest:
     """One run. Everything in here is law for every peer; local taste is `NodeConfig`."""
 
@@ -302,9 +303,9 @@ class RunManifest:
         """Global inner steps of the whole run: the length of the learning-rate schedule."""
         return self.rounds * self.inner.inner_steps
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
-        """The 32 bytes that name the run."""
+        """The 32 bytes that name the run. Made once: a schema may have thousands of tensors."""
         return blake3(_DOMAIN + encode(self)).digest()
 
 

@@ -35,15 +35,25 @@ def joined(vectors: Sequence[Vector]) -> Vector:
 
 
 def weighted_sum(rows_PN: Vector, coefficients_P: Vector) -> Vector:
-    """Sum over P of coefficient times row, first row first, every operation in float32."""
+    """Sum over P of coefficient times row, first row first, every operation in float32.
+
+    Rows with a coefficient of zero are left out: nothing is added, not a zero of either sign.
+    Raises ValueError unless there are as many coefficients as rows.
+    """
     assert rows_PN.dtype == coefficients_P.dtype == np.float32
-    numel = rows_PN.shape[1]
+    rows, numel = rows_PN.shape
+    if len(coefficients_P) != rows:
+        raise ValueError(f"{len(coefficients_P)} coefficients for {rows} rows")
+    chosen = np.flatnonzero(coefficients_P)
+    if not len(chosen):
+        return np.zeros(numel, dtype=np.float32)
+    listed, factors = [rows_PN[row] for row in chosen], coefficients_P[chosen]
     total_N = np.empty(numel, dtype=np.float32)
     spare_B = np.empty(min(numel, _LONGEST_BLOCK), dtype=np.float32)
     # Two rows, the sum and what is added to it: the rows behind them are not needed yet.
     for span in blocks(4, numel):
         sum_B = total_N[span]
-        add_weighted(rows_PN[:, span], coefficients_P, sum_B, spare_B[: len(sum_B)])
+        add_weighted([row_N[span] for row_N in listed], factors, sum_B, spare_B[: len(sum_B)])
     return total_N
 
 

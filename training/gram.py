@@ -1,6 +1,6 @@
 """Norms and Gram matrices that are the same bits however the work is cut and ordered.
 
-P peers, N elements of a slice, B elements of a block, L limbs
+P peers, N elements of a slice, B elements of a block, L limbs, T tiles of K elements
 
 Each row of a cell is rounded to integers of 15 bits at a power-of-two step of its own. Products
 of such integers and their sums over a cell stay below 2^53, so BLAS gives the exact sum in whatever
@@ -40,6 +40,19 @@ _BLOCK_ELEMENTS = 1 << 17
 """Of all rows of a block together: their integers, as float64, are a megabyte. Measured for 2 to 32
 rows: with fewer the calls cost more than the arithmetic, with more the cache is left."""
 
+_TILE_ELEMENTS = 512
+"""Of each row, so that BLAS takes the product for a small one up to 32 rows."""
+
+_TILE_GAP = 8
+"""Rows a power of two apart would fall on the same few lines of the cache."""
+
+_HAS_WIDE_KERNELS = any(
+    name.startswith(("X86_V4", "AVX512"))
+    for name in np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+)
+"""Whether OpenBLAS has kernels of 512 bits for small products. They are two to six times as fast
+as its product of a matrix and itself, which is the faster one elsewhere. Both are exact."""
+
 
 def cells(numel: int, cell_elements: int) -> Iterator[slice]:
     """The cells of a slice that begins where a cell begins; the last may be short."""
@@ -54,20 +67,56 @@ def cell_gram(cell_PN: Vector) -> Matrix:
     """
     rows = len(cell_PN)
     exponents_P = _exponents(cell_PN)
-    whole_PP = np.zeros((rows, rows))
-    for quantised_PB in _quantised(cell_PN, exponents_P):
-        whole_PP += quantised_PB @ quantised_PB.T
-    shifts_PP = exponents_P[:, None] + exponents_P - 2 * _QUANTUM_BITS
-    found_PP: Matrix = np.ldexp(whole_PP, shifts_PP)
+    products = _tiled if _HAS_WIDE_KERNELS and rows > 1 else _untiled
+    whole_PP = products(cell_PN, exponents_P)
+    found_PP: Matrix = np.ldexp(whole_PP, exponents_P[:, None] + exponents_P - 2 * _QUANTUM_BITS)
     return found_PP
+
+
+def _untiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
+    """The products of the integers, by one product of a block and itself after the other."""
+    rows = len(cell_PN)
+    whole_PP, wide = np.zeros((rows, rows)), np.empty(_block_shape(cell_PN))
+    for narrow_PB in _quantised(cell_PN, exponents_P):
+        wide_PB = wide[:, : narrow_PB.shape[1]]
+        wide_PB[...] = narrow_PB
+        whole_PP += wide_PB @ wide_PB.T
+    return whole_PP
+
+
+def _tiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
+    """The same products, by those of two halves of the rows with others in many small tiles."""
+    rows, width = _block_shape(cell_PN)
+    num_tiles, half = -(-width // _TILE_ELEMENTS), rows // 2
+    place = np.zeros((num_tiles, rows, _TILE_ELEMENTS + _TILE_GAP))
+    tiles_TPK = place[:, :, :_TILE_ELEMENTS]
+    whole_PP = np.zeros((rows, rows))
+    for narrow_PB in _quantised(cell_PN, exponents_P):
+        full, rest = divmod(narrow_PB.shape[1], _TILE_ELEMENTS)
+        cut = full * _TILE_ELEMENTS
+        tiles_TPK[:full] = narrow_PB[:, :cut].reshape(rows, full, _TILE_ELEMENTS).transpose(1, 0, 2)
+        if rest:
+            tiles_TPK[full, :, :rest] = narrow_PB[:, cut:]
+            tiles_TPK[full, :, rest:] = 0.0
+        used_TPK = tiles_TPK[: full + bool(rest)]
+        turned_TKP = used_TPK.transpose(0, 2, 1)
+        whole_PP[:half] += (used_TPK[:, :half] @ turned_TKP).sum(axis=0)
+        # One column more than is asked for: of a matrix and itself numpy makes the other product.
+        low_TPP = used_TPK[:, half:] @ turned_TKP[:, :, half - 1 :]
+        whole_PP[half:, half - 1 :] += low_TPP.sum(axis=0)
+    whole_PP[half:, :half] = whole_PP[:half, half:].T
+    return whole_PP
 
 
 def cell_squares(cell_PN: Vector) -> NDArray[np.float64]:
     """The diagonal of `cell_gram`, to the bit: the squared norm of each quantised row."""
     exponents_P = _exponents(cell_PN)
     whole_P = np.zeros(len(cell_PN))
-    for quantised_PB in _quantised(cell_PN, exponents_P):
-        whole_P += np.array([row_B @ row_B for row_B in quantised_PB])
+    wide = np.empty(_block_shape(cell_PN))
+    for narrow_PB in _quantised(cell_PN, exponents_P):
+        wide_PB = wide[:, : narrow_PB.shape[1]]
+        wide_PB[...] = narrow_PB
+        whole_P += np.array([row_B @ row_B for row_B in wide_PB])
     found_P: NDArray[np.float64] = np.ldexp(whole_P, 2 * exponents_P - 2 * _QUANTUM_BITS)
     return found_P
 
@@ -82,22 +131,24 @@ def _exponents(cell_PN: Vector) -> NDArray[np.int64]:
     return bounded_P
 
 
-def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Matrix]:
-    """Block by block the integers of each row, in a buffer that the next block takes."""
+def _block_shape(cell_PN: Vector) -> tuple[int, int]:
+    """(P, B) of the largest block of a cell."""
     rows, numel = cell_PN.shape
+    return rows, min(max(1, _BLOCK_ELEMENTS // rows), numel)
+
+
+def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Vector]:
+    """Block by block the integers of each row, in a buffer that the next block takes."""
+    rows, width = _block_shape(cell_PN)
     scales_P = np.ldexp(np.float32(1.0), (_QUANTUM_BITS - exponents_P).astype(np.int32))
-    width = min(max(1, _BLOCK_ELEMENTS // rows), numel)
-    narrow_PB = np.empty((rows, width), dtype=np.float32)
-    wide_PB = np.empty((rows, width))
-    for start in range(0, numel, width):
+    narrow = np.empty((rows, width), dtype=np.float32)
+    for start in range(0, cell_PN.shape[1], width):
         block_PB = cell_PN[:, start : start + width]
-        rounded_PB = narrow_PB[:, : block_PB.shape[1]]
+        narrow_PB = narrow[:, : block_PB.shape[1]]
         # A power of two changes no bit of the mantissa, and rint is IEEE: ties to even.
-        np.multiply(block_PB, scales_P[:, None], out=rounded_PB)
-        np.rint(rounded_PB, out=rounded_PB)
-        found_PB = wide_PB[:, : block_PB.shape[1]]
-        found_PB[...] = rounded_PB
-        yield found_PB
+        np.multiply(block_PB, scales_P[:, None], out=narrow_PB)
+        np.rint(narrow_PB, out=narrow_PB)
+        yield narrow_PB
 
 
 # Sums over cells ----------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ from sim.bench.gate import are_ready, let_go
 from sim.bench.main import Teller, prepare, run_until_signal
 from sim.bench.options import AllreduceOptions
 from sim.bench.outcome import adopted_round, are_equal, is_together
-from sim.bench.processes import cpu_s, memory_bytes
+from sim.bench.processes import cpu_s, memory_bytes, resident_bytes
 from sim.bench.report import AllreduceResult, AllreduceRound
 from sim.bench.stages import NETWORK_SUFFIX, TRAINER_SUFFIX, Profile, stages_between
 from sim.bench.staging import START_S, STUCK_S, Stage, Tell, look_into, set_stage, strike_stage
 
-_MEMORY_EVERY_S = 0.5
-"""The system goes through all pages of a process for it, while that one waits for new ones."""
+_MEMORY_EVERY_S = 0.1
+_MORE_BYTES = 32 << 20
+"""To know what is shared the system walks through all pages of a process, which waits meanwhile for
+new ones. So that is asked only where so much more is resident than at any look before."""
 
 _LOOK_EVERY_S = 0.2
 
@@ -129,10 +131,14 @@ class AllreduceRun:
         return sum(node.bytes_sent for node in self._run.nodes)
 
     async def _watch_memory(self) -> None:
+        looked_at = 0
         while True:
             pids = [pid for node in self._run.nodes for pid in node.pids]
-            held = await trio.to_thread.run_sync(memory_bytes, pids)
-            self.peak_bytes = max(self.peak_bytes, held)
+            resident = resident_bytes(pids)
+            if resident > looked_at + _MORE_BYTES:
+                looked_at = resident
+                held = await trio.to_thread.run_sync(memory_bytes, pids)
+                self.peak_bytes = max(self.peak_bytes, held)
             await trio.sleep(_MEMORY_EVERY_S)
 
 

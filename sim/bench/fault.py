@@ -12,14 +12,11 @@ from protocol.errors import StateError
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealValue
 from sim.bench.moments import Plan, Stages, stage, victim_of
-from sim.bench.outcome import Dealt, adopted_round, is_together
+from sim.bench.outcome import Dealt, adopted_round, is_together, next_round_s
 from sim.bench.staging import START_S, STUCK_S, Stage, Tell
 
 CALM_ROUNDS = 2
 """With everybody in them, before a fault: deadlines and rates are learned from rounds."""
-
-ROUNDS_BEHIND = 2
-"""Survivors seal so many rounds after the fault, so that one is begun without the victim."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,12 +136,12 @@ class FaultRun:
                 f"the moment {plan.moment!r} did not come",
             )
         await trio.sleep(plan.delay * self._stages.usual_s(plan.moment))
-        self._strike(victim)
+        dealt = self._strike(victim)
         self.played.round = head.round + 1
         survivors = [peer for peer in run.peers if peer != victim]
-        goal = max(self._adopted().values()) + ROUNDS_BEHIND
+        # Not so many rounds behind the last that was read: the trace may be behind the nodes.
         await self._watch_until(
-            lambda _: all(self._adopted()[peer] >= goal for peer in survivors),
+            lambda _: next_round_s(run.watch.records, dealt, survivors) is not None,
             f"the survivors got stuck after the {self._fault} of {run.node_of(victim).name}",
         )
         run.node_of(victim).signal_both(signal.SIGKILL)
@@ -158,11 +155,12 @@ class FaultRun:
             return self._plan.moment == "parts" and record.peer == victim
         return found[1] == self._plan.moment or found[0] > index
 
-    def _strike(self, victim: PeerId) -> None:
+    def _strike(self, victim: PeerId) -> Dealt:
         node = self._run.node_of(victim)
         node.is_meant_to_end = True
         node.status = "down" if self._fault == "kill" else "frozen"
         at_s = time.time()
         node.signal_both(signal.SIGKILL if self._fault == "kill" else signal.SIGSTOP)
-        self.played.dealt = Dealt(victim=victim, at_s=at_s)
+        self.played.dealt = dealt = Dealt(victim=victim, at_s=at_s)
         self._tell(f"{self._fault} {node.name}, {self._plan.role}, at {self._plan.moment!r}")
+        return dealt

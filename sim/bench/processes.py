@@ -1,5 +1,6 @@
 """What other processes of ours use, where the system says so: Linux."""
 
+import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -31,6 +32,15 @@ def memory_bytes(pids: Iterable[int]) -> int:
         with suppress(OSError, ValueError, IndexError):
             total += proportional_bytes((_PROC / str(pid) / "smaps_rollup").read_text())
     return total
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Memory of these processes, what they share counted for each: read at once, without a walk."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            total += int((_PROC / str(pid) / "statm").read_text().split()[1])
+    return total * mmap.PAGESIZE
 
 
 def proportional_bytes(rollup: str) -> int:

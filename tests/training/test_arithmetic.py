@@ -35,6 +35,18 @@ def test_weighted_sum_equals_a_scalar_loop_to_the_bit(seed: int) -> None:
         assert total_N[column].tobytes() == total.tobytes()
 
 
+def test_weighted_sum_leaves_rows_of_no_weight_out(seed: int) -> None:
+    rows_PN = rows_of(seed, numel=40_000)
+    rows_PN[:, ::7] = 0.0
+    chosen_N = weighted_sum(rows_PN, np.array([0, 0, 1, 0, -0.0], dtype=np.float32))
+    assert chosen_N.tobytes() == rows_PN[2].tobytes()
+    some_P = np.array([0, 0.3, 0, 0, 0.7], dtype=np.float32)
+    alone_N = weighted_sum(rows_PN[[1, 4]], some_P[[1, 4]])
+    assert weighted_sum(rows_PN, some_P).tobytes() == alone_N.tobytes()
+    nothing_N = weighted_sum(rows_PN, np.zeros(5, dtype=np.float32))
+    assert nothing_N.tobytes() == np.zeros(40_000, dtype=np.float32).tobytes()
+
+
 def test_weighted_sum_leaves_its_inputs_alone(seed: int) -> None:
     rows_PN = rows_of(seed)
     before_PN = rows_PN.copy()
@@ -43,7 +55,7 @@ def test_weighted_sum_leaves_its_inputs_alone(seed: int) -> None:
 
 
 def test_weighted_sum_refuses_fewer_coefficients_than_rows(seed: int) -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="4 coefficients for 5 rows"):
         weighted_sum(rows_of(seed), np.ones(4, dtype=np.float32))
 
 

@@ -45,6 +45,18 @@ def test_squares_are_the_diagonal_to_the_bit(seed: int) -> None:
     assert squares_P.tobytes() == np.diagonal(gram.cell_gram(rows_PN)).tobytes()
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 7, 16, 33, 64])
+def test_tiles_give_the_same_bits_as_whole_blocks(seed: int, rows: int) -> None:
+    block = gram._BLOCK_ELEMENTS // rows
+    for numel in (1, 511, 512, block, 2 * block + 700):
+        luck = np.random.default_rng((seed, rows, numel))
+        cell_PN = luck.normal(size=(rows, numel)).astype(np.float32)
+        exponents_P = gram._exponents(cell_PN)
+        tiled_PP = gram._tiled(cell_PN, exponents_P)
+        assert tiled_PP.any()
+        assert tiled_PP.tobytes() == gram._untiled(cell_PN, exponents_P).tobytes()
+
+
 def test_stats_are_equal_for_every_cut_and_order_of_slices(seed: int) -> None:
     numel = 11 * CELL + 100
     rows_PN, luck = slice_of(seed, numel), np.random.default_rng(seed)

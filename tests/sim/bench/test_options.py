@@ -1,6 +1,8 @@
 """Options of the benches: what is refused, and what a machine must have."""
 
+import os
 import signal
+import sys
 
 import pytest
 
@@ -9,7 +11,7 @@ from protocol.limits import MIB
 from sim.bench import needs as needs_module
 from sim.bench.needs import Needs, check_needs, memory_available, needs
 from sim.bench.options import AllreduceOptions, FaultOptions
-from sim.bench.processes import cpu_ticks, proportional_bytes
+from sim.bench.processes import cpu_ticks, memory_bytes, proportional_bytes, resident_bytes
 from sim.bench.recipe import SLOW_BYTES_PER_S, timing
 
 
@@ -73,6 +75,13 @@ def test_texts_of_the_system_are_understood():
     assert cpu_ticks(stat) == 730
     assert proportional_bytes("Rss: 9 kB\nPss:    5 kB\n") == 5 * 1024
     assert proportional_bytes("") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system says it in /proc")
+def test_resident_memory_is_that_of_all_processes_that_live() -> None:
+    alone = resident_bytes([os.getpid()])
+    assert alone > memory_bytes([os.getpid()]) // 2 > 1 << 20
+    assert resident_bytes([os.getpid(), os.getpid(), 1 << 30]) > 1.9 * alone
 
 
 def test_deadline_gives_slow_peers_time_for_large_vectors():
