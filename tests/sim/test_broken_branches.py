@@ -14,6 +14,7 @@ from node.round import RoundMachine
 from node.rules.ballots import Ballots
 from node.rules.branches import Opening, Position
 from node.rules.reach import Reach
+from node.rules.round_view import RoundView
 from node.rules.standing import Standing
 from protocol.messages import Kind, SignedMessage
 from sim.trials.outcome import Violation
@@ -70,9 +71,10 @@ def _left_branches_forgotten() -> Iterator[None]:
     """What was signed on a branch that was left is forgotten with it."""
     fall_back = Standing.fall_back
 
-    def forget(standing: Standing) -> None:
-        fall_back(standing)
+    def forget(standing: Standing) -> list[RoundView]:
+        left = fall_back(standing)
         standing.given_up.clear()
+        return left
 
     with patch.object(Standing, "fall_back", forget):
         yield
