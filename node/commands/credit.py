@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption
+from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption, hand_down
 
 if TYPE_CHECKING:
     from node.rules.credit import Statement
@@ -35,6 +35,7 @@ def credit(
 ) -> None:
     """Show who did the work of a run; its node may run meanwhile or not."""
     if context.invoked_subcommand is not None:
+        hand_down(context)
         return
     from node.using.ledger import ledger_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import JsonOption, RunOption, StateOption
+from node.commands.options import JsonOption, RunOption, StateOption, hand_down
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence
@@ -29,6 +29,7 @@ def evidence(
 ) -> None:
     """Show the evidence that a node holds; it may run meanwhile or not."""
     if context.invoked_subcommand is not None:
+        hand_down(context)
         return
     from node.state.evidence_files import read_evidence, saved_evidence
     from node.state.folder import default_state

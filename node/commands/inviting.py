@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import JsonOption, RunOption, StateOption
+from node.commands.options import JsonOption, RunOption, StateOption, hand_down
 
 if TYPE_CHECKING:
     from protocol.invitations import Token
@@ -44,6 +44,7 @@ def invite(
 ) -> None:
     """Make an invite link, for the run of the node that runs here now."""
     if context.invoked_subcommand is not None:
+        hand_down(context)
         return
     from node.state.invitations import Terms
     from node.using.inviting import invite_link_of

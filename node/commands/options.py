@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 StateOption = Annotated[
     Path | None,
@@ -25,3 +26,24 @@ ManifestOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+
+
+def hand_down(context: typer.Context) -> None:
+    """What a user said before a subcommand counts as if it were said behind it.
+
+    Raises typer.BadParameter for an option that the subcommand does not have.
+    """
+    name, group = context.invoked_subcommand, context.command
+    assert name is not None
+    assert isinstance(group, TyperGroup)
+    taken = {parameter.name for parameter in group.commands[name].params}
+    said = {}
+    for parameter in group.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if parameter.name not in taken:
+            option = parameter.opts[0]
+            raise typer.BadParameter(f"{context.command_path} {name} takes no {option}")
+        said[parameter.name] = context.params[parameter.name]
+    context.default_map = {name: said}
