@@ -227,8 +227,7 @@ class RoundMachine(RoundSums):
         view = standing.top if sealers else standing.base
         view.bound = b"" if sealers else standing.bound
         view.is_meeting = self.is_meeting
-        followed = standing.ahead[0].value if standing.ahead and view is standing.top else None
-        view.followed = followed.list_digest if followed and sealers else b""
+        view.followed = standing.followed_in(view) if sealers else b""
         is_toggled = bool(sealers) != view.is_provisional
         if view is not self.view or sealers != view.ballots.sealers:
             self.view = view

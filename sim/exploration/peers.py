@@ -117,8 +117,9 @@ class Peer:
         """Hand an event to the machine, and carry out what it asks for, in order."""
         try:
             self._carry_out(self.machine.handle(event, self.now_s))
-        except AssertionError as error:
-            self.broken = f"assertion: {error}"
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            # A machine that cannot go on is a finding like any other, with the trace to it.
+            self.broken = f"{type(error).__name__}: {error}"
 
     def _carry_out(self, actions: list[ev.RoundAction]) -> None:
         due: deque[ev.RoundAction] = deque(actions)

@@ -53,6 +53,13 @@ def test_running_machines_with_two_rounds_in_flight_keep_them_on_random_walks(se
     assert not result.violation, (result.seed, result.trace)
 
 
+def test_branch_that_becomes_final_follows_nobody_of_before():
+    # It had followed others, who met it again; then its first seal became final, and the round
+    # behind it, left as it had been, went on from a seal that was not there.
+    result = walk(RunningBranches(UNLIKE), Bound(states=100, depth=80), seed=1)
+    assert not result.violation, result.trace
+
+
 def test_running_machines_keep_their_promises_on_random_walks(seed):
     result = walk(RunningBranches(UNLIKE), Bound(states=60, depth=60), seed=seed)
     assert not result.violation, (result.seed, result.trace)
