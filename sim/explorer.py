@@ -208,7 +208,9 @@ def walk(
             choices = list(model.moves(state))
             if not choices:
                 break
-            label, state = rng.choice(choices)
+            # All that may happen is worked out anyway: what is wrong is not left to luck.
+            wrongs = [choice for choice in choices if model.check(choice[1])]
+            label, state = rng.choice(wrongs or choices)
             labels.append(label)
             transitions += 1
             seen.add(model.key(state))
