@@ -44,12 +44,18 @@ _TILE_ELEMENTS = 512
 """Of each row, so that BLAS takes the product for a small one up to 32 rows."""
 
 _TILE_GAP = 8
-"""Rows a power of two apart would fall on the same few lines of the cache."""
+"""Elements between the rows of a tile: a power of two apart, they would fall on the same few lines
+of the cache."""
 
-_HAS_WIDE_KERNELS = any(
-    name.startswith(("X86_V4", "AVX512"))
-    for name in np.show_config(mode="dicts")["SIMD Extensions"]["found"]
-)
+
+def _has_wide_kernels() -> bool:
+    # numpy leaves out what is empty: a processor may have nothing beyond what numpy was built for.
+    config = np.show_config(mode="dicts")
+    found = config.get("SIMD Extensions", {}).get("found", [])
+    return any(name.startswith(("X86_V4", "AVX512")) for name in found)
+
+
+_HAS_WIDE_KERNELS = _has_wide_kernels()
 """Whether OpenBLAS has kernels of 512 bits for small products. They are two to six times as fast
 as its product of a matrix and itself, which is the faster one elsewhere. Both are exact."""
 
@@ -76,10 +82,8 @@ def cell_gram(cell_PN: Vector) -> Matrix:
 def _untiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
     """The products of the integers, by one product of a block and itself after the other."""
     rows = len(cell_PN)
-    whole_PP, wide = np.zeros((rows, rows)), np.empty(_block_shape(cell_PN))
-    for narrow_PB in _quantised(cell_PN, exponents_P):
-        wide_PB = wide[:, : narrow_PB.shape[1]]
-        wide_PB[...] = narrow_PB
+    whole_PP = np.zeros((rows, rows))
+    for wide_PB in _widened(cell_PN, exponents_P):
         whole_PP += wide_PB @ wide_PB.T
     return whole_PP
 
@@ -88,7 +92,7 @@ def _tiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
     """The same products, by those of two halves of the rows with others in many small tiles."""
     rows, width = _block_shape(cell_PN)
     num_tiles, half = -(-width // _TILE_ELEMENTS), rows // 2
-    place = np.zeros((num_tiles, rows, _TILE_ELEMENTS + _TILE_GAP))
+    place = np.empty((num_tiles, rows, _TILE_ELEMENTS + _TILE_GAP))
     tiles_TPK = place[:, :, :_TILE_ELEMENTS]
     whole_PP = np.zeros((rows, rows))
     for narrow_PB in _quantised(cell_PN, exponents_P):
@@ -112,10 +116,7 @@ def cell_squares(cell_PN: Vector) -> NDArray[np.float64]:
     """The diagonal of `cell_gram`, to the bit: the squared norm of each quantised row."""
     exponents_P = _exponents(cell_PN)
     whole_P = np.zeros(len(cell_PN))
-    wide = np.empty(_block_shape(cell_PN))
-    for narrow_PB in _quantised(cell_PN, exponents_P):
-        wide_PB = wide[:, : narrow_PB.shape[1]]
-        wide_PB[...] = narrow_PB
+    for wide_PB in _widened(cell_PN, exponents_P):
         whole_P += np.array([row_B @ row_B for row_B in wide_PB])
     found_P: NDArray[np.float64] = np.ldexp(whole_P, 2 * exponents_P - 2 * _QUANTUM_BITS)
     return found_P
@@ -138,7 +139,7 @@ def _block_shape(cell_PN: Vector) -> tuple[int, int]:
 
 
 def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Vector]:
-    """Block by block the integers of each row, in a buffer that the next block takes."""
+    """Block by block the integers of each row, float32, in a buffer that the next block takes."""
     rows, width = _block_shape(cell_PN)
     scales_P = np.ldexp(np.float32(1.0), (_QUANTUM_BITS - exponents_P).astype(np.int32))
     narrow = np.empty((rows, width), dtype=np.float32)
@@ -149,6 +150,15 @@ def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Vect
         np.multiply(block_PB, scales_P[:, None], out=narrow_PB)
         np.rint(narrow_PB, out=narrow_PB)
         yield narrow_PB
+
+
+def _widened(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Matrix]:
+    """`_quantised` in float64, in a buffer that the next block takes."""
+    wide = np.empty(_block_shape(cell_PN))
+    for narrow_PB in _quantised(cell_PN, exponents_P):
+        wide_PB = wide[:, : narrow_PB.shape[1]]
+        wide_PB[...] = narrow_PB
+        yield wide_PB
 
 
 # Sums over cells ----------------------------------------------------------------------------------

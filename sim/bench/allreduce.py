@@ -18,6 +18,8 @@ from sim.bench.stages import NETWORK_SUFFIX, TRAINER_SUFFIX, Profile, stages_bet
 from sim.bench.staging import START_S, STUCK_S, Stage, Tell, look_into, set_stage, strike_stage
 
 _MEMORY_EVERY_S = 0.1
+"""What is resident is asked so often, which costs next to nothing."""
+
 _MORE_BYTES = 32 << 20
 """To know what is shared the system walks through all pages of a process, which waits meanwhile for
 new ones. So that is asked only where so much more is resident than at any look before."""

@@ -35,7 +35,7 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Memory of these processes, what they share counted for each: read at once, without a walk."""
+    """Memory of these processes, what they share counted for each; no walk through their pages."""
     total = 0
     for pid in pids:
         with suppress(OSError, ValueError, IndexError):

@@ -117,7 +117,7 @@ class Peer:
         """Hand an event to the machine, and carry out what it asks for, in order."""
         try:
             self._carry_out(self.machine.handle(event, self.now_s))
-        except (AssertionError, LookupError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             # A machine that cannot go on is a finding like any other, with the trace to it.
             self.broken = f"{type(error).__name__}: {error}"
 

@@ -345,6 +345,10 @@ def test_commands_tell_the_ledger_and_verify_a_file_of_it(founder, tmp_path):
     assert "verified" in barnraise("verify", out).output
     again = barnraise("export", out, "--state", state)
     assert isinstance(again.exception, ConfigError)
+    before = barnraise("--state", state, "--json", "export", tmp_path / "same")
+    assert json.loads(before.output)["bytes"] == written["bytes"]
+    behind = barnraise("--state", tmp_path, "export", tmp_path / "again", "--state", state)
+    assert behind.exit_code == 0
 
 
 def test_commands_say_what_is_not_proven(tmp_path):

@@ -1,5 +1,8 @@
 """Exactness of the Gram matrix: integers, limbs, and the order in which nothing may depend."""
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -55,6 +58,26 @@ def test_tiles_give_the_same_bits_as_whole_blocks(seed: int, rows: int) -> None:
         tiled_PP = gram._tiled(cell_PN, exponents_P)
         assert tiled_PP.any()
         assert tiled_PP.tobytes() == gram._untiled(cell_PN, exponents_P).tobytes()
+
+
+_DIGEST = """
+import numpy as np
+from training import gram
+rows_PN = np.random.default_rng(7).normal(size=(5, 70_000)).astype(np.float32)
+print(gram._HAS_WIDE_KERNELS, gram.cell_gram(rows_PN).tobytes().hex())
+"""
+
+
+def test_plain_processor_gives_the_same_bits() -> None:
+    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    plain = os.environ | {"NPY_DISABLE_CPU_FEATURES": " ".join(found)}
+    told = [
+        subprocess.check_output([sys.executable, "-c", _DIGEST], env=env, text=True).split()
+        for env in (os.environ, plain)
+    ]
+    assert told[0][0] == str(gram._HAS_WIDE_KERNELS)
+    assert told[1][0] == "False"
+    assert told[0][1] == told[1][1]
 
 
 def test_stats_are_equal_for_every_cut_and_order_of_slices(seed: int) -> None:
