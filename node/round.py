@@ -135,8 +135,11 @@ class RoundMachine(RoundSums):
         # The round that was under way beside the last one is not needed (R5).
         if is_overlapped and self.head.clock.ends_run:
             return []
-        actions = [*self._stand(now_s), *self._final(now_s)]
-        if is_overlapped and self.view.head.clock.ends_run:
+        actions = [*self._stand(now_s)]
+        stood_in = self.view
+        actions += self._final(now_s)
+        is_elsewhere = self.view is not stood_in  # Of which kind that round is, is asked first.
+        if is_elsewhere or (is_overlapped and self.view.head.clock.ends_run):
             return actions
         asked = (
             self._provisional(now_s),
@@ -227,7 +230,7 @@ class RoundMachine(RoundSums):
         view = standing.top if sealers else standing.base
         view.bound = b"" if sealers else standing.bound
         view.is_meeting = self.is_meeting
-        view.followed = standing.followed_in(view) if sealers else b""
+        view.followed = standing.followed if sealers else b""
         is_toggled = bool(sealers) != view.is_provisional
         if view is not self.view or sealers != view.ballots.sealers:
             self.view = view

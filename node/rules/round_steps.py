@@ -127,9 +127,6 @@ class RoundSteps(RoundState):
         self.previous = view
         self.standing.confirm(certificate)
         self.view, self._own_seal = self.standing.base, view.own_seal_of(value)
-        if self.view.is_provisional:
-            # It is as it was stood in last: meanwhile others may be followed, or nobody.
-            self.view.followed = self.standing.followed_in(self.view)
         named = self.standing.on(value.digest)
         if named is not None and not named.own_commit:
             named.own_seal = self._own_seal

@@ -85,9 +85,10 @@ class Standing:
         """The rounds that final seals name: the same ones on all branches."""
         return self.views[: 1 + self.base.is_overlapped]
 
-    def followed_in(self, view: RoundView) -> bytes:
-        """The LIST from which those that are followed went on in that round; empty if none are."""
-        return self.ahead[0].value.list_digest if self.ahead and view is self.top else b""
+    @property
+    def followed(self) -> bytes:
+        """The LIST from which those that are followed went on behind the head; empty if none."""
+        return self.ahead[0].value.list_digest if self.ahead else b""
 
     def advance(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Go on from a provisional seal on the head."""

@@ -77,7 +77,7 @@ class Mixed:
         nodes = self.world.nodes.values()
         if 2 * sum(node.round >= self.rounds for node in nodes) > len(nodes):
             return True
-        if self._is_ended_by_a_disk():
+        if self.is_ended_by_a_disk():
             return True
         # Who is a quorum alone goes when it is through, also while others are cut off: what they
         # sealed since then nobody can make final any more.
@@ -86,7 +86,7 @@ class Mixed:
             for node in nodes
         )
 
-    def _is_ended_by_a_disk(self) -> bool:
+    def is_ended_by_a_disk(self) -> bool:
         """R12: with one voter finality is as durable as its disk.
 
         None is lost by whoever is alone already (`_lose_disk`), but the seal that makes it so may

@@ -38,7 +38,9 @@ def play(seed: int, *, rounds: int = 20) -> Mixed:
 
 @pytest.mark.parametrize("number", range(3))
 def test_samples_that_are_forgotten_are_counted_in_worlds_too(seed, number):
-    mixed = play(1000 * seed + number)
+    # A world that ends early, with the disk of whoever is a quorum alone, says too little.
+    worlds = (play(1000 * seed + number + step) for step in range(0, 1000, 10))
+    mixed = next(world for world in worlds if not world.is_ended_by_a_disk())
     head = max(
         (node.core.machine.head for node in mixed.world.nodes.values()), key=lambda v: v.round
     )
