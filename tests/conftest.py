@@ -2,6 +2,7 @@
 
 import faulthandler
 import inspect
+import logging
 import os
 import random
 import signal
@@ -112,3 +113,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     replay = f'python -m pytest "{request.node.nodeid}" --seed {number}'
     request.node.add_report_section("setup", "seed", replay)
     return number
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Generator[None]:
+    """What a command silences in its own process is heard again in the next test."""
+    loggers = [logging.getLogger(name) for name in ("node", "sim")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
