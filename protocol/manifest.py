@@ -212,11 +212,16 @@ class AdmissionSpec:
     is seated after the first round weighs nothing in its first `probation` listed rounds and until
     its turn comes, then one `ramp`-th more with each listed round (`node.rules.ramp`). More rounds
     make a wave of fresh identities dearer, and waste more of an honest newcomer's work.
+
+    At most `seats` contribute to a round; where more ask, they take turns (`node.rules.turns`).
     """
 
     puzzle_bits: Annotated[int, Range(0, limits.PUZZLE_BITS_MAX)] = 0
     probation: Annotated[int, Range(0, limits.RAMP_ROUNDS_MAX)] = 0
     ramp: Annotated[int, Range(0, limits.RAMP_ROUNDS_MAX)] = 0
+    seats: Annotated[int, Range(2, limits.SEATS_MAX)] = field(
+        default=limits.SEATS_MAX, metadata=LEFT_OUT
+    )
 
     def __post_init__(self) -> None:
         if 0 < self.puzzle_bits < limits.PUZZLE_BITS_MIN:

@@ -21,6 +21,7 @@ from node.rules.proposal import (
 from node.rules.rates import Rates
 from node.rules.round_view import RoundConfig, RoundView
 from node.rules.supply import has_lost_parts
+from node.rules.turns import in_turn
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Body, Commit, Have, Kind, List, Vote, Work
@@ -195,7 +196,7 @@ def commit_body(
         residual_before=mine.residual_before,
         residual_after=mine.residual_after,
         seal=view.own_seal,
-        joins=tuple(sorted(view.proven_seats - members)[: limits.SEATS_MAX]),
+        joins=tuple(sorted(in_turn(view.index, view.proven_seats - members)[: limits.SEATS_MAX])),
         suspects=tuple(sorted((seen.suspects & members) - banned - {view.me})),
         gone=tuple(sorted(seen.left & members)),
         bans=tuple(sorted(banned)),

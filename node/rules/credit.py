@@ -12,7 +12,8 @@ from typing import Annotated
 
 from node.rules.admission import claim_breach
 from node.rules.chain import check_seal, genesis, named_by
-from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten, num_in_flight
+from node.rules.lease_trace import num_forgotten, num_in_flight
+from node.rules.roster import ClockRules, Listed, next_clock
 from protocol import limits
 from protocol.errors import DecodeError, LedgerError, ProofError
 from protocol.identity import PeerId, Signer

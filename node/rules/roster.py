@@ -14,6 +14,7 @@ from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
 from node.rules.ramp import counting, earned
 from node.rules.reducers import measured
+from node.rules.turns import Turns
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, RunManifest
@@ -209,26 +210,6 @@ def next_clock(
     )
 
 
-def num_in_flight(before: SealValue, rules: ClockRules) -> int:
-    """Samples that are leased for rounds behind the one that follows `before` (R5): its seal
-    cannot say what becomes of them."""
-    return (rules.lag - 1) * rules.samples_each * len(before.roster.members)
-
-
-def num_forgotten(
-    clock: SealClock, tokens_each: int, *, drift_tokens: int = 0, in_flight: int = 0
-) -> int:
-    """Samples that were leased, came back, and were too many intervals to be kept: the trace that
-    a seal has of them.
-
-    Every COMMIT that counts claims `tokens_each` tokens for each sample that it used, so the tokens
-    say how many were; what was not used and is not among the unused was forgotten. `drift_tokens`
-    are of samples that other branches leased (R4), `in_flight` samples of rounds under way (R5).
-    """
-    used = (clock.tokens - drift_tokens) // tokens_each
-    return clock.cursor - in_flight - sum(gap.stop - gap.first for gap in clock.unused) - used
-
-
 def _weighted_median_steps(listed: Sequence[Listed]) -> int:
     """The H at which half of the round's tokens are reached, counting from the smallest H."""
     total = sum(entry.commit.tokens for entry in listed)
@@ -286,11 +267,8 @@ def next_roster(
         seats[seat.peer] = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)
     seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
     seats = earned(seats, present, round_index, law)
-    # Room for the voters too: where nobody else would vote, they keep their seats.
-    taken = len(seats.keys() | set(voters(roster)))
-    joiners = [peer for peer in named.joiners() if peer not in banned]
-    for peer in joiners[: limits.SEATS_MAX - taken]:
-        seats[peer] = SeatRecord(peer=peer, seated=round_index, voter_since=-1, proved=-1, absent=0)
+    turns = Turns(round_index, most=law.seats, trust=trust)
+    seats = turns.with_joiners(seats, named.joiners() - set(banned), kept=voters(roster))
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
@@ -335,10 +313,10 @@ class _Named:
         counts = _counts([commit.suspects for commit in self._told])
         return {peer for peer, count in counts.items() if 2 * count > len(self._told)}
 
-    def joiners(self) -> list[PeerId]:
-        """Named by enough (friends 1, open b + 1), ascending, not seated yet."""
+    def joiners(self) -> set[PeerId]:
+        """Named by enough (friends 1, open b + 1), not seated yet."""
         named = self._by_enough([commit.joins for commit in self._told])
-        return sorted(named - self._roster.member_set - self.gone())
+        return named - self._roster.member_set - self.gone()
 
     def _by_enough(self, names: Sequence[tuple[PeerId, ...]]) -> set[PeerId]:
         return {peer for peer, count in _counts(names).items() if count >= self._needed}

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from node.settings.toml_file import Section
+from protocol import limits
 
 GPT_SETTINGS: Mapping[str, int] = {"context": 64, "heads": 4, "layers": 2, "width": 64}
 """Some 120 000 parameters: any laptop ends a round within seconds."""
@@ -58,6 +59,7 @@ class AdmissionSection(Section):
     puzzle_bits: int | None = None
     probation: int | None = None
     ramp: int | None = None
+    seats: int = limits.SEATS_MAX
 
 
 class AuditsSection(Section):

@@ -28,7 +28,9 @@ tokens = 0             # bytes of text trained on by all together; 0: never
 mode = "link"          # "link": whoever has the link; "invited": by `barnraise invite` alone
 allow = []             # peer ids that need no invitation, and may invite, besides this node's
 
-[admission]            # what a newcomer pays before its work counts; among friends nothing
+[admission]            # who sits, and what a newcomer pays before its work counts; friends nothing
+seats = 64             # so many train a round at most; where more ask, they take turns of 8 rounds
+                       # and longer, and follow the run meanwhile
 # puzzle_bits = 0      # about 2^puzzle_bits hashes for a seat: 22, the default of open runs that
                        # anybody may join, are 3 s of one core; a bit more doubles them
 # probation = 0        # rounds whose work weighs nothing; left out in open runs: 3

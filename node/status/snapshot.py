@@ -257,7 +257,11 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
     if not liveness.linked and (view.members != (view.me,)):
         found.append("no peer is linked: is the network up, and are the addresses right?")
     if not (view.is_member or sources.is_observer) and state == "syncing":
-        found.append("has no seat yet: it follows the rounds and takes part once it is seated")
+        seats = core.manifest.admission.seats
+        why = f"no seat now: all {seats} are taken, in turns" if len(view.members) >= seats else ""
+        found.append(
+            f"has {why or 'no seat yet'}: it follows the rounds and takes part once it is seated"
+        )
     if liveness.lag_s > core.manifest.timing.suspect_s / 2:
         found.append(f"this machine lags by {liveness.lag_s:.1f} s: others may suspect this node")
     num_lost = sources.num_lost_lines()

@@ -1,8 +1,13 @@
 """R1 over many rounds: who votes when the shipped roster rule follows any sequence of LISTs.
 
 Every round lists any subset of the living, or nobody; the others came too late. Whoever is listed
-may have proved that it sealed the round before, or not. Whoever lost its seat asks for a new one,
-and is named. The living must stay a quorum though nobody died since.
+may have proved that it sealed the round before, or not. Whoever has no seat asks for one, and is
+named. The living must stay a quorum though nobody died since.
+
+With some who wait for a seat all take turns. One may die at any time, if the others are a quorum
+then; in each round at most one of the living is late or proves nothing, and not twice in a row.
+(Where that happens a swarm that takes no turns may come to no quorum either: whoever was late twice
+has no seat, and then somebody else dies.)
 """
 
 from collections.abc import Iterator
@@ -10,31 +15,42 @@ from itertools import product
 from typing import NamedTuple
 
 from node.rules import roster as rosters
+from node.rules.turns import TURN_ROUNDS
 from protocol.identity import PeerId
+from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Commit, Roster, SeatRecord
 from sim.exploration.table import LETTERS
 from sim.nodes import peer_named
 
 
 class State(NamedTuple):
-    """The roster after so many rounds."""
+    """The roster after so many rounds, and who is dead."""
 
     roster: Roster
     round: int
+    dead: frozenset[PeerId]
 
 
 class Windows:
-    """Voters A, B, C, ...; A, the founder, is dead from the start if `is_founder_dead`."""
+    """Voters A, B, C, ..., and more peers that wait for a seat: there are none but theirs.
 
-    def __init__(self, *, voters: int, rounds: int, is_founder_dead: bool = True) -> None:
-        peers = sorted(peer_named(f"window {index}") for index in range(voters))
+    A, the founder, is dead from the start where nobody waits.
+    """
+
+    def __init__(self, *, voters: int, rounds: int, waiting: int = 0) -> None:
+        peers = sorted(peer_named(f"window {index}") for index in range(voters + waiting))
         self._names = {peer: LETTERS[index] for index, peer in enumerate(peers)}
-        self._living = peers[1:] if is_founder_dead else peers
+        self._peers = tuple(peers)
         self._rounds = rounds
+        self._has_turns = waiting > 0
+        self._law = AdmissionSpec(seats=voters) if waiting else NO_ADMISSION
+        before = TURN_ROUNDS if waiting else 4  # So that somebody's turn is over at once.
         seats = tuple(
-            SeatRecord(peer=peer, seated=0, voter_since=0, proved=4, absent=0) for peer in peers
+            SeatRecord(peer=peer, seated=0, voter_since=0, proved=before, absent=0)
+            for peer in peers[:voters]
         )
-        self._start = State(Roster(seats=seats, window=(1, 2, 3, 4)), 4)
+        roster = Roster(seats=seats, window=tuple(range(before - 3, before + 1)))
+        self._start = State(roster, before, frozenset() if waiting else frozenset(peers[:1]))
 
     def start(self) -> State:
         """All vote, and were listed in each of the last four rounds."""
@@ -46,39 +62,57 @@ class Windows:
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """The next round is final, with any LIST, if the living are a quorum."""
-        roster, before = state
-        if before - self._start.round >= self._rounds or not self._is_quorum(roster):
+        roster, before, dead = state
+        if before - self._start.round >= self._rounds or not self._is_quorum(state):
             return
-        seated = [peer for peer in roster.members if peer in self._living]
-        joins = tuple(peer for peer in self._living if peer not in roster.members)
+        for peer in self._peers if not dead else ():
+            after_death = state._replace(dead=frozenset({peer}))
+            if self._is_quorum(after_death):
+                yield f"{self._names[peer]} dies", after_death
+        living = [peer for peer in self._peers if peer not in dead]
+        seated = [peer for peer in roster.members if peer in living]
+        joins = tuple(peer for peer in living if peer not in roster.members)
         commit = commit_naming(joins)
         for kinds in product((None, True, False), repeat=len(seated)):
+            late = [peer for peer, is_proved in zip(seated, kinds, strict=True) if not is_proved]
+            if self._has_turns and not self._may_be_late(late, state):
+                continue
             listed = [
                 rosters.Listed(peer, commit, is_proved=is_proved)
                 for peer, is_proved in zip(seated, kinds, strict=True)
                 if is_proved is not None
             ]
-            after = rosters.next_roster(roster, before + 1, listed, trust="friends")
+            after = rosters.next_roster(roster, before + 1, listed, trust="friends", law=self._law)
             names = ", ".join(
                 self._names[entry.sender] + ("" if entry.is_proved else " without its SEAL")
                 for entry in listed
             )
             label = f"round {before + 1 - self._start.round} lists {{{names}}}"
-            yield label, State(after, before + 1)
+            yield label, State(after, before + 1, dead)
+
+    def _may_be_late(self, late: list[PeerId], state: State) -> bool:
+        """With turns: one, and not the one that was in the round before."""
+        were = {
+            seat.peer
+            for seat in state.roster.seats
+            if seat.proved < state.round and seat.seated < state.round
+        }
+        return len(late) <= 1 and were.isdisjoint(late)
 
     def check(self, state: State) -> str:
         """L1: there are voters, and the living are a quorum of them."""
         electorate = rosters.voters(state.roster)
         if not electorate:
             return "L1: nobody votes any more"
-        if not self._is_quorum(state.roster):
+        if not self._is_quorum(state):
             names = ", ".join(self._names[peer] for peer in electorate)
             return f"L1: of the voters {names} no quorum is alive, though nobody died since"
         return ""
 
-    def _is_quorum(self, roster: Roster) -> bool:
-        return bool(rosters.voters(roster)) and rosters.has_quorum(
-            roster, self._living, trust="friends"
+    def _is_quorum(self, state: State) -> bool:
+        living = [peer for peer in self._peers if peer not in state.dead]
+        return bool(rosters.voters(state.roster)) and rosters.has_quorum(
+            state.roster, living, trust="friends"
         )
 
 

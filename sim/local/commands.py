@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
+from protocol import limits
 
 ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
 TrustOption = Annotated[str, typer.Option(help="friends: the mean; open: a rule that bears liars.")]
@@ -48,6 +49,12 @@ TrainerOption = Annotated[
 ]
 FragmentsOption = Annotated[
     int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
+]
+SeatsOption = Annotated[
+    int,
+    typer.Option(
+        help="So many contribute to a round; more nodes take turns.", min=2, max=limits.SEATS_MAX
+    ),
 ]
 PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
 ThenOption = Annotated[
@@ -95,6 +102,7 @@ def local(
     train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
     elements: ElementsOption = 100_000,
     fragments: FragmentsOption = 1,
+    seats: SeatsOption = limits.SEATS_MAX,
     preset: PresetOption = None,
     then: ThenOption = None,
     lag: LagOption = None,
@@ -126,6 +134,7 @@ def local(
         train_s=seconds_named("--train", train),
         elements=elements,
         fragments=fragments,
+        seats=seats,
         preset=preset,
         then=then_named(then),
         lag=lag,

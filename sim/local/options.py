@@ -7,8 +7,8 @@ from pathlib import Path
 
 from node.demo.node_process import NODE_COMMAND
 from node.demo.options import TEST_SWITCHES
+from protocol import limits
 from protocol.errors import ConfigError
-from protocol.limits import ROUNDS_MAX
 from sim.attacks.alone import Lies
 from sim.local.shape import Shape
 from training.presets import PRESETS
@@ -74,6 +74,9 @@ class LocalOptions:
     fragments: int = 1
     """Of the model, synced in turn."""
 
+    seats: int = limits.SEATS_MAX
+    """So many contribute to a round."""
+
     preset: str | None = None
     """The method; None is the demo's. It also says into how many fragments, where it cuts."""
 
@@ -105,8 +108,8 @@ class LocalOptions:
             raise ConfigError(f"--peers {self.peers} is not in {PEERS_MIN}..{PEERS_MAX}")
         if (self.rounds is None) == (self.duration_s is None):
             raise ConfigError("give either --rounds or --duration")
-        if self.rounds is not None and not 1 <= self.rounds <= ROUNDS_MAX:
-            raise ConfigError(f"--rounds {self.rounds} is not in 1..{ROUNDS_MAX}")
+        if self.rounds is not None and not 1 <= self.rounds <= limits.ROUNDS_MAX:
+            raise ConfigError(f"--rounds {self.rounds} is not in 1..{limits.ROUNDS_MAX}")
         if self.trainer not in TRAINERS:
             raise ConfigError(f"--trainer {self.trainer!r} is none of {', '.join(TRAINERS)}")
         if not ELEMENTS_MIN <= self.elements <= ELEMENTS_MAX:

@@ -95,6 +95,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         trust=options.trust,
         timing=timing,
         outer=replace(outer, aggregator=rule, overlap=lag),
+        admission=replace(base.admission, seats=options.seats),
     )
     audits = AuditSpec(rate=options.audits, segments=SEGMENTS) if options.audits else base.audits
     if options.trainer == "real":

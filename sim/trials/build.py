@@ -66,7 +66,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     manifest = replace(
         manifest,
         outer=outer,
-        admission=ADMISSION if is_slow else NO_ADMISSION,
+        admission=replace(ADMISSION if is_slow else NO_ADMISSION, seats=scenario.seats),
         audits=AuditSpec(rate=scenario.audits),
     )
     if scenario.audits:

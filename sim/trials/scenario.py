@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.devices import Device
@@ -58,7 +59,8 @@ class Expect:
     faults end; else the run must stand still, with at most `seals_after_max` rounds sealed once the
     last fault has struck. `sealed_share` of the rounds must list somebody. Once the last fault is
     over, a round with contributions is final within `recovery_s` (0: not asked), and the run goes
-    on for `back_rounds` at least, in which every living node contributes (0: not asked). The median
+    on for `back_rounds` at least, in which every living node contributes (0: not asked), or where
+    they take turns `back_share` of them. The median
     round after the last fault takes at most `pace_max` times that before the first (0: not asked).
     With `may_stop` the run may stand still all the same once no quorum of its voters lives.
     Who is left without a quorum seals a round provisionally within `provisional_s` of the last
@@ -71,6 +73,7 @@ class Expect:
     sealed_share: float = 1.0
     recovery_s: float = 0.0
     back_rounds: int = 0
+    back_share: float = 1.0
     pace_max: float = 0.0
     may_stop: bool = False
     provisional_s: float = 0.0
@@ -117,9 +120,10 @@ class Scenario:
     the run's end, by wall clocks. A node that its disk has ended is started again after `restart_s`
     (0: never). Each node gives joiners `state_bytes_per_s` of its line for their state (0: all). In
     open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run,
-    `topology` who sums. The last of the members are bent by the `attack`, NAME:FRACTION; each
-    contribution meets so many `audits` on average, and with any, or if it `learns`, the trainers
-    learn a text; `without` are defences that all do without, for tests alone: no file says so.
+    `topology` who sums; at most `seats` contribute to a round. The last of the members are bent by
+    the `attack`, NAME:FRACTION; each contribution meets so many `audits` on average, and with any,
+    or if it `learns`, the trainers learn a text; `without` are defences that all do without, for
+    tests alone: no file says so.
     """
 
     name: str
@@ -133,6 +137,7 @@ class Scenario:
     learns: bool = False
     without: tuple[str, ...] = ()
     peers: tuple[int, int] = (8, 32)
+    seats: int = limits.SEATS_MAX
     rounds: int = 12
     cells: int = 6
     fragments: int = 1

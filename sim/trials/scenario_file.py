@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from node.settings.toml_file import Section, did_you_mean, parse_sections, read_toml
+from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.disk import DiskSpec
@@ -33,6 +34,13 @@ RULES_MAX, FAULTS_MAX, TIMES_MAX = 64, 2048, 200
 SECONDS_MAX = 86_400.0
 CELLS_MAX, FRAGMENTS_MAX = 256, 64
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
+
+_AS_WRITTEN = (
+    *("trust", "aggregator", "topology", "attack", "audits", "learns", "peers", "seats", "rounds"),
+    *("cells", "fragments", "lag", "rare", "real_signatures", "encoding", "lasting_share"),
+    *("ends_after_s", "restart_s", "state_bytes_per_s"),
+)
+"""Keys that a Scenario has as they are."""
 
 _NAME = re.compile(r"[njc]\d{2,4}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -240,6 +248,7 @@ class ExpectSection(Section):
     sealed_share: Share = 1.0
     recovery_s: Second = 0.0
     back_rounds: Annotated[int, Field(ge=0, le=ROUNDS_MAX)] = 0
+    back_share: Share = 1.0
     pace_max: Second = 0.0
     may_stop: bool = False
     provisional_s: Second = 0.0
@@ -288,6 +297,7 @@ class ScenarioFile(Section):
     audits: Share = 0.0
     learns: bool = False
     peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
+    seats: Annotated[int, Field(ge=2, le=limits.SEATS_MAX)] = limits.SEATS_MAX
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
@@ -370,31 +380,14 @@ def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
         name=path.stem,
         title=found.title,
         shows=" ".join(found.shows.split()),
-        trust=found.trust,
-        aggregator=found.aggregator,
-        topology=found.topology,
-        attack=found.attack,
-        audits=found.audits,
-        learns=found.learns,
-        peers=found.peers,
-        rounds=found.rounds,
-        cells=found.cells,
-        fragments=found.fragments,
-        lag=found.lag,
         links=tuple(Link(**one.model_dump()) for one in found.links),
         devices=tuple(DeviceProfile(**one.model_dump()) for one in found.devices),
         disk=DiskSpec(**found.disk.model_dump()),
         timing=timing,
-        rare=found.rare,
-        real_signatures=found.real_signatures,
-        encoding=found.encoding,
-        lasting_share=found.lasting_share,
-        ends_after_s=found.ends_after_s,
-        restart_s=found.restart_s,
-        state_bytes_per_s=found.state_bytes_per_s,
         rules=tuple(one.rule() for one in found.faults),
         timetable=None if table is None else tuple(one.fault() for one in table),
         expect=Expect(**expect | {"invariants": tuple(expect["invariants"])}),
         limits=Limits(**found.limits.model_dump()),
         recorded=None if found.recorded is None else Recorded(**found.recorded.model_dump()),
+        **{name: getattr(found, name) for name in _AS_WRITTEN},
     )

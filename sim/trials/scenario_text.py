@@ -7,8 +7,12 @@ from dataclasses import asdict, replace
 
 from blake3 import blake3
 
+from protocol import limits
 from sim.trials.faults import Rule
 from sim.trials.scenario import Scenario
+
+_CAME_LATER: Mapping[str, object] = {"topology": "butterfly", "seats": limits.SEATS_MAX}
+"""Keys that are said only where they differ from this: digests of scenarios from before stay."""
 
 _NOT_IN_FILES = ("name", "rules", "timetable", "recorded", "without")
 
@@ -17,8 +21,11 @@ def scenario_text(scenario: Scenario) -> str:
     """The scenario as TOML; reading it gives an equal one, but for its name."""
     plain = asdict(scenario)
     top = {key: value for key, value in plain.items() if _is_value(value)}
-    if top["topology"] == "butterfly":
-        del top["topology"]  # It came later; digests of scenarios from before stay.
+    for key, value in _CAME_LATER.items():
+        if top[key] == value:
+            del top[key]
+    if scenario.expect.back_share == 1.0:
+        del plain["expect"]["back_share"]
     lines = [_pair(key, value) for key, value in top.items() if key not in _NOT_IN_FILES]
     if scenario.timetable is not None:
         rows = [f"    {_value(fault.table())}," for fault in scenario.timetable]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node.reporting.trace_file import read_trace
-from node.reporting.tracing import Began, Signed
+from node.reporting.tracing import Adopted, Began, Signed
 from protocol.messages import Kind
 from tests.e2e.swarm import ROOT
 
@@ -85,6 +85,25 @@ def test_four_nodes_keep_every_promise_under_kills_and_freezes(tmp_path):
     lives = [[type(r) for r in read_trace(path)] for path in (ended.folder / "traces").iterdir()]
     assert any(kinds.count(Began) > 1 for kinds in lives)
     assert all(Signed in kinds for kinds in lives)
+
+
+def test_more_nodes_than_seats_take_turns_under_kills(tmp_path):
+    ended = run_local(
+        tmp_path / "out",
+        *("--peers", "5", "--seats", "3", "--rounds", "45", "--chaos", "kill", "--every", "6s"),
+        *("--elements", "5000", "--train", "0.2s"),
+    )
+    report = ended.report
+    assert ended.status == 0, ended.said[-4000:]
+    assert (report["is_good"], report["invariants"]) == (True, "hold")
+    committed = set()
+    for path in (ended.folder / "traces").iterdir():
+        records = list(read_trace(path))
+        seals = [r.certificate.value for r in records if isinstance(r, Adopted)]
+        assert all(len(value.roster.members) <= 3 for value in seals)
+        signed = [r.message for r in records if isinstance(r, Signed)]
+        committed |= {m.sender for m in signed if m.slot.kind is Kind.COMMIT}
+    assert len(committed) >= 4, "nobody gave way"
 
 
 def test_line_between_the_nodes_may_be_shaped_and_stand_still(tmp_path):

@@ -66,6 +66,7 @@ def another(path: str, value: Any) -> Any:
         "cell_elements": 1 << 17,
         "outer.overlap": 2,
         "audits.unaudited": 0.5,
+        "admission.seats": 16,
         "timing.heartbeat_s": 0.25,
         "model.settings": (),
         "outer.codec_settings": (),

@@ -13,6 +13,7 @@ from unittest import mock
 import node.rules.agreement
 import node.rules.proposal
 import node.rules.roster
+import node.rules.turns
 from node import events as ev
 from node.core import NodeCore
 from node.round import RoundMachine
@@ -99,10 +100,10 @@ def woken_stay_silent() -> Loosened:
 def founder_votes_for_ever() -> Loosened:
     """11: the founder, the eldest voter, keeps its vote whether it is seen or not."""
 
-    def next_roster(roster: Roster, index: int, listed: Any, *, trust: str) -> Roster:
+    def next_roster(roster: Roster, index: int, listed: Any, **rules: Any) -> Roster:
         founder = node.rules.roster.eldest_voter(roster)
         kept = next(seat for seat in roster.seats if seat.peer == founder)
-        following = SHIPPED_ROSTER(roster, index, listed, trust=trust)
+        following = SHIPPED_ROSTER(roster, index, listed, **rules)
         others = [seat for seat in following.seats if seat.peer != founder]
         seats = sorted([kept, *others], key=lambda seat: seat.peer)
         return replace(following, seats=tuple(seats))
@@ -113,8 +114,8 @@ def founder_votes_for_ever() -> Loosened:
 def empty_rounds_age_the_window() -> Loosened:
     """11: a round that carries counts as one of the last four, and nobody proves itself in it."""
 
-    def next_roster(roster: Roster, index: int, listed: Any, *, trust: str) -> Roster:
-        following = SHIPPED_ROSTER(roster, index, listed, trust=trust)
+    def next_roster(roster: Roster, index: int, listed: Any, **rules: Any) -> Roster:
+        following = SHIPPED_ROSTER(roster, index, listed, **rules)
         if listed:
             return following
         window = (*roster.window, index)[-limits.SEAL_WINDOW :]
@@ -125,6 +126,11 @@ def empty_rounds_age_the_window() -> Loosened:
         return replace(following, seats=seats, window=window)
 
     return mock.patch.object(node.rules.roster, "next_roster", next_roster)
+
+
+def turns_take_any_voter() -> Loosened:
+    """Of our own: whoever sat long enough gives its seat up, however few vote besides."""
+    return mock.patch.object(node.rules.turns, "VOTING_SHARE", (0, 1))
 
 
 def lost_disk_asks_a_quorum() -> Loosened:

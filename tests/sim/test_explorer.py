@@ -97,6 +97,7 @@ MODELS = {
     ),
     "2 freeze": lambda: Waking(voters=3, sleepers=2),
     "window": lambda: Windows(voters=3, rounds=4),
+    "turns": lambda: Windows(voters=3, rounds=6, waiting=2),
 }
 
 

@@ -118,6 +118,14 @@ def test_11_voters_without_a_living_quorum_though_nobody_died_since(loosened):
     assert found.violation.startswith("L1")
 
 
+def test_turns_that_take_any_voter_leave_no_living_quorum():
+    found = both_ways(
+        looser.turns_take_any_voter, lambda: Windows(voters=4, waiting=1, rounds=5), states=2000
+    )
+    assert found.violation.startswith("L1")
+    assert found.trace[1:] == ("A dies", "round 2 lists {B, D}")
+
+
 def test_12_lost_disk_that_asks_only_a_quorum_signs_twice_in_one_slot():
     before = (
         *LAGGARD,

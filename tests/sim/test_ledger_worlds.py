@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from node.rules import agreement
-from node.rules.roster import num_forgotten
+from node.rules.lease_trace import num_forgotten
 from protocol import limits
 from protocol.messages import Commit
 from sim.invariants import InvariantBroken

@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 
 from node.rules import roster as rosters
-from node.rules.roster import ClockRules, Listed, next_clock, num_forgotten, num_in_flight
+from node.rules.lease_trace import num_forgotten, num_in_flight
+from node.rules.roster import ClockRules, Listed, next_clock
 from protocol.grid import merkle_root
 from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
