@@ -7,6 +7,7 @@ the signal's number where a signal ended it.
 import errno
 from pathlib import Path
 
+from node.processes.first_error import first_of
 from protocol.errors import (
     BarnraiseError,
     ConfigError,
@@ -33,9 +34,7 @@ def user_error(group: BaseExceptionGroup[BaseException], state: Path) -> Barnrai
 
     Sockets are not behind it: their errors are NetworkErrors.
     """
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_of(group)
     if isinstance(error, BarnraiseError):
         return error
     where = getattr(error, "filename", None) or state

@@ -30,6 +30,7 @@ from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.probing import probe
 from node.peers.public_runs import keep_said
+from node.processes.first_error import first_of
 from node.state.dht_table import keep_table
 from node.state.folder import (
     KNOWN_PEERS_FILE,
@@ -129,7 +130,7 @@ async def run_node(node: Node, around: Around) -> None:
         except* (BarnraiseError, OSError) as group:
             # A trainer that dies of the same Ctrl+C is no news.
             if not departure.is_asked:
-                _trace_end(node, str(_first(group)))
+                _trace_end(node, str(first_of(group)))
                 raise
         finally:
             made.entries.close()
@@ -137,13 +138,6 @@ async def run_node(node: Node, around: Around) -> None:
     _trace_end(node, "left" if departure.is_asked else ending)
     if departure.is_asked:
         node.log.emit("left", reason=departure.signal_name)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _trace_end(node: Node, reason: str) -> None:

@@ -16,6 +16,7 @@ from node.demo.options import DemoOptions
 from node.demo.story import PATIENCE, Patience
 from node.demo.swarm_view import NodeView, Role, SwarmView
 from node.processes.children import trainer_threads
+from node.processes.first_error import first_error_nursery
 from protocol.errors import StateError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Director:
         Raises StateError, saying where to look, when a node dies or the swarm is stuck.
         """
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_error_nursery() as nursery:
                 await self._start_swarm(nursery)
                 nursery.start_soon(self._watch_for_stalls)
                 await self._until(partial(story.should_start_latecomer, self._options, self.view))
@@ -75,9 +76,6 @@ class Director:
                 with trio.move_on_after(self._patience.last_words_s):
                     await self._until(partial(story.has_last_losses, self.view))
                 nursery.cancel_scope.cancel()
-        except* StateError as group:
-            # The first failure is the story; what follows from it is not.
-            raise group.exceptions[0] from None
         finally:
             await self._end_all()
 

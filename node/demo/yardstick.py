@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import trio
-
 from node.demo.log_tail import log_tail
+from node.processes.first_error import first_error_nursery
 from node.processes.json_child import Line, number, run_json_child
 from protocol.errors import StateError
 
@@ -70,14 +69,11 @@ async def measure(
         measured.loss_last = number(line["loss_last"])
         measured.text = str(line["text"])
 
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run, setting, ("alone",), hear_alone)
-            if checkpoint is not None:
-                task = ("measure", str(checkpoint), "--text-bytes", str(TEXT_BYTES))
-                nursery.start_soon(_run, setting, task, hear_swarm)
-    except* StateError as group:
-        raise group.exceptions[0] from None
+    async with first_error_nursery() as nursery:
+        nursery.start_soon(_run, setting, ("alone",), hear_alone)
+        if checkpoint is not None:
+            task = ("measure", str(checkpoint), "--text-bytes", str(TEXT_BYTES))
+            nursery.start_soon(_run, setting, task, hear_swarm)
     return measured
 
 

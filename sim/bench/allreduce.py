@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
+from node.processes.first_error import first_error_nursery
 from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.messages import Kind
@@ -46,7 +47,7 @@ class AllreduceRun:
         """
         swarm = self._run.swarm
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_error_nursery() as nursery:
                 nursery.start_soon(self._let_gos)
                 await swarm.begin(nursery, within_s=START_S)
                 nursery.start_soon(self._watch_memory)
@@ -54,8 +55,6 @@ class AllreduceRun:
                     await trio.sleep(_LOOK_EVERY_S)
                     self._run.check_nobody_died()
                 nursery.cancel_scope.cancel()
-        except* StateError as group:
-            raise group.exceptions[0] from None
         finally:
             await swarm.end_all()
             self._run.watch.look()

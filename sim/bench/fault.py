@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
+from node.processes.first_error import first_error_nursery
 from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.identity import PeerId
@@ -50,7 +51,7 @@ class FaultRun:
         """
         swarm = self._run.swarm
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_error_nursery() as nursery:
                 await swarm.begin(nursery, within_s=START_S)
                 self._tell("all nodes have sealed")
                 if self._fault == "none":
@@ -58,8 +59,6 @@ class FaultRun:
                 else:
                     await self._deal_in(await self._calm_round())
                 nursery.cancel_scope.cancel()
-        except* StateError as group:
-            raise group.exceptions[0] from None
         finally:
             await swarm.end_all()
             self._run.watch.look()

@@ -15,6 +15,7 @@ import trio
 
 from node.demo.events import MethodChosen
 from node.processes.children import trainer_threads
+from node.processes.first_error import first_error_nursery
 from node.processes.json_child import Line, number, run_json_child
 from protocol.errors import ConfigError, StateError
 from protocol.manifest import RunManifest
@@ -153,7 +154,7 @@ class OverlapRun:
         swarm = LocalSwarm(self._options, story, self._now_s)
         nodes = story.nodes
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_error_nursery() as nursery:
                 await swarm.begin(nursery, within_s=START_S)
                 self._tell("all nodes have sealed")
                 # A founder that was alone for a while has rounds behind it that say nothing.
@@ -168,8 +169,6 @@ class OverlapRun:
                 for node in nodes.values():
                     self._measured += node.paces[-self._rounds :]
                 nursery.cancel_scope.cancel()
-        except* StateError as group:
-            raise group.exceptions[0] from None
         finally:
             await swarm.end_all()
 

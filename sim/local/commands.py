@@ -44,6 +44,9 @@ ChaosOption = Annotated[
     str | None,
     typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset, partition; with commas."),
 ]
+RecklessOption = Annotated[
+    bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
+]
 TrainerOption = Annotated[
     str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")
 ]
@@ -94,9 +97,7 @@ def local(
     attack: AttackOption = None,
     audits: AuditsOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
-    reckless: Annotated[
-        bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
-    ] = False,
+    reckless: RecklessOption = False,
     seed: Annotated[int, typer.Option(help="Which faults, when and to whom.")] = 0,
     trainer: TrainerOption = "made-up",
     train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from node.demo.node_process import NodeProcess
+from node.processes.first_error import first_error_nursery
 from protocol.errors import StateError
 from sim.local.chaos import Chaos, Fault
 from sim.local.local_node import LocalNode, node_name
@@ -66,7 +67,7 @@ class Director:
         not come together again.
         """
         try:
-            async with trio.open_nursery() as nursery:
+            async with first_error_nursery() as nursery:
                 start_s = self._patience.start_s * max(1.0, self._options.peers / PEERS_USUAL)
                 await self._swarm.begin(nursery, within_s=start_s)
                 nursery.start_soon(self._watch_for_standstill)
@@ -79,9 +80,6 @@ class Director:
                     self._calm.set()
                 await self._settle()
                 nursery.cancel_scope.cancel()
-        except* StateError as group:
-            # The first failure is the story; what follows from it is not.
-            raise group.exceptions[0] from None
         finally:
             await self._swarm.end_all()
 

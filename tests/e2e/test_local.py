@@ -90,7 +90,7 @@ def test_four_nodes_keep_every_promise_under_kills_and_freezes(tmp_path):
 def test_more_nodes_than_seats_take_turns_under_kills(tmp_path):
     ended = run_local(
         tmp_path / "out",
-        *("--peers", "5", "--seats", "3", "--rounds", "45", "--chaos", "kill", "--every", "6s"),
+        *("--peers", "5", "--seats", "3", "--duration", "30s", "--chaos", "kill", "--every", "6s"),
         *("--elements", "5000", "--train", "0.2s"),
     )
     report = ended.report
