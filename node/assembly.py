@@ -51,7 +51,7 @@ from protocol.manifest import RunManifest, SignedManifest
 from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
-from training.presets import is_paced
+from training.method import is_paced
 from training.traces import TRACES_FOLDER, TraceFolder
 
 SHARD = 0

@@ -35,7 +35,7 @@ from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, 
 from training.frames import Attach, Ready
 from training.leases import lease_size, part_of_lease
 from training.manifest_file import read_manifest
-from training.presets import steps_of
+from training.method import steps_of
 
 if TYPE_CHECKING:
     from training.inner_state import InnerStore

@@ -86,7 +86,8 @@ class CorpusSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerSpec:
-    """The inner loop: AdamW with warm-up and cosine over the run's global inner steps.
+    """The inner loop: AdamW, or plain SGD, with warm-up and cosine over the run's global inner
+    steps. `beta1`, `beta2` and `weight_decay` are AdamW's.
 
     `batch` is sequences per inner step and peer; `inner_steps` is H. `drift_max` bounds the local
     steps taken against one anchor, in units of H (R6).
@@ -102,6 +103,7 @@ class InnerSpec:
     weight_decay: Annotated[float, Range(0.0, 10.0)]
     clip_norm: Annotated[float, Range(0.0, 1e6)]
     drift_max: Annotated[int, Range(1, 16)]
+    optimizer: Annotated[str, OneOf(("adamw", "sgd"))] = field(default="adamw", metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,9 @@ from training.inner_state import (
     anchor_digest,
     take_moments,
 )
+from training.method import Method, steps_of
 from training.models import check_parameters, read_fragment, tokens_per_sample, write_fragment
 from training.own_weights import OwnWeights
-from training.presets import Method, steps_of
 from training.recall import Recalled, recall
 from training.scaffold import NoVariates, Variates
 from training.schedule import Due

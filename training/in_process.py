@@ -74,7 +74,6 @@ IN_PROCESS: Mapping[str, InProcess] = {
 }
 
 NOT_YET: Mapping[str, str] = {
-    "demo": "an exchange after every step, of momentum",
     "noloco": "replicas without a common anchor, and every seal has one",
     "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
     "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",

@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps between two rounds.
+"""The inner loop: steps of AdamW, or of SGD, between two rounds.
 
 B sequences, W window (context + 1 bytes), T context, V vocabulary
 
@@ -41,7 +41,10 @@ def learning_rate(manifest: RunManifest, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, inner: InnerSpec) -> torch.optim.Optimizer:
-    """AdamW as the manifest says; matrices decay, norms (one axis) do not."""
+    """AdamW as the manifest says; matrices decay, norms (one axis) do not. Or SGD without moments:
+    the drift of one step is then the gradient, times the rate."""
+    if inner.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
 from training.merge import MERGES
-from training.presets import PRESETS, SHORT_RUN_ROUNDS, Method, make_method, wrong_flight
+from training.method import Method, make_method, wrong_flight
+from training.presets import PRESETS, SHORT_RUN_ROUNDS
 from training.schedule import SCHEDULES
 
 

@@ -50,6 +50,8 @@ class Turns:
         seats.
         """
         found, now = dict(seats), self.round_index
+        if not joiners:
+            return found  # As nearly always.
         free = max(0, self.most - len(found.keys() | set(kept)))
         number = min(len(joiners) - free, max(1, self.most // TURN_ROUNDS))
         for peer in islice(self._giving_way(seats), max(0, number)):

@@ -18,7 +18,8 @@ from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from training.presets import PRESETS, is_paced
+from training.method import is_paced
+from training.presets import PRESETS
 from training.segments import kept_states
 
 MIB = 1 << 20

@@ -15,8 +15,9 @@ from protocol.manifest import RunManifest
 from training.channel import channel_spec
 from training.compression import make_codec
 from training.in_process import IN_PROCESS
+from training.method import has_variates
 from training.outer import make_outer
-from training.presets import PRESETS, has_variates
+from training.presets import PRESETS
 from training.state import CHECKPOINTS_KEPT
 
 INNER_STATES_KEPT = 3

@@ -28,8 +28,9 @@ from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.in_process import IN_PROCESS, NOT_YET
+from training.method import is_paced, wrong_flight
 from training.outer import OUTER_OPTIMIZERS
-from training.presets import AUTO, PRESETS, is_paced, wrong_flight
+from training.presets import AUTO, PRESETS
 
 RESULT_BITS = 8
 """R7: of an element of a result, at least."""
@@ -148,6 +149,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
+    yield from _with_signs(expanded)
     yield from _with_variates(expanded)
     yield from _with_own_weights(expanded)
     yield from _in_flight(expanded)
@@ -175,6 +177,20 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"{outer.codec!r} is as large as a result; set it to {BUTTERFLY!r}, or codec to "
             "'sparse2bit_gaps'"
         )
+
+
+def _with_signs(expanded: RunFile) -> Iterator[str]:
+    """`eager` takes the own share of a step before the step is known."""
+    outer = expanded.outer
+    named = [(outer.preset, outer.optimizer, "[outer]")]
+    if outer.then is not None:
+        named.append((outer.then.preset, outer.then.optimizer, "[outer.then]"))
+    for name, optimizer, section in named:
+        if optimizer == "sign" and PRESETS[name](expanded.run.rounds).merge == "eager":
+            yield (
+                f"{section} optimizer is 'sign', of whose steps nobody has a share, and {name!r} "
+                "applies the own share at once; set it to 'sgd'"
+            )
 
 
 def _with_variates(expanded: RunFile) -> Iterator[str]:

@@ -204,8 +204,12 @@ def _expanded(parsed: RunFile) -> RunFile:
     elif model.name == "gpt":
         model = model.model_copy(update={"settings": {**GPT_SETTINGS, **model.settings}})
     inner = parsed.inner
-    if inner.inner_steps is None:
-        inner = inner.model_copy(update={"inner_steps": preset.inner_steps})
+    steps, inner_optimizer = inner.inner_steps, inner.optimizer
+    update = {
+        "inner_steps": preset.inner_steps if steps is None else steps,
+        "optimizer": preset.inner_optimizer if inner_optimizer is None else inner_optimizer,
+    }
+    inner = inner.model_copy(update=update)
     missing["then"] = _then(given.then, parsed)
     outer = given.model_copy(update=missing)
     filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}

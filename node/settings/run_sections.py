@@ -89,7 +89,8 @@ class CorpusSection(Section):
 
 
 class InnerSection(Section):
-    """[inner]: see InnerSpec. The numbers are those of the demo; `inner_steps` is the preset's."""
+    """[inner]: see InnerSpec. The numbers are those of the demo; `inner_steps` and `optimizer` are
+    the preset's."""
 
     inner_steps: int | None = None
     batch: int = 16
@@ -101,6 +102,7 @@ class InnerSection(Section):
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     drift_max: int = 2
+    optimizer: str | None = None
 
 
 class ThenSection(Section):

@@ -62,7 +62,8 @@ width = 64             # they grow with its square
 name = "stdlib"        # the sources of the Python library: every peer needs the founder's version
 permutation_seed = 0   # the order in which samples are given out
 
-[inner]                # AdamW on each peer, between two rounds
+[inner]                # steps on each peer, between two rounds
+# optimizer = "adamw"  # or "sgd", without moments and decay. Left out it is the preset's
 # inner_steps = 50     # steps per round. More: less traffic, and peers drift further apart
 batch = 16             # sequences per step and peer; time grows with it
 learning_rate = 0.008  # after the warm-up; larger models want less

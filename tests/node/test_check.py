@@ -351,3 +351,15 @@ def test_method_of_one_process_is_refused_for_nodes_with_what_to_take(
     assert told.endswith(f"set it to {method.instead!r}")
     assert ("no bit promise, and for friends alone" in told) != method.common_anchor
     check_run_file(file(tmp_path, f"[outer]\npreset = '{method.instead}'"), 8)
+
+
+def test_own_share_of_a_sign_is_nothing_that_eager_could_apply(tmp_path):
+    text = "[outer]\npreset = 'eager'\noptimizer = 'sign'\nlearning_rate = 0.001\n"
+    with pytest.raises(ConfigError, match=r"\[outer\] optimizer is 'sign', .* set it to 'sgd'"):
+        check_run_file(file(tmp_path, text), 4)
+
+
+def test_demo_says_what_it_stands_for(tmp_path):
+    found = check_run_file(file(tmp_path, "[outer]\npreset = 'demo'\n"), 4)
+    assert (found.manifest.inner.optimizer, found.manifest.inner.inner_steps) == ("sgd", 1)
+    assert (found.manifest.outer.codec, found.manifest.outer.optimizer) == ("cosine", "sign")

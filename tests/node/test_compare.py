@@ -61,12 +61,14 @@ def test_runs_differ_in_nothing_but_the_method(tmp_path: Path) -> None:
         replace(
             run.manifest,
             outer=first.outer,
+            inner=replace(run.manifest.inner, optimizer=first.inner.optimizer),
             shards=first.shards,
             cell_elements=first.cell_elements,
         )
         for run in runs
     }
     assert len(same) == 1
+    assert {run.preset for run in runs if run.manifest.inner.optimizer != "adamw"} == {"demo"}
     (manifest,) = same
     assert (manifest.rounds, manifest.inner.inner_steps, manifest.model.seed) == (20, 5, 3)
     assert set(PRESETS_DEFAULT) <= set(PRESETS)

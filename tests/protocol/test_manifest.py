@@ -67,6 +67,7 @@ def another(path: str, value: Any) -> Any:
         "outer.overlap": 2,
         "audits.unaudited": 0.5,
         "admission.seats": 16,
+        "inner.optimizer": "sgd",
         "timing.heartbeat_s": 0.25,
         "model.settings": (),
         "outer.codec_settings": (),

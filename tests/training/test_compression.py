@@ -26,6 +26,7 @@ BYTES_PER_ELEMENT = {
     "sparse2bit": 64 / 4096 * (12 + 2) / 8,
     "sparse2bit_gaps": 64 / 4096 * (8 + 2) / 8,
     "lowrank": 4 / 8 * 16 * (512 + 512) / (512 * 512),
+    "cosine": (32 * (8 + 9) / 8 + 4) / 4096,
     "random_shift": 1 + 8 / 1024,
     "random_mask": 2 / 16,
 }
@@ -43,8 +44,8 @@ RELATIVE_ERROR = {
 }
 """Of normal numbers; a codec that is not here only loses less than all."""
 
-NOT_IDEMPOTENT = {"lowrank", "random_mask", "random_shift"}
-"""Another seed for another vector; factors that are found by iteration."""
+NOT_IDEMPOTENT = {"cosine", "lowrank", "random_mask", "random_shift"}
+"""Another seed for another vector; factors that are found by iteration; waves that are sums."""
 
 SHAPES = {
     "normal": lambda generator, numel: generator.normal(size=numel),

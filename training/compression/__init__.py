@@ -4,7 +4,7 @@ What is aggregated is the *decoded wire bytes*, never the sender's sharper copy;
 the difference and adds it to its next contribution (error feedback).
 """
 
-from training.compression import blocks, dense, lowrank, seeded, sparse
+from training.compression import blocks, cosine, dense, lowrank, seeded, sparse
 from training.compression.dense import decode_to_read
 from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
 from training.compression.results import result_codec
@@ -35,6 +35,7 @@ __all__ = [
     "codec_defaults",
     "codec_named",
     "common_lots",
+    "cosine",
     "decode_to_read",
     "dense",
     "join_cells",

@@ -26,7 +26,7 @@ from sim.bench.recipe import SLOW_BYTES_PER_S, timing
         ({"victim": "me"}, "--victim 'me' is none of member"),
         ({"repeat": 0}, "--repeat 0"),
         ({"rounds": 0}, "--rounds 0"),
-        ({"codec": "zip"}, "--codec 'zip' is none of dense2bit, e3m0"),
+        ({"codec": "zip"}, "--codec 'zip' is none of cosine, dense2bit, e3m0"),
         ({"aggregator": "luck"}, "--aggregator 'luck' is none of bulyan"),
     ],
 )
