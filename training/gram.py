@@ -40,6 +40,9 @@ _BLOCK_ELEMENTS = 1 << 17
 """Of all rows of a block together: their integers, as float64, are a megabyte. Measured for 2 to 32
 rows: with fewer the calls cost more than the arithmetic, with more the cache is left."""
 
+_TILED_BLOCK_ELEMENTS = 1 << 18
+"""The same where the product is by tiles, of which each is in the cache by itself."""
+
 _TILE_ELEMENTS = 512
 """Of each row, so that BLAS takes the product for a small one up to 32 rows."""
 
@@ -90,12 +93,12 @@ def _untiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
 
 def _tiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
     """The same products, by those of two halves of the rows with others in many small tiles."""
-    rows, width = _block_shape(cell_PN)
+    rows, width = _block_shape(cell_PN, _TILED_BLOCK_ELEMENTS)
     num_tiles, half = -(-width // _TILE_ELEMENTS), rows // 2
     place = np.empty((num_tiles, rows, _TILE_ELEMENTS + _TILE_GAP))
     tiles_TPK = place[:, :, :_TILE_ELEMENTS]
     whole_PP = np.zeros((rows, rows))
-    for narrow_PB in _quantised(cell_PN, exponents_P):
+    for narrow_PB in _quantised(cell_PN, exponents_P, width):
         full, rest = divmod(narrow_PB.shape[1], _TILE_ELEMENTS)
         cut = full * _TILE_ELEMENTS
         tiles_TPK[:full] = narrow_PB[:, :cut].reshape(rows, full, _TILE_ELEMENTS).transpose(1, 0, 2)
@@ -124,7 +127,8 @@ def cell_squares(cell_PN: Vector) -> NDArray[np.float64]:
 
 def _exponents(cell_PN: Vector) -> NDArray[np.int64]:
     """For each row the least power of two above all its elements."""
-    peaks_P = np.maximum(cell_PN.max(axis=1), -cell_PN.min(axis=1))
+    # Row by row, so that the second pass finds it in the cache.
+    peaks_P = np.array([max(row_N.max(), -row_N.min()) for row_N in cell_PN])
     if not all_finite(peaks_P):
         raise ValueError(f"row {int(np.argmin(np.isfinite(peaks_P)))} is not finite")
     _, exponents_P = np.frexp(peaks_P)
@@ -132,15 +136,15 @@ def _exponents(cell_PN: Vector) -> NDArray[np.int64]:
     return bounded_P
 
 
-def _block_shape(cell_PN: Vector) -> tuple[int, int]:
+def _block_shape(cell_PN: Vector, elements: int = _BLOCK_ELEMENTS) -> tuple[int, int]:
     """(P, B) of the largest block of a cell."""
     rows, numel = cell_PN.shape
-    return rows, min(max(1, _BLOCK_ELEMENTS // rows), numel)
+    return rows, min(max(1, elements // rows), numel)
 
 
-def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Vector]:
-    """Block by block the integers of each row, float32, in a buffer that the next block takes."""
-    rows, width = _block_shape(cell_PN)
+def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64], width: int) -> Iterator[Vector]:
+    """Blocks of so many integers of each row, float32, in a buffer that the next block takes."""
+    rows = len(cell_PN)
     scales_P = np.ldexp(np.float32(1.0), (_QUANTUM_BITS - exponents_P).astype(np.int32))
     narrow = np.empty((rows, width), dtype=np.float32)
     for start in range(0, cell_PN.shape[1], width):
@@ -155,7 +159,7 @@ def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Vect
 def _widened(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Iterator[Matrix]:
     """`_quantised` in float64, in a buffer that the next block takes."""
     wide = np.empty(_block_shape(cell_PN))
-    for narrow_PB in _quantised(cell_PN, exponents_P):
+    for narrow_PB in _quantised(cell_PN, exponents_P, wide.shape[1]):
         wide_PB = wide[:, : narrow_PB.shape[1]]
         wide_PB[...] = narrow_PB
         yield wide_PB
