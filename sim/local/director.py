@@ -22,6 +22,10 @@ _HUNG_S = 15.0
 PEERS_USUAL = 4
 """More of them take longer to start."""
 
+_CALM_S = 10.0
+"""So long before the end of a run of so many rounds, or for its second half, nobody is harmed: a
+node takes some seconds to start and catch up."""
+
 _END_S = 20.0
 """For a node whose run is over: it lingers for those who are still at it."""
 
@@ -224,8 +228,13 @@ class Director:
             await trio.sleep(options.duration_s)
             return
         assert options.rounds is not None
-        rounds = options.rounds
-        await self._swarm.until(lambda: self.story.newest >= rounds)
+        rounds, story = options.rounds, self.story
+        # Who is down is back before the end: nodes whose run is over go, and wait for the living.
+        await self._swarm.until(
+            lambda: story.newest >= rounds - min(story.rounds_within(_CALM_S), rounds // 2)
+        )
+        self._calm.set()
+        await self._swarm.until(lambda: story.newest >= rounds)
 
     async def _settle(self) -> None:
         """Until every node that is not gone is where the swarm is.

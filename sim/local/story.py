@@ -1,5 +1,6 @@
 """What happened in a local run, as it happens: seals, faults, deaths."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ from sim.local.chaos import Fault, Situation
 from sim.local.local_node import LocalNode
 
 PACES_KEPT = 4096
+
+_PACE_SEALS = 8
+"""Seals that the pace is told by."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +57,14 @@ class Story:
     deaths: list[Death] = field(default_factory=list)
     num_spared: int = 0
     """Faults that were not dealt, for the quorum's sake."""
+
+    def rounds_within(self, seconds: float) -> int:
+        """How many rounds take so long, at the pace of the last ones."""
+        last = self.seals[-_PACE_SEALS:]
+        if len(last) < 2:
+            return 0
+        (first_s, first), (last_s, newest) = last[0], last[-1]
+        return math.ceil((newest - first) * seconds / max(last_s - first_s, 1e-3))
 
     @property
     def newest(self) -> int:

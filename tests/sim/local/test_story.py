@@ -168,3 +168,14 @@ def test_progress_says_now_and_then_where_everybody_is(tmp_path):
     lines = console.export_text().splitlines()
     assert len(lines) == 2
     assert "round 3, 2 s ago; A●3 B●0" in lines[0]
+
+
+def test_rounds_of_the_next_seconds_follow_from_the_pace_of_the_last_seals(tmp_path):
+    story, _ = story_of(tmp_path, "A")
+    (a,) = story.nodes.values()
+    assert story.rounds_within(10.0) == 0
+    story.heard(a, sealed(1), 10.0)
+    assert story.rounds_within(10.0) == 0
+    for index in range(2, 12):
+        story.heard(a, sealed(index), 20.0 + 0.5 * index)
+    assert story.rounds_within(10.0) == 20
