@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from protocol.identity import PeerId
+from protocol.manifest import AdmissionSpec
 from protocol.messages import SeatRecord
 from training.modest import order
 
 TURN_ROUNDS = 8
-"""So long a seat is kept at least; and at most this part of the seats is given up in a round."""
+"""So long a seat is kept at least, in runs where work counts at once."""
+
+RAMPS_PER_TURN = 4
+"""Where it does not, a turn is so many times longer as a newcomer takes to its full weight: a seat
+that is lost takes with it what was earned."""
 
 VOTING_SHARE = (3, 4)
 """Of the members, rounded down: so many voters stay that proved themselves in this very round."""
@@ -31,43 +36,49 @@ def in_turn(round_index: int, peers: Collection[PeerId]) -> list[PeerId]:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of one round, in a run in which `most` may sit."""
+    """The turns of one round."""
 
     round_index: int
-    most: int
+    law: AdmissionSpec
     trust: str
+
+    @property
+    def length(self) -> int:
+        """For how many rounds a seat is kept at least."""
+        return TURN_ROUNDS + RAMPS_PER_TURN * (self.law.probation + self.law.ramp)
+
+    def giving_way(
+        self, seats: Mapping[PeerId, SeatRecord], kept: Collection[PeerId], num_joiners: int
+    ) -> set[PeerId]:
+        """Who gives its seat up to so many who ask for one, longest seated first; `seats` are those
+        that go on, `kept` the voters, for whom there is room too: where nobody else would vote,
+        they keep their seats. At most one `length`-th of all goes in a round.
+        """
+        number = min(num_joiners - self._room(seats, kept), max(1, self.law.seats // self.length))
+        return set(islice(self._due(seats), max(0, number)))
 
     def with_joiners(
         self,
         seats: Mapping[PeerId, SeatRecord],
-        joiners: Collection[PeerId],
-        *,
         kept: Collection[PeerId],
+        joiners: Collection[PeerId],
     ) -> dict[PeerId, SeatRecord]:
-        """The seats behind the round's seal; `seats` are those that go on without joiners.
-
-        There is room for the voters `kept` too: where nobody else would vote, they keep their
-        seats.
-        """
+        """The seats behind the round's seal: as many joiners as there is room for, in turn."""
         found, now = dict(seats), self.round_index
-        if not joiners:
-            return found  # As nearly always.
-        free = max(0, self.most - len(found.keys() | set(kept)))
-        number = min(len(joiners) - free, max(1, self.most // TURN_ROUNDS))
-        for peer in islice(self._giving_way(seats), max(0, number)):
-            del found[peer]
-            free += 1
-        for peer in in_turn(now, joiners)[:free]:
+        for peer in in_turn(now, joiners)[: self._room(seats, kept)]:
             found[peer] = SeatRecord(peer=peer, seated=now, voter_since=-1, proved=-1, absent=0)
         return found
 
-    def _giving_way(self, seats: Mapping[PeerId, SeatRecord]) -> Iterator[PeerId]:
-        """Who may give way, longest seated first.
+    def _room(self, seats: Mapping[PeerId, SeatRecord], kept: Collection[PeerId]) -> int:
+        return max(0, self.law.seats - len(seats.keys() | set(kept)))
+
+    def _due(self, seats: Mapping[PeerId, SeatRecord]) -> Iterator[PeerId]:
+        """Who may give way.
 
         In open runs no voter does: their electorate grows slowly, so that nobody replaces it by
         identities made by the dozen, and turns must be no way around that.
         """
-        due = [p for p, seat in seats.items() if self.round_index - seat.seated >= TURN_ROUNDS]
+        due = [p for p, seat in seats.items() if self.round_index - seat.seated >= self.length]
         steady = sum(
             seat.voter_since >= 0 and seat.proved == self.round_index for seat in seats.values()
         )

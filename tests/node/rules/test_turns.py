@@ -76,6 +76,29 @@ def test_voters_of_an_open_run_keep_their_seats():
     assert len(set(turned.members) & set(PEERS[6:8])) == 1
 
 
+def test_where_work_counts_slowly_a_turn_is_four_ramps_longer():
+    law = AdmissionSpec(seats=6, probation=2, ramp=5)
+    roster = roster_of(PEERS[:4], PEERS[4:6])
+    length = TURN_ROUNDS + 4 * 7
+    early = after(roster, length - 1, joins=PEERS[6:8], trust="open", law=law)
+    assert early.members == PEERS[:6]
+    assert early.members != after(roster, length, joins=PEERS[6:8], trust="open", law=law).members
+
+
+def test_whoever_gives_way_does_not_count_any_more_when_weight_is_shared_out():
+    """Where nobody who counts is left, those count who have earned most, with this very seal."""
+    law = AdmissionSpec(seats=4, ramp=1)
+    roster = roster_of(PEERS[:2], PEERS[2:4])
+    full = replace(roster.seats[2], seated=2, earned=1)
+    voting = tuple(replace(seat, seated=9, earned=0) for seat in roster.seats[:2])
+    seats = (*voting, full, replace(roster.seats[3], seated=9, earned=0))
+    turned = after(replace(roster, seats=seats), 50, joins=PEERS[4:5], trust="open", law=law)
+    assert PEERS[2] not in turned.members
+    weight = {seat.peer: seat.earned for seat in turned.seats}
+    assert any(weight.values()), "nobody counts"
+    assert weight[PEERS[4]] == 0
+
+
 def test_an_eighth_of_the_seats_changes_in_a_round_at_most():
     roster = roster_of(PEERS[:24])
     turned = after(roster, 20, joins=PEERS[24:], law=AdmissionSpec(seats=24))
@@ -85,8 +108,7 @@ def test_an_eighth_of_the_seats_changes_in_a_round_at_most():
 def test_free_seats_are_drawn_not_given_to_low_ids():
     firsts = dict.fromkeys(PEERS[:8], 0)
     for index in range(400):
-        turns = Turns(index, most=4, trust="friends")
-        (first,) = turns.with_joiners({}, PEERS[:8], kept=PEERS[20:23])
+        (first,) = Turns(index, FOUR, "friends").with_joiners({}, PEERS[20:23], PEERS[:8])
         firsts[first] += 1
     # Of 400 draws among eight each has 50, with a deviation of 6.6.
     assert all(25 <= count <= 75 for count in firsts.values()), firsts
