@@ -169,7 +169,8 @@ PRESETS.register("sparta", _sparta)
 
 def _demo(rounds: int) -> Preset:
     """Peng et al. 2024. The decoupled momentum is the residual: what a tile's largest waves leave.
-    Ours is the mean over all peers, theirs over those that sent a wave.
+    Ours is the mean over all peers, theirs over those that sent a wave. Its rate is the best of
+    eight for a small model in 600 steps; a large one wants less (theirs: 0.0004 for 300 M).
     """
     del rounds
     return Preset(
@@ -178,7 +179,7 @@ def _demo(rounds: int) -> Preset:
         codec_settings={"density": 32 / 4096},
         feedback=0.999,
         optimizer="sign",
-        learning_rate=0.002,
+        learning_rate=0.006,
         inner_steps=1,
         inner_optimizer="sgd",
     )

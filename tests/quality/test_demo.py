@@ -6,7 +6,7 @@ import pytest
 
 from tests.quality.toy import loss_of, toy
 
-RATES = (0.0002, 0.002, 0.02)
+RATES = (0.0002, 0.006, 0.05)
 
 
 @pytest.mark.slow
