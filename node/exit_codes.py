@@ -7,13 +7,13 @@ the signal's number where a signal ended it.
 import errno
 from pathlib import Path
 
-from node.processes.first_error import first_of
 from protocol.errors import (
     BarnraiseError,
     ConfigError,
     ManifestMismatch,
     NetworkError,
     PeerError,
+    first_of,
 )
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_REFUSED = 0, 1, 2, 3, 4

@@ -30,7 +30,6 @@ from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.probing import probe
 from node.peers.public_runs import keep_said
-from node.processes.first_error import first_of
 from node.state.dht_table import keep_table
 from node.state.folder import (
     KNOWN_PEERS_FILE,
@@ -42,7 +41,7 @@ from node.status.board import StatusBoard
 from node.status.network import LiveNetwork
 from node.status.snapshot import StatusSources, keep_status
 from node.trainers.attached_trainer import Attachment
-from protocol.errors import BarnraiseError
+from protocol.errors import BarnraiseError, first_of
 from protocol.identity import peer_id_text
 
 logger = logging.getLogger(__name__)

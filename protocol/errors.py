@@ -142,3 +142,11 @@ class LedgerError(StateError):
 
 class TrainerError(StateError):
     """The trainer process died or broke the rules of the channel."""
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -66,7 +66,7 @@ IN_PROCESS: Mapping[str, InProcess] = {
     ),
     "modest": InProcess(
         summary="MoDeST, FedAvg of half of all peers, drawn anew for each round",
-        lacks="other peers in each round; in nodes more peers than [admission] seats take turns",
+        lacks="a draw in each round (in nodes peers beyond [admission] seats take turns)",
         common_anchor=True,
         instead="fedavg",
         copies=lambda peers: 2.0 * max(1, peers // 2) / peers,

@@ -5,15 +5,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from protocol.errors import StateError
-
-
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group, however deep."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+from protocol.errors import StateError, first_of
 
 
 @asynccontextmanager

@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from node.processes.first_error import first_error_nursery, first_of
-from protocol.errors import ConfigError, StateError
+from node.processes.first_error import first_error_nursery
+from protocol.errors import ConfigError, StateError, first_of
 
 
 async def fail(error: Exception) -> None:
