@@ -151,6 +151,8 @@ class CoreState:
             view = standing.beside
             leases = find(view.index, view.named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
+        if is_resync:
+            standing.resynced()
         self._is_astray = False
         bases = tuple(one.basis for one in standing.worked_for)
         yield ev.Train(head, lease, was_listed, is_resync, view.index, view.basis, bases)

@@ -93,6 +93,9 @@ class RoundView(Holding):
     awaited: frozenset[bytes] = frozenset()
     is_timed: bool = False
     contribution: Contributed | None = None
+    is_out_of_hand: bool = False
+    """Whether the trainer began anew since, so that it holds nothing of what was committed."""
+
     own_seal: bytes = b""
     proven_seats: set[PeerId] = field(default_factory=set)
     held_until_s: float | None = None
@@ -232,7 +235,7 @@ class RoundView(Holding):
         """The own trainer has given its contribution, if it is to this round."""
         if event.round != self.index or event.basis not in (b"", self.basis):
             return
-        self.contribution = event
+        self.contribution, self.is_out_of_hand = event, False
         # Committed before a restart: the same bytes again, or the COMMIT stands without them.
         commit = self.ballots.commit_of(self.own_commit)
         if commit is not None and commit[1].root == event.root:
@@ -256,7 +259,7 @@ class RoundView(Holding):
         After a damaged log the own COMMIT may only be known from others, and be of other bytes.
         """
         own = self.ballots.commits.get(self.me)
-        if own is None or own[0] not in value.commits:
+        if own is None or own[0] not in value.commits or self.is_out_of_hand:
             return False
         if self.contribution is None:
             return own[0] == self.own_commit

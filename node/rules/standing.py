@@ -123,6 +123,12 @@ class Standing:
         self.ahead = ()
         return floating
 
+    def resynced(self) -> None:
+        """The trainer begins anew (R6): what it gave for these rounds it does not hold any more,
+        and COMMITs of a branch that comes back are of that."""
+        for view in (*self.under_way, *self.given_up.values()):
+            view.is_out_of_hand = bool(view.own_commit)
+
     def adopt(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Stand on another final seal; there is no branch."""
         assert not self.branch

@@ -71,6 +71,10 @@ class Accounting:
         self._fragments = range(len(manifest.shards[0].fragments))
         self._residuals: dict[Residual, Said] = {}
         """The last COMMIT of each."""
+        self._commits: dict[PeerId, set[bytes]] = {}
+        """What each committed to since it began, fetched a state or left a branch last."""
+        self._dropped: dict[PeerId, set[bytes]] = {}
+        """What it committed to before: its trainer may hold nothing of that any more."""
         self._fresh: set[Residual] = set()
         """Of whom began or fetched a state since, and may go on without a residual."""
         self._afoot: dict[PeerId, bytes] = {}
@@ -97,6 +101,7 @@ class Accounting:
                     yield from self._sealed(value)
         else:
             self._fresh |= {(record.peer, fragment) for fragment in self._fragments}
+            self._dropped.setdefault(record.peer, set()).update(self._commits.pop(record.peer, ()))
             self._afoot.pop(record.peer, None)
             if isinstance(record, Synced) and self._lag > 1:
                 self._fetched(record.peer, record.certificate.value)
@@ -113,6 +118,7 @@ class Accounting:
         said = self._history.said
         if said is None or said.message.slot.kind is not Kind.COMMIT:
             return
+        self._commits.setdefault(peer, set()).add(said.message.digest)
         commit = _commit(said)
         if commit.base != said.message.slot.basis:
             yield "commits to a contribution that is relative to another anchor than the round's"
@@ -160,7 +166,10 @@ class Accounting:
         if record.was_listed and not mine and self._knows(value):
             yield f"takes itself for listed in round {value.round}, which does not list it"
         elif (
-            not record.was_listed and mine and mine[0].life == self._history.lives.get(record.peer)
+            not record.was_listed
+            and mine
+            and mine[0].life == self._history.lives.get(record.peer)
+            and mine[0].message.digest not in self._dropped.get(record.peer, ())
         ):
             yield f"is listed in round {value.round} and does not know it"
 

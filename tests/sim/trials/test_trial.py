@@ -12,6 +12,7 @@ from node.durable.journal import FileJournal
 from node.reporting.tracing import Adopted, Record
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import settled
+from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import LAST_RECORDS, play, run_trial
 from tests.sim.trials.scenarios import scenario, with_faults
 
@@ -152,3 +153,10 @@ def test_code_that_forgets_its_signatures_is_found_out(monkeypatch):
     monkeypatch.setattr(FileJournal, "record", lambda self, messages: None)
     fault = 'kind = "bounce", round = 6, phase = "COMMIT sent", victims = ["any"], duration_s = 0.5'
     assert violation(with_faults(fault)) == "I1"
+
+
+def test_what_was_committed_on_a_branch_that_comes_back_is_not_what_the_trainer_holds():
+    # It fell back, began anew, and had the rounds of its branch again as final ones: the residual
+    # of what it had made meanwhile, and nobody was sent, passed for that of the listed one (I5).
+    outcome = run_trial(read_scenario("partition-three"), 41)
+    assert outcome.violation is None, outcome.violation
