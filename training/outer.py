@@ -134,10 +134,13 @@ class Sgd:
     """theta <- theta - lr g. With lr = 1 it is FedAvg: the anchor becomes the mean of the peers."""
 
     slots: tuple[str, ...] = ()
+    _name = "sgd"
 
     def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
         if momentum != 0.0:
-            raise ConfigError("the outer optimizer sgd has no momentum: set 0 or take nesterov")
+            raise ConfigError(
+                f"the outer optimizer {self._name} has no momentum: set 0 or take nesterov"
+            )
         self._learning_rate = np.float32(learning_rate)
 
     def step(
@@ -174,24 +177,18 @@ class HeavyBall:
 OUTER_OPTIMIZERS.register("heavy_ball", HeavyBall)
 
 
-class Sign:
+class Sign(Sgd):
     """theta <- theta - lr sign(g): every element moves as far, and one of no direction stays
     (signSGD, Bernstein et al. 2018). Not linear: nobody can tell its own share of a step."""
 
-    slots: tuple[str, ...] = ()
-
-    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
-        if momentum != 0.0:
-            raise ConfigError("the outer optimizer sign has no momentum: set 0 or take nesterov")
-        self._learning_rate = np.float32(learning_rate)
+    _name = "sign"
 
     def step(
         self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
     ) -> OuterStep:
         """See OuterOptimizer."""
-        del info
         sign_N: NDArray[np.float32] = np.sign(aggregate_N)
-        return OuterStep(anchor_N - self._learning_rate * sign_N, {})
+        return super().step(anchor_N, sign_N, info)
 
 
 OUTER_OPTIMIZERS.register("sign", Sign)

@@ -266,12 +266,11 @@ def next_roster(
         proved = round_index if is_proved else seat.proved
         seats[seat.peer] = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)
     turns, joiners = Turns(round_index, law, trust), named.joiners() - set(banned)
-    given_up = turns.giving_way(seats, voters(roster), len(joiners)) if joiners else set()
+    given_up = turns.giving_way(seats, voters(roster), len(joiners))
     seats = {peer: seat for peer, seat in seats.items() if peer not in given_up}
     seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
     seats = earned(seats, present, round_index, law)
-    if joiners:
-        seats = turns.with_joiners(seats, set(voters(roster)) - given_up, joiners)
+    seats = turns.with_joiners(seats, set(voters(roster)) - given_up, joiners)
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.

@@ -11,11 +11,13 @@ from rich.table import Table
 from node.rules.audit_access import FETCHED_WITHIN
 from node.rules.audit_draw import SUSPECT_RATE
 from node.rules.audit_rounds import ROUNDS_KEPT
+from node.rules.turns import Turns
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
 from node.settings.run_sections import OuterSection
 from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.method import is_paced
@@ -49,6 +51,8 @@ def check_run_file(path: Path, peers: int) -> Checked:
     changed = [key for key, value in written if value != getattr(bare, key)]
     if given.outer.topology is None and "topology" in changed:
         changed.remove("topology")  # It follows from the others.
+    # Whoever waits for its turn contributes nothing.
+    peers = min(peers, manifest.admission.seats)
     outer = replace(manifest.outer, topology=other_than(manifest.outer.topology))
     return Checked(
         manifest=manifest,
@@ -195,6 +199,10 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
                 " encode",
             )
         )
+    law = found.manifest.admission
+    if law.seats < limits.SEATS_MAX:
+        length = Turns(0, law, found.manifest.trust).length
+        rows.append(("seats", f"{law.seats}; more peers take turns, of {length} rounds or longer"))
     rows += [
         ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),

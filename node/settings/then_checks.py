@@ -56,6 +56,11 @@ def unknown_in_then(parsed: RunFile) -> Iterator[str]:
             f"[inner] inner_steps is {first.inner_steps} by {parsed.outer.preset!r} and "
             f"{later.inner_steps} by {then.preset!r}; name the one that you want"
         )
+    if first.inner_optimizer != later.inner_optimizer and parsed.inner.optimizer is None:
+        yield (
+            f"[inner] optimizer is {first.inner_optimizer!r} by {parsed.outer.preset!r} and "
+            f"{later.inner_optimizer!r} by {then.preset!r}; name the one that you want"
+        )
 
 
 def impossible_then(expanded: RunFile) -> Iterator[str]:

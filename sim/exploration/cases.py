@@ -162,7 +162,8 @@ def cases() -> Iterator[Case]:
         yield Case("windows", f"{voters} voters, the founder dead, any LISTs", make)
     for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6)):
         make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
-        yield Case("windows", f"{voters} seats, {waiting} more in turn, one dies, any LISTs", make)
+        name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
+        yield Case("windows", name, make)
     for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
         make_waking = partial(Waking, voters=voters, sleepers=sleepers)
         yield Case("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)

@@ -363,3 +363,12 @@ def test_demo_says_what_it_stands_for(tmp_path):
     found = check_run_file(file(tmp_path, "[outer]\npreset = 'demo'\n"), 4)
     assert (found.manifest.inner.optimizer, found.manifest.inner.inner_steps) == ("sgd", 1)
     assert (found.manifest.outer.codec, found.manifest.outer.optimizer) == ("cosine", "sign")
+
+
+def test_whoever_waits_for_a_seat_costs_a_round_nothing(tmp_path):
+    few = check_run_file(file(tmp_path, "[admission]\nseats = 4\n"), 32)
+    assert few.costs.peers == 4
+    assert few.costs == replace(check_run_file(file(tmp_path, ""), 4).costs)
+    out = StringIO()
+    print_check(Console(file=out, width=100), few, None)
+    assert "4; more peers take turns, of 8 rounds or longer" in out.getvalue()

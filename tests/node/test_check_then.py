@@ -68,3 +68,9 @@ def test_variates_of_a_part_of_the_rounds_are_refused(tmp_path: Path, text: str)
     outer = f"[outer]\npreset = '{first}'\n[outer.then]\n{text}\nfrom_round = 25"
     with pytest.raises(ConfigError, match="the variates of 'scaffold' are of all rounds"):
         check_run_file(file(tmp_path, outer), 4)
+
+
+def test_inner_optimizer_that_only_one_of_two_presets_wants_has_to_be_named(tmp_path: Path) -> None:
+    outer = "[outer]\npreset = 'fedavg'\n[outer.then]\npreset = 'demo'\nfrom_round = 25"
+    with pytest.raises(ConfigError, match="optimizer is 'adamw' by 'fedavg' and 'sgd' by 'demo'"):
+        check_run_file(file(tmp_path, outer), 4)

@@ -41,16 +41,8 @@ STATUS_KEYS = {
     *("device_class", "is_audited", "unaudited_share"),
     "catching_up",
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
-    *(
-        "banned",
-        "rounds_total",
-        "attempt",
-        "members",
-        "voters",
-        "is_member",
-        "is_voter",
-        "was_listed",
-    ),
+    *("banned", "rounds_total", "attempt", "members", "voters", "is_member", "is_voter"),
+    "was_listed",
     *(
         "num_sealed",
         "provisional",
@@ -189,6 +181,9 @@ def test_stranger_syncs_and_is_told_that_it_has_no_seat() -> None:
     status = snapshot(sources_of(core), 0.0).status
     assert status.state == "syncing"
     assert any("no seat yet" in warning for warning in status.warnings)
+    core.manifest = replace(core.manifest, admission=replace(core.manifest.admission, seats=2))
+    waiting = snapshot(sources_of(core), 0.0).status
+    assert any("all 2 are taken, in turns" in warning for warning in waiting.warnings)
     watcher = snapshot(sources_of(core, is_observer=True), 0.0).status
     assert watcher.state == "syncing"
     assert not any("seat" in warning for warning in watcher.warnings)

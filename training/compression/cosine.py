@@ -37,6 +37,7 @@ _WAVE_BITS = 20
 with codes of 7 bits both products stay below 127 x 7.3^2 x 2^40, which is 2^52.7."""
 
 _MOST = np.float32(2.0**127)
+"""Of a wave's value: what is larger is cut, and the residual has the rest."""
 
 
 class _Run(NamedTuple):

@@ -9,7 +9,7 @@ from node.rules.round_view import RoundView
 from node.rules.standing import Standing
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
-from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
+from tests.node.builders import CONFIG, Voice, contributed, head_of, peers_named, view_of
 
 A, B, C, D = peers_named(4)
 HEAD = head_of((A, B, C))
@@ -213,3 +213,23 @@ def test_restarted_node_never_votes_in_an_attempt_in_which_it_voted_provisionall
     view = view_of(A, HEAD)
     refill(view, restart, now_s=7.0)
     assert view.attempt == 4
+
+
+def test_what_a_trainer_gave_before_it_began_anew_is_in_no_seal_for_it():
+    """R6: on a branch that comes back a COMMIT is listed of which the trainer holds nothing."""
+    said = Voice(A, HEAD.value).commit("mine")
+    standing, _ = standing_on(1)
+    base, left = standing.views
+    base.ballots.add(entry_of(said), is_own=True)
+    base.own_commit = said.message.digest
+    base.contributed(contributed(base.index))
+    listing = replace(HEAD.value, commits=(said.message.digest,))
+    assert base.is_listed_in(listing)
+    standing.fall_back()
+    standing.resynced()
+    assert not base.is_listed_in(listing)
+    assert not left.is_out_of_hand, "nothing of it was committed"
+    base.contributed(contributed(base.index, "another"))
+    assert not base.is_listed_in(listing)
+    base.contributed(contributed(base.index))
+    assert base.is_listed_in(listing), "the same bytes again"

@@ -23,6 +23,7 @@ from sim.bench.stages import (
     stage_of,
     stages_between,
 )
+from training.compression import CODECS
 
 ROOT = Path(__file__).parents[3]
 
@@ -126,3 +127,10 @@ def test_sample_holds_nothing_of_what_it_looked_at(tmp_path):
         assert work()() is None
     finally:
         gc.enable()
+
+
+def test_every_codec_is_counted_as_encoding_and_decoding():
+    modules = {type(CODECS[name]()).__module__.rpartition(".")[2] for name in CODECS}
+    for module in modules:
+        for what in ("encode", "decode"):
+            assert named(f"/x/training/compression/{module}.py {what}") == what
