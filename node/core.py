@@ -12,7 +12,7 @@ from node.core_state import CoreState
 from node.peers.relay import pack
 from node.rules.auditing import AUDIT_KINDS
 from node.rules.restart import Restart, was_listed
-from node.state_transfer.catchup import chain_page
+from node.state_transfer.chain_pages import chain_page
 from protocol.errors import DecodeError, ProofError
 from protocol.frames import (
     Branch,
@@ -21,6 +21,7 @@ from protocol.frames import (
     Frame,
     Heartbeat,
     Hello,
+    Lacking,
     Messages,
     Refusal,
     StatusAnswer,
@@ -142,6 +143,8 @@ class NodeCore(CoreState):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
             case ev.StateReady():
                 yield from self._resynced(event, now_s)
+            case ev.NotServed(peer=peer, bulk=bulk, subject=subject):
+                yield ev.Send(peer, Lacking(bulk=bulk, subject=subject))
             case _ if isinstance(event, ev.FetchEvent):
                 yield from self.catchup.take(event, now_s=now_s)
             case ev.TrainerReady(device=device):
@@ -260,6 +263,8 @@ class NodeCore(CoreState):
             case Want(bulk=bulk, subject=subject, cells=cells):
                 if not self._rare("want-ignored"):
                     yield ev.Push(peer, bulk, subject, cells)
+            case Lacking(bulk=bulk, subject=subject):
+                self.catchup.lacks(peer, bulk, subject)
             case WantChain(first=first):
                 yield from self._catches_up(peer, now_s)
                 yield from chain_page(self.chain, peer, first)

@@ -1,8 +1,7 @@
-"""What the pure machines of a node are told, and what they ask for.
+"""What the pure machines of a node are told with a monotonic time, and what they ask for.
 
-Events go in with a monotonic time, actions come out in the order in which they must be carried
-out: a RecordSlot is durable before the Broadcast behind it leaves.
-"""
+Actions come out in the order in which they must be carried out: a RecordSlot is durable before the
+Broadcast behind it leaves."""
 
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from node.state_transfer.fetch_events import FetchEvent as FetchEvent
 from node.state_transfer.fetch_events import FetchOrder as FetchOrder
 from node.state_transfer.fetch_events import FetchState as FetchState
 from node.state_transfer.fetch_events import FetchSteps as FetchSteps
+from node.state_transfer.fetch_events import NotServed as NotServed
 from node.state_transfer.fetch_events import StateFailed as StateFailed
 from node.state_transfer.fetch_events import StateReady as StateReady
 from node.state_transfer.fetch_events import StepFailed as StepFailed

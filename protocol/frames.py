@@ -122,6 +122,14 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking:
+    """The answer to a Want of state or step where nothing of that subject is here: ask others."""
+
+    bulk: Bulk
+    subject: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WantChain:
     """Please send the final seals from this round on."""
 
@@ -185,6 +193,7 @@ Frame = (
     | WantBranch
     | Branch
     | Welcome
+    | Lacking
 )
 
 _TYPES: dict[int, type[Frame]] = {
@@ -201,6 +210,7 @@ _TYPES: dict[int, type[Frame]] = {
     23: WantBranch,
     24: Branch,
     25: Welcome,
+    26: Lacking,
 }
 _NUMBERS = {kind: number for number, kind in _TYPES.items()}
 

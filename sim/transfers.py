@@ -63,6 +63,12 @@ class Transfers:
                 self._queue.done(due)
                 return
             items, about = self._found(due)
+            if items is None:
+                self._queue.done(due)
+                # Behind what is happening right now: the core is in the middle of an event.
+                told = ev.NotServed(due.to, due.bulk, due.subject)
+                self._world.push(self._world.now_s, node, node.tell, told)
+                continue
             if not items or about is None or not bulk.is_of_use(node.core, due):
                 self._queue.done(due)
                 continue
@@ -73,8 +79,8 @@ class Transfers:
             end_s = self._send(wire, header, items, self._pause_s(header, items))
             self._world.push(end_s, node, self._sent, due)
 
-    def _found(self, due: ev.Push) -> tuple[list[Item], int | None]:
-        """What is here of it, and of which round it is."""
+    def _found(self, due: ev.Push) -> tuple[list[Item] | None, int | None]:
+        """What is here of it, and of which round it is; None where joiners ask in vain."""
         node = self._node
         if due.bulk is Bulk.WORK:
             items = node.works.items(due.subject, due.cells) if node.hooks.opens else []
@@ -84,13 +90,13 @@ class Transfers:
             return self._served(due), about
         return bulk.outgoing(node.core, node.store, due), about
 
-    def _served(self, due: ev.Push) -> list[Item]:
+    def _served(self, due: ev.Push) -> list[Item] | None:
         node, certificate = self._node, self._node.core.sealed(due.subject)
         if certificate is None:
-            return []
+            return None
         source = node.served.find(due.bulk, certificate, now_s=self._world.now_s)
         if source is None:
-            return []
+            return None
         return [source.item(index) for index in dict.fromkeys(due.cells) if index < source.count]
 
     def _pause_s(self, header: BulkHeader, items: list[Item]) -> float:

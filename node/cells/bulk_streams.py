@@ -145,10 +145,13 @@ class BulkStreams:
             self._queue.forget(push.to)
             return
         about = bulk.round_of(self._owner.core, push)
-        if about is None:
-            return
         if push.bulk in bulk.IS_SERVED:
-            cells: Outgoing = await self._serving.cells(push)
+            cells: Outgoing | None = await self._serving.cells(push)
+            if cells is None or about is None:
+                await self._owner.tell(ev.NotServed(push.to, push.bulk, push.subject))
+                return
+        elif about is None:
+            return
         elif push.bulk is Bulk.WORK and self._work is not None:
             cells = await self._work.outgoing(push)
         elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.cells.shard_store import CellSizes
-from node.events import CoreAction, Fault, Send, SendChain
+from node.events import CoreAction, Fault, Send
 from node.rules.chain import check_seal
 from node.rules.rare import Rare, never
 from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
@@ -31,7 +31,7 @@ from node.state_transfer.fetch_events import (
 )
 from protocol import limits
 from protocol.errors import ProofError
-from protocol.frames import Bulk, Chain, Want, WantChain
+from protocol.frames import Bulk, Want, WantChain
 from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue
 
@@ -45,6 +45,11 @@ not enough, for instance because they were all restarted. The state mends it."""
 BACK_WITHIN_S = 3.0
 """A connection that broke is there again within so long: its peer is asked for the rest at the rate
 that it gave, and what is on the disk is not read again."""
+
+
+LACKED_S = 1.0
+"""Where all say that they lack what was asked of them, the chain goes on after such a pause: by
+then it leads further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +327,15 @@ class CatchUp:
             return
         for peer, subject, bulk, cells in fetch.due(able, lag_s=lag_s, now_s=now_s):
             yield Send(peer, Want(bulk=bulk, subject=subject, cells=cells))
-        if fetch.is_hopeless(now_s, lag_s=lag_s):
+        if fetch.is_lacked(able):
+            self.fail(now_s=now_s, pause_s=LACKED_S)
+        elif fetch.is_hopeless(now_s, lag_s=lag_s):
             self.fail(now_s=now_s)
+
+    def lacks(self, peer: PeerId, bulk: Bulk, subject: bytes) -> None:
+        """A source says that it has nothing of what it was asked for."""
+        if self._fetch is not None:
+            self._fetch.lacks(peer, bulk, subject)
 
     def is_asked(self, peer: PeerId, subject: bytes, cell: int) -> bool:
         """Whether that peer was asked for that cell, and it has not come."""
@@ -350,9 +362,9 @@ class CatchUp:
         self._vain.clear()
         return chain
 
-    def fail(self, *, now_s: float) -> None:
-        """Nobody gives that state, or these steps: in a while it is another way."""
-        self._not_before_s = now_s + STALL_S
+    def fail(self, *, now_s: float, pause_s: float = STALL_S) -> None:
+        """Nobody gives that state, or these steps: after a pause it is another way."""
+        self._not_before_s = now_s + pause_s
         if self.wanted is not None and self._fetch is not None:
             seal = self.wanted.value if _is_state(self._fetch) else self._base
             if seal is not None:
@@ -373,22 +385,6 @@ class CatchUp:
         """The head went on by itself: the chain does not fit it, the state is not needed."""
         self.abandon()
         self.begun = (b"", 0)
-
-
-def chain_page(chain: Sequence[SealCertificate], peer: PeerId, first: int) -> Iterator[CoreAction]:
-    """What a peer gets that asks for the seals from round `first` on; never genesis.
-
-    `chain` are the newest seals; older ones are only in the journal.
-    """
-    first = max(1, first)
-    known = first - chain[0].value.round
-    if known < 0:
-        yield SendChain(peer, first)
-        return
-    seals = chain[known : known + limits.CHAIN_PAGE_SEALS]
-    step = limits.CHAIN_SEALS_PER_FRAME_MAX
-    for start in range(0, len(seals), step):
-        yield Send(peer, Chain(seals=tuple(seals[start : start + step])))
 
 
 def _are_kept(steps: Sequence[SealCertificate]) -> bool:

@@ -67,6 +67,8 @@ class _Source:
     rests_until_s: float = -math.inf
     num_rests: int = 0
     has_lied: bool = False
+    lacks: set[int] = field(default_factory=set)
+    """Batches of which it said that it has nothing."""
 
     def rate(self, now_s: float) -> float:
         """Bytes per second while it had something to give; 0 while nothing is known."""
@@ -97,6 +99,8 @@ class CellFetch:
         self._givers: dict[int, set[PeerId]] = {}
         self._alone: dict[int, PeerId | None] = {}
         """Batches of which all cells are to come from one source, once it is chosen this one."""
+        self._resumed: set[int] = set()
+        """Batches of which something was here before: somebody had them."""
         self._moved_s = now_s
 
     # What came ----------------------------------------------------------------------------------
@@ -107,6 +111,8 @@ class CellFetch:
         for subject, cells in held.items():
             if subject in self._numbers:
                 self._settle(self._numbers[subject], cells)
+                if cells:
+                    self._resumed.add(self._numbers[subject])
 
     def arrived(
         self, source: PeerId, subject: bytes, cells: Collection[int], *, now_s: float
@@ -151,6 +157,15 @@ class CellFetch:
         self._release(found)
         found.rests_until_s = now_s + REST_S * 2.0 ** min(found.num_rests, RESTS_GROW)
         found.num_rests += 1
+
+    def lacks(self, source: PeerId, bulk: Bulk, subject: bytes) -> None:
+        """It was asked for cells of which it has none: others are asked for these."""
+        number, found = self._numbers.get(subject), self._sources.get(source)
+        if number is None or found is None or bulk is not self.batches[number].bulk:
+            return
+        if any(place[0] == number for place in found.asked):
+            self._release(found)
+            found.lacks.add(number)
 
     def lied(self, source: PeerId) -> None:
         """It sent what is not true: it is not asked again."""
@@ -201,6 +216,19 @@ class CellFetch:
     def is_hopeless(self, now_s: float, *, lag_s: float) -> bool:
         """Whether nothing came from anybody for long."""
         return self.is_begun and not self.is_whole and now_s > self._moved_s + HOPELESS_S + lag_s
+
+    def is_lacked(self, able: Collection[PeerId]) -> bool:
+        """Whether all who may have it said of something that is missing that they lack it: those
+        of `able`, and whoever gave of it, though out of reach."""
+        found = [self._sources.setdefault(peer, _Source()) for peer in able]
+        lacks = [source.lacks for source in found if not source.has_lied]
+        if not (lacks and all(lacks)):
+            return False  # As nearly always.
+        missing = {number for number, _ in self._missing}
+        return any(
+            all(number in self._sources[giver].lacks for giver in self._givers.get(number, ()))
+            for number in missing.intersection(*lacks) - self._resumed
+        )
 
     def due(
         self, able: Collection[PeerId], *, lag_s: float, now_s: float
@@ -263,6 +291,8 @@ class CellFetch:
         return taken
 
     def _may_give(self, peer: PeerId, number: int, usable: list[PeerId]) -> bool:
+        if number in self._sources[peer].lacks:
+            return False
         if number in self._alone and self._alone[number] not in usable:
             self._alone[number] = peer
         return self._alone.get(number, peer) == peer

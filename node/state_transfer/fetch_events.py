@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate
 
@@ -61,6 +62,15 @@ class FetchedWrong:
 
 
 @dataclass(frozen=True, slots=True)
+class NotServed:
+    """A peer asked for a state or step of which nothing is here: the core tells it so."""
+
+    peer: PeerId
+    bulk: Bulk
+    subject: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepFailed:
     """The result that was fetched for that seal does not lead to its state."""
 
@@ -85,4 +95,4 @@ class StateFailed:
     basis: bytes
 
 
-FetchEvent = FetchBegun | Fetched | FetchedWrong | StepFailed | StateReady | StateFailed
+FetchEvent = FetchBegun | Fetched | FetchedWrong | NotServed | StepFailed | StateReady | StateFailed

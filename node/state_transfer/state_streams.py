@@ -220,8 +220,8 @@ class Serving:
         self._limiter = trio.CapacityLimiter(1)
         self.num_of_round = 0
 
-    async def cells(self, push: ev.Push) -> Outgoing:
-        """Those of the cells that were asked for that are here."""
+    async def cells(self, push: ev.Push) -> Outgoing | None:
+        """The cells that were asked for; None if nothing of that subject is here."""
         certificate = self._owner.core.sealed(push.subject)
         source = None
         if certificate is not None:
@@ -230,7 +230,7 @@ class Serving:
                 partial(self._served.find, push.bulk, certificate, now_s=now_s)
             )
         if source is None:
-            return InMemory([])
+            return None
         # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
         count = source.count
         cells = [index for index in dict.fromkeys(push.cells) if index < count]

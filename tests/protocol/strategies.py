@@ -19,6 +19,7 @@ from protocol.frames import (
     Chain,
     Heartbeat,
     Hello,
+    Lacking,
     Messages,
     Refusal,
     StatusAnswer,
@@ -71,7 +72,7 @@ BODIES = (*(Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave, 
 FRAMES = (
     *(Hello, Refusal, Heartbeat, Messages, Want, WantChain, Chain, StatusAsk, StatusAnswer),
     *GOSSIP_FRAMES.values(),
-    *(WantBranch, Branch, Welcome),
+    *(WantBranch, Branch, Welcome, Lacking),
 )
 BULK = (BulkHeader, BulkItem)
 TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, SignedManifest)

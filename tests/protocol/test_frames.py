@@ -34,14 +34,14 @@ def test_frame_is_its_number_and_its_bytes(frame):
 
 def test_numbers_of_frames_are_the_wires():
     names = [kind.__name__ for _, kind in sorted(frames._TYPES.items())]
-    assert sorted(frames._TYPES) == list(range(1, 26))
+    assert sorted(frames._TYPES) == list(range(1, 27))
     assert names == [type(frame).__name__ for frame in FRAMES]
 
 
 @EACH
 def test_frame_under_a_number_of_no_type_is_refused(frame):
     body = encode_frame(frame)[1:]
-    for number in (0, 26, 127, 255):
+    for number in (0, 27, 127, 255):
         with pytest.raises(DecodeError, match=f"no frame of type {number:02x}"):
             decode_frame(bytes([number]) + body)
 

@@ -23,6 +23,7 @@ from protocol.frames import (
     Frame,
     Heartbeat,
     Hello,
+    Lacking,
     Messages,
     Refusal,
     StatusAnswer,
@@ -265,6 +266,7 @@ FRAMES: tuple[Frame, ...] = (
     WantBranch(final=BASIS),
     Branch(final=BASIS, seals=(CERTIFICATE,), lock=SIGNED_SEAL.encoded),
     Welcome(),
+    Lacking(bulk=Bulk.STATE, subject=BASIS),
 )
 BULK = (
     BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, round=42, items=12_288),

@@ -238,6 +238,21 @@ async def test_cells_of_a_peer_without_a_link_are_neither_sent_nor_taken() -> No
         assert near.traffic() == (0, 0)
 
 
+@pytest.mark.parametrize("kind", [Bulk.STATE, Bulk.STEP])
+async def test_state_that_is_not_here_is_told_instead_of_sent(kind) -> None:
+    source, joiner = Desk(FOUNDER_SEED, MANIFEST), Ed25519Signer(b"t" * 32).peer_id
+    head = source.core.chain[0]
+    gone = replace(head, value=replace(head.value, round=1, root=bytes(32), commits=(b"c" * 32,)))
+    source.core.chain.append(gone)
+    network = MemoryNetwork()
+    async with network.open(signer_seed=FOUNDER_SEED) as near:
+        for subject in (gone.value.digest, b"never sealed".ljust(32)):
+            await source.streams(near).push(ev.Push(joiner, kind, subject, CELLS))
+            assert source.told == [ev.NotServed(joiner, kind, subject)]
+            source.told.clear()
+        assert near.traffic() == (0, 0)
+
+
 def test_a_want_that_names_a_cell_many_times_gets_it_once() -> None:
     source = Desk(FOUNDER_SEED, MANIFEST)
     digest, _ = committed(source)

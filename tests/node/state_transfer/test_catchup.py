@@ -7,7 +7,7 @@ import pytest
 from node.cells.shard_store import CellSizes
 from node.events import Fault, Send
 from node.rules.chain import certify
-from node.state_transfer.catchup import BACK_WITHIN_S, STALL_S, STUCK_S, CatchUp
+from node.state_transfer.catchup import BACK_WITHIN_S, LACKED_S, STALL_S, STUCK_S, CatchUp
 from node.state_transfer.cell_fetch import HOPELESS_S
 from node.state_transfer.fetch_events import FetchBegun, Fetched, FetchState, FetchSteps, StepFailed
 from protocol import limits
@@ -239,6 +239,27 @@ def test_state_that_nobody_gives_any_more_is_given_up_for_the_newest():
     assert machine.consider(HEAD.value, {A: 11}, moved_s=0.0, now_s=again_s) == [
         FetchState(CHAIN[5])
     ]
+
+
+def test_state_that_all_say_they_lack_is_given_up_at_once_for_the_newest():
+    machine = begun({A: 8, B: 8}, is_forced=True)
+    machine.extend(max(A, B), tuple(CHAIN[:3]), now_s=0.0)
+    subject = CHAIN[2].value.digest
+    list(machine.take(FetchBegun(subject, {}), now_s=0.0))
+    wants(machine, {A: 8, B: 8})
+    machine.lacks(A, Bulk.STATE, subject)
+    wants(machine, {A: 11, B: 11}, now_s=0.2)
+    assert begun_again(machine), "B may have it"
+    machine.lacks(B, Bulk.STATE, subject)
+    wants(machine, {A: 11, B: 11}, now_s=0.3)
+    assert not begun_again(machine)
+    rounds = {A: 11, B: 11}
+    early_s = 0.2 + LACKED_S
+    assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=early_s) == []
+    due = machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=0.3 + LACKED_S)
+    assert due == [Send(max(A, B), WantChain(first=8))], "its links stay"
+    actions = machine.extend(max(A, B), tuple(CHAIN[3:]), now_s=1.5)
+    assert actions == [FetchState(CHAIN[5])]
 
 
 def test_steps_that_nobody_gives_are_given_up_for_the_state():

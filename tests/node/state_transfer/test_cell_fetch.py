@@ -150,6 +150,70 @@ def test_nobody_gives_anything_for_long_is_hopeless_and_one_byte_is_hope():
     assert not fetch.is_hopeless(HOPELESS_S + 0.1, lag_s=0.0)
 
 
+def test_what_one_lacks_is_asked_of_the_others_at_once_and_never_of_it_again():
+    fetch = fetch_of(4)
+    cells = asked(fetch, (A, B))[A]
+    fetch.lacks(A, Bulk.STATE, SUBJECT)
+    assert not fetch.is_lacked((A, B))
+    fetch.arrived(B, SUBJECT, (2, 3), now_s=0.1)
+    assert set(asked(fetch, (A, B), 0.1)[B]) < set(cells)
+    fetch.arrived(B, SUBJECT, cells[:1], now_s=0.2)
+    assert asked(fetch, (A, B), 0.2) == {B: cells[1:]}
+    assert A not in asked(fetch, (A, B), 1000.0)
+
+
+def test_what_all_lack_is_lacked_and_whoever_comes_later_may_have_it():
+    fetch = fetch_of()
+    asked(fetch, (A, B))
+    for peer in (A, B):
+        fetch.lacks(peer, Bulk.STATE, SUBJECT)
+    assert fetch.is_lacked((A, B))
+    assert fetch.is_lacked((A,))
+    assert not fetch.is_lacked(())
+    assert not fetch.is_lacked((A, B, C))
+    assert asked(fetch, (A, B, C)) == {C: [0, 1]}
+
+
+def test_nobody_lacks_what_it_was_not_asked_for():
+    fetch = fetch_of()
+    fetch.lacks(A, Bulk.STATE, SUBJECT)
+    asked(fetch, (A, B))
+    for bulk, subject in ((Bulk.STEP, SUBJECT), (Bulk.STATE, OTHER)):
+        fetch.lacks(A, bulk, subject)
+        fetch.lacks(B, bulk, subject)
+    assert not fetch.is_lacked((A, B))
+    fetch.lacks(A, Bulk.STATE, SUBJECT)
+    assert not fetch.is_lacked((A, B)), "not before all have said so"
+
+
+def test_liars_do_not_count_among_those_who_may_have_it():
+    fetch = fetch_of()
+    asked(fetch, (A, B))
+    fetch.lacks(A, Bulk.STATE, SUBJECT)
+    fetch.lied(B)
+    assert fetch.is_lacked((A, B))
+
+
+def test_a_giver_out_of_reach_and_what_was_here_before_are_reasons_to_wait():
+    fetch = fetch_of()
+    asked(fetch, (A, B))
+    fetch.arrived(A, SUBJECT, (0,), now_s=0.1)
+    fetch.lacks(B, Bulk.STATE, SUBJECT)
+    assert not fetch.is_lacked((B,)), "A gave some of it, and may be back"
+    resumed = fetch_of(held=(0,))
+    asked(resumed, (B,))
+    resumed.lacks(B, Bulk.STATE, SUBJECT)
+    assert not resumed.is_lacked((B,)), "somebody had it before this node was restarted"
+
+
+def test_steps_are_lacked_as_soon_as_one_of_them_is():
+    fetch = fetch_of(1, batches=2)
+    assert asked(fetch, (A,)) == {A: [0, 0]}
+    assert not fetch.is_lacked((A,))
+    fetch.lacks(A, Bulk.STEP, OTHER)
+    assert fetch.is_lacked((A,))
+
+
 def test_unknown_subjects_and_cells_that_nobody_asked_for_change_nothing():
     fetch = fetch_of(4)
     fetch.arrived(A, OTHER, (0,), now_s=0.0)

@@ -7,7 +7,7 @@ from node.core import NodeCore
 from node.rules.chain import certify, seal_value
 from node.state_transfer.catchup import BACK_WITHIN_S
 from protocol import limits
-from protocol.frames import Chain, Want, WantChain
+from protocol.frames import Bulk, Chain, Lacking, Want, WantChain
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, List, SealCertificate
 from tests.node.builders import CONFIG, Voice, contributed, view_of
@@ -144,6 +144,19 @@ def test_source_that_sends_everything_but_the_state_loses_its_cells_to_another()
             due += wanted_cells(core.handle(ev.Fetched(B, subject, cells), 0.5 * step), B)
     assert of_b >= set(first)
     assert not any(core.catchup.is_asked(A, subject, cell) for cell in first)
+
+
+def test_whoever_asks_for_a_state_that_is_not_here_is_told_so_and_goes_on_at_once():
+    core = core_of(C, A, B)
+    subject = CHAIN[-1].value.digest
+    told = sent(core.handle(ev.NotServed(B, Bulk.STATE, subject), 0.0), Lacking)
+    assert told == [(B, Lacking(bulk=Bulk.STATE, subject=subject))]
+    ahead(core, A, 10)
+    chain_frames(core, A)
+    core.handle(ev.FetchBegun(subject, {}), 0.0)
+    assert core.awaits_state(CHAIN[-1])
+    core.handle(ev.FrameArrived(A, told[0][1]), 0.1)
+    assert not core.awaits_state(CHAIN[-1])
 
 
 def wanted_cells(actions, peer: PeerId) -> list[tuple[int, ...]]:

@@ -221,6 +221,7 @@ async def test_whoever_asks_for_a_whole_state_has_a_chunk_of_it_read_at_a_time()
     cells = tuple(range(12_288)) * 2
     push = ev.Push(Ed25519Signer(JOINER).peer_id, Bulk.STATE, certificate.value.digest, cells)
     outgoing = await serving.cells(push)
+    assert outgoing is not None
     assert outgoing.count == 12_288, "each once"
     assert source.read == 0
     for number in range(1, 4):

@@ -155,6 +155,13 @@ def test_code_that_forgets_its_signatures_is_found_out(monkeypatch):
     assert violation(with_faults(fault)) == "I1"
 
 
+@pytest.mark.parametrize("seed", [47, 125])
+def test_node_that_wants_a_state_that_nobody_kept_is_told_so_and_comes_back_soon(seed):
+    # A branch of many rounds became final at once; the joiner learnt of the chain in between.
+    outcome = run_trial(read_scenario("partition-three"), seed)
+    assert outcome.violation is None, outcome.violation
+
+
 def test_what_was_committed_on_a_branch_that_comes_back_is_not_what_the_trainer_holds():
     # It fell back, began anew, and had the rounds of its branch again as final ones: the residual
     # of what it had made meanwhile, and nobody was sent, passed for that of the listed one (I5).
