@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from node.compare.runs import LINE, Compared, step_s_of
 
@@ -18,6 +19,8 @@ _COLOURS = (
 _INCHES, _DOTS_PER_INCH = (14.4, 5.0), 130
 _FIRST_SHOWN = 0.12
 """Of the curve; before it everything falls alike, and the differences behind would be invisible."""
+
+_DECADES_LABELLED = 2.5
 
 
 def draw_plot(runs: Sequence[Compared], path: Path) -> None:
@@ -50,8 +53,7 @@ def draw_plot(runs: Sequence[Compared], path: Path) -> None:
             )
         _style(axes, label)
     if any(run.wire_bytes for run in shown):  # Of one peer nothing leaves.
-        panes[1].set_xscale("log")
-    panes[1].xaxis.set_major_formatter("{x:g}")
+        scale_bytes(panes[1])
     panes[0].set_ylabel("validation loss, nats per byte", color=_MUTED)
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     rounds = sorted({run.manifest.rounds for run in shown})
@@ -67,6 +69,21 @@ def draw_plot(runs: Sequence[Compared], path: Path) -> None:
         fontweight="bold",
     )
     figure.savefig(path, format="png")
+
+
+def scale_bytes(axes: Axes) -> None:
+    """A logarithmic axis: of a decade or more with the powers of ten, and 2 and 5 between them if
+    there is room for their labels; of less with round numbers."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    if high < 10 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        is_short = high < low * 10**_DECADES_LABELLED
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)) if is_short else NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
 
 
 def _style(axes: Axes, label: str) -> None:

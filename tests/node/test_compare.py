@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from node.cells.shard_store import ShardStore
 from node.compare.main import table_of
-from node.compare.plot import draw_plot
+from node.compare.plot import draw_plot, scale_bytes
 from node.compare.runs import (
     LINE,
     PRESETS_DEFAULT,
@@ -212,6 +214,22 @@ def test_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
         run.points = []
     draw_plot(runs, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize("span", [1.05, 1.3, 2, 6, 9, 40, 900, 1e5, 1e9])
+@pytest.mark.parametrize("low", [0.3, 1, 7])
+def test_labels_of_bytes_are_some_and_never_overlap_however_long_the_axis(low, span) -> None:
+    figure = Figure(figsize=(4.8, 5.0), dpi=130)
+    axes = figure.subplots()
+    axes.plot([low, low * span], [0, 1])
+    scale_bytes(axes)
+    figure.draw_without_rendering()
+    first, last = axes.get_xlim()
+    ticks = [*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks()]
+    labels = [t.label1 for t in ticks if first <= t.get_loc() <= last and t.label1.get_text()]
+    spans = sorted((box.x0, box.x1) for box in (one.get_window_extent() for one in labels))
+    assert len(spans) >= 2, "one label is no scale"
+    assert all(one[1] + 4 < other[0] for one, other in pairwise(spans)), labels
 
 
 @pytest.mark.filterwarnings("error")
