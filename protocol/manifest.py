@@ -87,7 +87,8 @@ class CorpusSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerSpec:
     """The inner loop: AdamW, or plain SGD, with warm-up and cosine over the run's global inner
-    steps. `beta1`, `beta2` and `weight_decay` are AdamW's.
+    steps. `beta1`, `beta2` and `weight_decay` are AdamW's. With a `sam_radius` gradients are taken
+    so far uphill (sharpness-aware minimization), each at the price of two.
 
     `batch` is sequences per inner step and peer; `inner_steps` is H. `drift_max` bounds the local
     steps taken against one anchor, in units of H (R6).
@@ -104,6 +105,7 @@ class InnerSpec:
     clip_norm: Annotated[float, Range(0.0, 1e6)]
     drift_max: Annotated[int, Range(1, 16)]
     optimizer: Annotated[str, OneOf(("adamw", "sgd"))] = field(default="adamw", metadata=LEFT_OUT)
+    sam_radius: Annotated[float, Range(0.0, 10.0)] = field(default=0.0, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,9 @@ class Pace:
 PLAIN = Pace(eta=0.0, alpha=0.5)
 
 
-def pace_of(replicas: int, rates: Mapping[Edge, float]) -> Pace:
-    """The pace of a connected graph, by how often its edges meet per unit of time."""
+def chis_of(replicas: int, rates: Mapping[Edge, float]) -> tuple[float, float]:
+    """chi_1 and chi_2 of a connected graph whose edges meet so often per unit of time: how slowly
+    it mixes, and half the largest resistance between the ends of an edge."""
     laplacian_RR = np.zeros((replicas, replicas))
     for (i, j), rate in rates.items():
         laplacian_RR[[i, j], [i, j]] += rate
@@ -41,7 +42,12 @@ def pace_of(replicas: int, rates: Mapping[Edge, float]) -> Pace:
     chi_1 = 1.0 / float(np.sort(np.linalg.eigvalsh(laplacian_RR))[1])
     inverse_RR = np.linalg.pinv(laplacian_RR)
     spans = [inverse_RR[i, i] + inverse_RR[j, j] - 2.0 * inverse_RR[i, j] for i, j in rates]
-    chi_2 = 0.5 * float(max(spans))
+    return chi_1, 0.5 * float(max(spans))
+
+
+def pace_of(replicas: int, rates: Mapping[Edge, float]) -> Pace:
+    """The pace of such a graph."""
+    chi_1, chi_2 = chis_of(replicas, rates)
     return Pace(
         eta=1.0 / (2.0 * float(np.sqrt(chi_1 * chi_2))), alpha=0.5 * float(np.sqrt(chi_1 / chi_2))
     )

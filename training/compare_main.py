@@ -41,6 +41,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
 
     swarm = swarm_of(manifest, peers)
     context, batch = tokens_per_sample(manifest), manifest.inner.batch
+    sam_radius = manifest.inner.sam_radius
     curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
     every = max(1, manifest.rounds // POINTS)
     began_s, aside_s, told = time.monotonic(), 0.0, 0
@@ -64,7 +65,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
             ((first, _),) = diloco.lease
             samples_B = np.arange(first, first + batch) + diloco.local_step * batch
             windows_BW = dataset.windows(samples_B, context)
-            loss = accumulate_gradient(model, optimizer, windows_BW)
+            loss = accumulate_gradient(model, optimizer, windows_BW, sam_radius=sam_radius)
             is_sealed = diloco.step(loss) is not None
             # Where replicas are drawn, the first is not there in every round.
             if is_sealed and session.replica == 0 and diloco.clock.round >= told + every:

@@ -7,13 +7,17 @@ it made of their weights. So the loop, its schedule and its transaction are DiLo
 seal, no outer step, and nothing that two replicas could compare.
 """
 
+import math
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from training.acid import PLAIN, Pace, TwoCopies, pace_of
 from training.arithmetic import joined
 from training.exchange import Outcome, RunClock, RunStart
-from training.gossip import Mixing, Pairwise
+from training.gossip import Edge, Mixing, Pairwise, ring
 from training.replicas import MemorySession, Swarm, Weights
 
 
@@ -59,23 +63,70 @@ class GossipSwarm(Swarm):
     def _seal(self) -> None:
         index, numels = self.clock.round, self.manifest.layout(0).cell_numels[0]
         here = [r for r in range(self.replicas) if (index, r) not in self.absent]
-        rows = []
+        drifts = {}
         for replica in here:
             payloads = self.contributions.pop((index, replica)).payloads
             cells = zip(payloads, numels, strict=True)
-            drift_N = np.concatenate([self._codec.decode(one, numel) for one, numel in cells])
-            rows.append(self.own[replica] - drift_N)
-        mixed_RN: Weights = self.mixing.mix(np.stack(rows), index).astype(np.float32)
-        for row, replica in enumerate(here):
-            self.own[replica] = mixed_RN[row]
-        copies = self.mixing.copies(len(here)) * len(here)
-        self.payload_bytes += round(4 * sum(numels) * copies)
+            drifts[replica] = np.concatenate([self._codec.decode(*one) for one in cells])
+        self.payload_bytes += round(4 * sum(numels) * self.mixed(drifts, index))
         inner = self.manifest.inner
         self.clock = RunClock(
             round=index + 1,
             step=self.clock.step + inner.inner_steps,
             tokens=self.clock.tokens + inner.inner_steps * inner.batch * len(here),
         )
+
+    def mixed(self, drifts: Mapping[int, Weights], round_index: int) -> float:
+        """Take the drift of each replica, and mix; returns how many copies of weights were sent."""
+        rows_RN = np.stack([self.own[replica] - drift_N for replica, drift_N in drifts.items()])
+        mixed_RN: Weights = self.mixing.mix(rows_RN, round_index).astype(np.float32)
+        for row, replica in enumerate(drifts):
+            self.own[replica] = mixed_RN[row]
+        return self.mixing.copies(len(drifts)) * len(drifts)
+
+
+@dataclass
+class AcidSwarm(GossipSwarm):
+    """A2CiD2: two copies of each replica's weights, which meet on a ring without rounds.
+
+    A round is the unit of time: its drifts come at its begin, then everybody meets a neighbour once
+    on average, at moments that are drawn. The weights to train and to judge are the first copy's.
+    `pace` of None is that of the graph; PLAIN is gossip with one copy.
+    """
+
+    pace: Pace | None = None
+    disagreements: list[float] = field(default_factory=list)
+    """Behind each round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        edges = ring(self.replicas)
+        degree = 1 if self.replicas == 2 else 2
+        self._rates: dict[Edge, float] = dict.fromkeys(edges, 1.0 / degree)
+        pace = self.pace or (pace_of(self.replicas, self._rates) if edges else PLAIN)
+        self._copies = TwoCopies(np.stack(self.own).astype(np.float64), pace)
+
+    def mixed(self, drifts: Mapping[int, Weights], round_index: int) -> float:
+        """See GossipSwarm."""
+        for replica, drift_N in drifts.items():
+            self._copies.gradient(replica, drift_N.astype(np.float64), float(round_index))
+        meetings = [one for one in self._meetings(round_index) if drifts.keys() >= set(one[1])]
+        for at, edge in meetings:
+            self._copies.meet(edge, at)
+        for replica in drifts:
+            self.own[replica] = self._copies.x_RN[replica].astype(np.float32)
+        self.disagreements.append(self.disagreement)
+        return 2.0 * len(meetings)
+
+    def _meetings(self, round_index: int) -> list[tuple[float, Edge]]:
+        """Who meets whom in a round, and when: a Poisson process for each edge."""
+        lot = random.Random(f"{self.manifest.model.seed}/{round_index}")
+        found = []
+        for edge, rate in self._rates.items():
+            at = 0.0
+            while (at := at - math.log(1.0 - lot.random()) / rate) < 1.0:
+                found.append((round_index + at, edge))
+        return sorted(found)
 
 
 @dataclass

@@ -7,6 +7,9 @@ under those who train, there is nothing to seal: no bit promise. `training.swarm
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+SAM_RADIUS = 0.05
+"""Of sharpness-aware minimization, within the 0.01 to 0.1 of DFedSAM's authors."""
+
 
 def _both_ways(peers: int) -> float:
     """A contribution goes out, an anchor comes back from another peer that must send it."""
@@ -25,6 +28,11 @@ class InProcess:
     instead: str = "local_sgd"
     copies: Callable[[int], float] = _both_ways
     """How often the weights leave a peer in a round, on average over so many peers."""
+
+    inner_steps: int = 50
+    sam_radius: float = 0.0
+    is_assigned: bool = False
+    """See `training.presets.Preset`, all three."""
 
 
 _OWN_WEIGHTS = "replicas with weights of their own"
@@ -57,6 +65,27 @@ IN_PROCESS: Mapping[str, InProcess] = {
         lacks=_OWN_WEIGHTS,
         copies=_ring(4),
     ),
+    "dfedsam": InProcess(
+        summary="DFedSAM, gradients from a little uphill, four steps of gossip on a ring",
+        lacks=_OWN_WEIGHTS,
+        instead="fedsam",
+        copies=_ring(4),
+        sam_radius=SAM_RADIUS,
+    ),
+    "acid": InProcess(
+        summary="A2CiD2, two copies of the weights that meet between steps, on a ring",
+        lacks=_OWN_WEIGHTS,
+        copies=lambda peers: float(peers > 1),
+        inner_steps=1,
+    ),
+    "fedcompass": InProcess(
+        summary="FedCompass, more steps for faster peers, so that they come together",
+        lacks="steps that are told it by others",
+        instead="a_edit",
+        # A round is of fewer steps, the more unequal they are: for those of `training.swarms` half.
+        copies=lambda peers: 2 * _both_ways(peers),
+        is_assigned=True,
+    ),
     "fedbuff": InProcess(
         summary="FedBuff, a step for each half of all contributions, whoever they are from",
         lacks=_OLD_ANCHORS,
@@ -74,9 +103,7 @@ IN_PROCESS: Mapping[str, InProcess] = {
 }
 
 NOT_YET: Mapping[str, str] = {
+    "dadao": "strongly convex losses, which no network has; 'acid' is the gossip for these",
     "noloco": "replicas without a common anchor, and every seal has one",
-    "fedcompass": "steps that are told it by others; 'a_edit' has rounds by each peer's own clock",
-    "dfedsam": "two gradients in a step; 'gossip_multi_step' is its gossip",
-    "acid": "an exchange between any two steps, of two copies of the weights",
 }
 """Presets that are no preset yet, and what each of them still needs."""

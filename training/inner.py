@@ -1,4 +1,5 @@
-"""The inner loop: steps of AdamW, or of SGD, between two rounds.
+"""The inner loop: steps of AdamW, or of SGD, between two rounds; where the run says so with
+gradients that are taken a little uphill (SAM, Foret et al. 2021).
 
 B sequences, W window (context + 1 bytes), T context, V vocabulary
 
@@ -8,8 +9,8 @@ they are neither averaged nor reset at a round.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from protocol.manifest import InnerSpec, RunManifest
 
 _ELEMENT_WISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Moments of torch's optimizers that have the shape of their parameter."""
+
+_LEAST_NORM = 1e-12
 
 
 def learning_rate(manifest: RunManifest, step: int) -> float:
@@ -73,14 +76,52 @@ def accumulate_gradient(
     optimizer: torch.optim.Optimizer,
     windows_BW: NDArray[np.uint8] | torch.Tensor,
     *,
+    sam_radius: float = 0.0,
     micro_batch: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> float:
     """Fresh gradients of one batch into the parameters; returns its loss, nats per byte.
 
-    At most `micro_batch` sequences (None: all) pass through the model at once; the gradient is that
-    of the whole batch, to rounding. Forward passes run within `autocast()`.
+    With a `sam_radius` they are those of the same batch at the weights so far up the gradient, and
+    the loss is that of the weights. At most `micro_batch` sequences (None: all) pass through the
+    model at once; the gradient is that of the whole batch, to rounding. Forward passes run within
+    `autocast()`.
     """
+    loss = _accumulate(model, optimizer, windows_BW, micro_batch, autocast)
+    if sam_radius > 0.0:
+        with _uphill(model, sam_radius):
+            _accumulate(model, optimizer, windows_BW, micro_batch, autocast)
+    return loss
+
+
+@contextmanager
+def _uphill(model: nn.Module, radius: float) -> Iterator[None]:
+    """The weights, `radius` along the gradient at hand; behind it they are what they were, to the
+    bit."""
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    before = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        slopes = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in slopes]))
+        # Where there is no slope there is no uphill.
+        scale = radius / norm.clamp_min(_LEAST_NORM)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.addcmul_(slope, scale)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+
+
+def _accumulate(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    windows_BW: NDArray[np.uint8] | torch.Tensor,
+    micro_batch: int | None,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> float:
     optimizer.zero_grad()
     batch = len(windows_BW)
     total = 0.0

@@ -87,8 +87,9 @@ def has_variates(name: str) -> bool:
 
 
 def steps_of(manifest: RunManifest, lease: Lease) -> int:
-    """Inner steps of a round: H, or where peers choose as many as this lease is long enough for."""
-    inner = manifest.inner
-    if not is_paced(manifest.outer.preset):
+    """Inner steps of a round: H, or where peers choose or are told as many as this lease is long
+    enough for."""
+    inner, preset = manifest.inner, PRESETS[manifest.outer.preset](SHORT_RUN_ROUNDS)
+    if not (preset.is_paced or preset.is_assigned):
         return inner.inner_steps
     return max(1, min(inner.inner_steps, lease_size(lease) // inner.batch))

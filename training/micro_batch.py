@@ -41,8 +41,9 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 class MicroBatch:
     """The size, found by trial and halved whenever memory is refused; it never grows again."""
 
-    def __init__(self, device: Device, batch: int) -> None:
+    def __init__(self, device: Device, batch: int, *, sam_radius: float = 0.0) -> None:
         self._device = device
+        self._sam_radius = sam_radius
         self._batch = batch
         self._size = batch
 
@@ -62,7 +63,8 @@ class MicroBatch:
 
         def attempt(size: int) -> None:
             # The moments come with the first optimizer step, when it is too late to halve.
-            held = [torch.empty_like(p) for p in model.parameters() for _ in range(_RESERVE)]
+            copies = range(_RESERVE + (self._sam_radius > 0.0))
+            held = [torch.empty_like(p) for p in model.parameters() for _ in copies]
             windows_BW = np.zeros((size, window), dtype=np.uint8)
             accumulate_gradient(model, optimizer, windows_BW, autocast=self._device.autocast)
             del held
@@ -80,7 +82,12 @@ class MicroBatch:
 
         def attempt(size: int) -> float:
             return accumulate_gradient(
-                model, optimizer, windows_BW, micro_batch=size, autocast=self._device.autocast
+                model,
+                optimizer,
+                windows_BW,
+                sam_radius=self._sam_radius,
+                micro_batch=size,
+                autocast=self._device.autocast,
             )
 
         return self._fit(optimizer, attempt)

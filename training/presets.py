@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from training.in_process import IN_PROCESS, InProcess
+from training.in_process import IN_PROCESS, SAM_RADIUS, InProcess
 from training.registry import Registry
 
 SHORT_RUN_ROUNDS = 500
@@ -41,6 +41,7 @@ class Preset:
     momentum: float = 0.0
     inner_steps: int = 50
     inner_optimizer: str = "adamw"
+    sam_radius: float = 0.0
     fragments: int = 1
     overlap: int = 1
     """Rounds in flight, L of R1."""
@@ -50,6 +51,9 @@ class Preset:
 
     is_paced: bool = False
     """Whether each peer takes as many steps of a round as it sees fit, `inner_steps` at most."""
+
+    is_assigned: bool = False
+    """Whether peers are told how many, each another number: its lease is for so many."""
 
     has_variates: bool = False
     """Whether steps are corrected by control variates (`training.scaffold`)."""
@@ -129,6 +133,16 @@ def _averaging(rounds: int, *, name: str, inner_steps: int) -> Preset:
 
 PRESETS.register("fedavg", partial(_averaging, name="FedAvg", inner_steps=50))
 PRESETS.register("local_sgd", partial(_averaging, name="local SGD", inner_steps=10))
+
+
+def _fedsam(rounds: int) -> Preset:
+    """Qu et al. 2022: FedAvg of flat minima. A step takes the time of two."""
+    averaging = _averaging(rounds, name="FedSAM", inner_steps=50)
+    summary = "FedSAM, averaging of steps whose gradients are taken a little uphill"
+    return replace(averaging, summary=summary, sam_radius=SAM_RADIUS)
+
+
+PRESETS.register("fedsam", _fedsam)
 
 
 def _fedavgm(rounds: int) -> Preset:
@@ -320,10 +334,12 @@ PRESETS.register("a_edit", partial(_edit, is_paced=True))
 def _in_process(rounds: int, *, method: InProcess) -> Preset:
     """Weights travel whole and in float32: who gets them knows no anchor of theirs."""
     return replace(
-        _averaging(rounds, name="", inner_steps=50),
+        _averaging(rounds, name="", inner_steps=method.inner_steps),
         summary=method.summary,
         codec="none",
         feedback=0.0,
+        sam_radius=method.sam_radius,
+        is_assigned=method.is_assigned,
         lacks=method.lacks,
         common_anchor=method.common_anchor,
     )

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from protocol.manifest import RunManifest
+from training.compass_swarm import CompassSwarm
 from training.gossip import MIXINGS
-from training.gossip_swarm import GossipSwarm
+from training.gossip_swarm import AcidSwarm, GossipSwarm
 from training.replicas import MemorySession, Swarm, run_replicas
 from training.staleness import Polynomial, fedbuff_weights, fedfix_weights
 from training.variance import Corrected
@@ -22,6 +23,7 @@ _MIXING_OF: Mapping[str, str] = {
     "gossip_ring": "ring",
     "gossip_multi_step": "multi_step",
     "gossip_accelerated": "accelerated",
+    "dfedsam": "multi_step",
 }
 
 
@@ -33,6 +35,12 @@ def swarm_of(manifest: RunManifest, replicas: int) -> Swarm:
         if name == "gossip_corrected":
             mixing = Corrected(mixing, manifest.shards[0].tensors)
         return GossipSwarm(manifest, replicas, rounds_kept=1, mixing=mixing)
+    if name == "acid":
+        return AcidSwarm(manifest, replicas, rounds_kept=1)
+    if name == "fedcompass":
+        steps = manifest.inner.inner_steps
+        step_s = tuple(taken_s / steps for taken_s in _round_seconds(replicas))
+        return CompassSwarm(manifest, replicas, step_s=step_s)
     if name == "modest":
         return SampledSwarm(manifest, replicas, size=max(1, replicas // 2))
     if name in ("fedbuff", "fedfix"):
@@ -40,8 +48,13 @@ def swarm_of(manifest: RunManifest, replicas: int) -> Swarm:
     return Swarm(manifest, replicas, rounds_kept=1)
 
 
+def _round_seconds(replicas: int) -> tuple[float, ...]:
+    """What each takes for H steps; the slowest a second."""
+    return tuple(1.0 / SPEEDS[replica % len(SPEEDS)] for replica in range(replicas))
+
+
 def _asynchronous(manifest: RunManifest, replicas: int, name: str) -> AsyncSwarm:
-    seconds = tuple(1.0 / SPEEDS[replica % len(SPEEDS)] for replica in range(replicas))
+    seconds = _round_seconds(replicas)
     shares = [1.0 / replicas] * replicas
     if name == "fedfix":
         # Half a round of the slowest: others come once or twice in it.

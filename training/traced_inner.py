@@ -231,7 +231,8 @@ class TorchSegments:
         try:
             for step in steps_of_segment(self._manifest, place.segment):
                 windows_BW = self._batches(place.lease, step)
-                accumulate_gradient(model, optimizer, windows_BW)
+                sam_radius = self._manifest.inner.sam_radius
+                accumulate_gradient(model, optimizer, windows_BW, sam_radius=sam_radius)
                 apply_gradient(model, optimizer, self._manifest, place.step + step)
             return state_of_model(model, optimizer, shard)
         finally:

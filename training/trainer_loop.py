@@ -199,7 +199,8 @@ def anchor_loss(
 def _set_up(
     manifest: RunManifest, options: TrainerOptions, device: Device
 ) -> tuple[nn.Module, MicroBatch, torch.optim.Optimizer]:
-    micro_batch = MicroBatch(device, manifest.inner.batch)
+    inner = manifest.inner
+    micro_batch = MicroBatch(device, inner.batch, sam_radius=inner.sam_radius)
     try:
         # Before the optimizer is made: moments lie where their parameters are.
         model = build_model(manifest, options.shard, model_file=options.model_file)
@@ -208,7 +209,7 @@ def _set_up(
         if is_out_of_memory(error):
             raise memory_error(device) from error
         raise
-    optimizer = make_optimizer(model, manifest.inner)
+    optimizer = make_optimizer(model, inner)
     micro_batch.try_out(model, optimizer, tokens_per_sample(manifest) + 1)
     return model, micro_batch, optimizer
 

@@ -29,7 +29,8 @@ class VirtualSwarm(Swarm):
     rounds_kept: int | None = 1
     handed: dict[int, Contribution] = field(default_factory=dict)
     """By replica, not summed yet."""
-    num_leases: int = 0
+    num_samples: int = 0
+    """Leased so far."""
     is_finished: bool = False
     now_s: float = 0.0
     """Virtual time."""
@@ -61,12 +62,20 @@ class VirtualSwarm(Swarm):
         """Let replicas go on until the run is over."""
         ...
 
-    def go_on(self, replica: int) -> None:
-        """A replica takes the newest anchor, and trains a round on new samples."""
-        per_round = self.manifest.inner.inner_steps * self.manifest.inner.batch
-        first = self.num_leases * per_round
-        self._leases[replica] = ((first, first + per_round),)
-        self.num_leases += 1
+    @property
+    def steps_left(self) -> int:
+        """Of as many as all would have trained in lock step."""
+        inner = self.manifest.inner
+        in_all = self.manifest.rounds * self.replicas * inner.inner_steps
+        return in_all - self.num_samples // inner.batch
+
+    def go_on(self, replica: int, steps: int | None = None) -> None:
+        """A replica takes the newest anchor, and trains so many steps on new samples, by default
+        those of a round."""
+        inner = self.manifest.inner
+        first = self.num_samples
+        self.num_samples += (steps or inner.inner_steps) * inner.batch
+        self._leases[replica] = ((first, self.num_samples),)
         self.base[replica] = self.clock.round
         assert self._baton is not None
         self._baton.run(replica)
@@ -94,10 +103,21 @@ class VirtualSwarm(Swarm):
 
     def stepped(self, contributions: Sequence[Contribution], weights: Sequence[float]) -> None:
         """A step of the server with these contributions, each times its weight."""
+        drifts = [self.drift(contribution) for contribution in contributions]
+        self.moved(contributions, drifts, weights)
+
+    def moved(
+        self,
+        contributions: Sequence[Contribution],
+        drifts: Sequence[Weights],
+        weights: Sequence[float],
+    ) -> None:
+        """A step of the server away from these drifts, each times its weight; the tokens are those
+        of the contributions."""
         aggregate_N = np.zeros_like(self.anchors[0])
         tokens = 0
-        for contribution, weight in zip(contributions, weights, strict=True):
-            aggregate_N += np.float32(weight) * self.drift(contribution)
+        for contribution, drift_N, weight in zip(contributions, drifts, weights, strict=True):
+            aggregate_N += np.float32(weight) * drift_N
             tokens += contribution.tokens
             self.payload_bytes += sum(map(len, contribution.payloads))
         info = OuterInfo(round=self.clock.round, slots=self.slots[0])
@@ -168,7 +188,7 @@ class AsyncSwarm(VirtualSwarm):
         buffer: list[tuple[Contribution, float]] = []
         waiting: list[int] = []
         tick_s = self.interval_s
-        while self.num_leases < self.manifest.rounds * self.replicas:
+        while self.steps_left > 0:
             if self.interval_s > 0.0 and (not due or due[0][0] > tick_s + 1e-9):
                 self.now_s, tick_s = tick_s, tick_s + self.interval_s
                 free, waiting = waiting, []

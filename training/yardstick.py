@@ -68,7 +68,8 @@ def train_alone(
     show(Point(0, validation_loss(model, curve_BW)))
     for step in range(manifest.total_inner_steps):
         samples_B = np.arange(step * batch, (step + 1) * batch)
-        accumulate_gradient(model, optimizer, dataset.windows(samples_B, context))
+        windows_BW = dataset.windows(samples_B, context)
+        accumulate_gradient(model, optimizer, windows_BW, sam_radius=manifest.inner.sam_radius)
         apply_gradient(model, optimizer, manifest, step)
         if (step + 1) % manifest.inner.inner_steps == 0:
             show(Point(step + 1, validation_loss(model, curve_BW)))

@@ -124,6 +124,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     variates = 4 * has_variates(outer.preset)
     # SPARTA: the weights of a replica, which the round's anchor does not have.
     inner += vectors * (variates + PRESETS[outer.preset](manifest.rounds).has_own_weights)
+    is_uphill = manifest.inner.sam_radius > 0.0  # What to come back to.
     channel = channel_spec(manifest, 0).used_bytes
     return Costs(
         parameters=numel,
@@ -139,7 +140,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         ),
         # Weights, gradients, two moments, the anchor, what is encoded; the residual and the next.
         trainer_memory_bytes=TRAINER_BASE_BYTES
-        + vectors * (6 + 3 * has_residual + variates + bool(variates))
+        + vectors * (6 + 3 * has_residual + variates + bool(variates) + is_uphill)
         + payload,
         disk_bytes=state * (CHECKPOINTS_KEPT + 1)
         + inner * (INNER_STATES_KEPT + 1)

@@ -204,12 +204,12 @@ def _expanded(parsed: RunFile) -> RunFile:
     elif model.name == "gpt":
         model = model.model_copy(update={"settings": {**GPT_SETTINGS, **model.settings}})
     inner = parsed.inner
-    steps, inner_optimizer = inner.inner_steps, inner.optimizer
-    update = {
-        "inner_steps": preset.inner_steps if steps is None else steps,
-        "optimizer": preset.inner_optimizer if inner_optimizer is None else inner_optimizer,
+    own = {
+        "inner_steps": preset.inner_steps,
+        "optimizer": preset.inner_optimizer,
+        "sam_radius": preset.sam_radius,
     }
-    inner = inner.model_copy(update=update)
+    inner = inner.model_copy(update={k: v for k, v in own.items() if getattr(inner, k) is None})
     missing["then"] = _then(given.then, parsed)
     outer = given.model_copy(update=missing)
     filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}

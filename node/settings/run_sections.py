@@ -89,8 +89,8 @@ class CorpusSection(Section):
 
 
 class InnerSection(Section):
-    """[inner]: see InnerSpec. The numbers are those of the demo; `inner_steps` and `optimizer` are
-    the preset's."""
+    """[inner]: see InnerSpec. The numbers are those of the demo; `inner_steps`, `optimizer` and
+    `sam_radius` are the preset's."""
 
     inner_steps: int | None = None
     batch: int = 16
@@ -103,6 +103,7 @@ class InnerSection(Section):
     clip_norm: float = 1.0
     drift_max: int = 2
     optimizer: str | None = None
+    sam_radius: float | None = None
 
 
 class ThenSection(Section):

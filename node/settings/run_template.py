@@ -64,6 +64,7 @@ permutation_seed = 0   # the order in which samples are given out
 
 [inner]                # steps on each peer, between two rounds
 # optimizer = "adamw"  # or "sgd", without moments and decay. Left out it is the preset's
+# sam_radius = 0.0     # above 0: gradients from so far uphill, at twice the time (flat minima)
 # inner_steps = 50     # steps per round. More: less traffic, and peers drift further apart
 batch = 16             # sequences per step and peer; time grows with it
 learning_rate = 0.008  # after the warm-up; larger models want less

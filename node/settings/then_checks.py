@@ -20,6 +20,13 @@ HINTS = get_type_hints(ThenSpec, include_extras=True)
 _KEPT = ("codec", "feedback", "aggregator", "fragments")
 """Of a preset; a run has one of each throughout."""
 
+_INNER = (
+    ("inner_steps", "inner_steps"),
+    ("optimizer", "inner_optimizer"),
+    ("sam_radius", "sam_radius"),
+)
+"""Likewise, keys of [inner] and what a preset calls them."""
+
 
 def unknown_in_then(parsed: RunFile) -> Iterator[str]:
     """Names that no component has, a round that the run does not have, and what each of the two
@@ -51,16 +58,13 @@ def unknown_in_then(parsed: RunFile) -> Iterator[str]:
                 f"[outer] {key} is {ours!r} by {parsed.outer.preset!r} and {theirs!r} by "
                 f"{then.preset!r}, and a run has one throughout; name the one that you want"
             )
-    if first.inner_steps != later.inner_steps and parsed.inner.inner_steps is None:
-        yield (
-            f"[inner] inner_steps is {first.inner_steps} by {parsed.outer.preset!r} and "
-            f"{later.inner_steps} by {then.preset!r}; name the one that you want"
-        )
-    if first.inner_optimizer != later.inner_optimizer and parsed.inner.optimizer is None:
-        yield (
-            f"[inner] optimizer is {first.inner_optimizer!r} by {parsed.outer.preset!r} and "
-            f"{later.inner_optimizer!r} by {then.preset!r}; name the one that you want"
-        )
+    for key, of_preset in _INNER:
+        ours, theirs = getattr(first, of_preset), getattr(later, of_preset)
+        if ours != theirs and getattr(parsed.inner, key) is None:
+            yield (
+                f"[inner] {key} is {ours!r} by {parsed.outer.preset!r} and {theirs!r} by "
+                f"{then.preset!r}; name the one that you want"
+            )
 
 
 def impossible_then(expanded: RunFile) -> Iterator[str]:

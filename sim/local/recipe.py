@@ -103,7 +103,8 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
         inner = replace(manifest.inner, inner_steps=steps)
         if preset is not None:
-            inner = replace(inner, optimizer=preset.inner_optimizer)
+            radius = preset.sam_radius
+            inner = replace(inner, optimizer=preset.inner_optimizer, sam_radius=radius)
         return replace(manifest, shards=(shard,), inner=inner, audits=audits)
     model = replace(manifest.model, settings=model_settings(options.elements))
     shard = shard_spec(model, fragments=fragments)

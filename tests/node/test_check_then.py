@@ -74,3 +74,8 @@ def test_inner_optimizer_that_only_one_of_two_presets_wants_has_to_be_named(tmp_
     outer = "[outer]\npreset = 'fedavg'\n[outer.then]\npreset = 'demo'\nfrom_round = 25"
     with pytest.raises(ConfigError, match="optimizer is 'adamw' by 'fedavg' and 'sgd' by 'demo'"):
         check_run_file(file(tmp_path, outer), 4)
+    outer = outer.replace("demo", "fedsam")
+    with pytest.raises(ConfigError, match=r"sam_radius is 0\.0 by 'fedavg' and 0\.05 "):
+        check_run_file(file(tmp_path, outer), 4)
+    found = check_run_file(file(tmp_path, f"[inner]\nsam_radius = 0.1\n{outer}"), 4)
+    assert found.manifest.inner.sam_radius == 0.1

@@ -63,7 +63,7 @@ def test_runs_differ_in_nothing_but_the_method(tmp_path: Path) -> None:
         replace(
             run.manifest,
             outer=first.outer,
-            inner=replace(run.manifest.inner, optimizer=first.inner.optimizer),
+            inner=replace(run.manifest.inner, optimizer="adamw", sam_radius=0.0),
             shards=first.shards,
             cell_elements=first.cell_elements,
         )
@@ -71,6 +71,8 @@ def test_runs_differ_in_nothing_but_the_method(tmp_path: Path) -> None:
     }
     assert len(same) == 1
     assert {run.preset for run in runs if run.manifest.inner.optimizer != "adamw"} == {"demo"}
+    uphill = {run.preset for run in runs if run.manifest.inner.sam_radius}
+    assert uphill == {"fedsam", "dfedsam"}
     (manifest,) = same
     assert (manifest.rounds, manifest.inner.inner_steps, manifest.model.seed) == (20, 5, 3)
     assert set(PRESETS_DEFAULT) <= set(PRESETS)

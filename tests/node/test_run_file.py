@@ -120,7 +120,7 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         ),
         (
             LEAST + "[outer]\npreset = 'x'",
-            "[outer] preset 'x' is unknown; known are a_edit, auto, co2, demo, diloco, ",
+            "[outer] preset 'x' is unknown; known are a_edit, acid, auto, co2, demo, dfedsam, ",
         ),
         (
             LEAST + "[outer]\npreset = 'noloco'",

@@ -68,6 +68,7 @@ def another(path: str, value: Any) -> Any:
         "audits.unaudited": 0.5,
         "admission.seats": 16,
         "inner.optimizer": "sgd",
+        "inner.sam_radius": 0.05,
         "timing.heartbeat_s": 0.25,
         "model.settings": (),
         "outer.codec_settings": (),
@@ -282,6 +283,19 @@ def test_topology_at_its_default_is_left_out_and_manifests_from_before_keep_thei
     assert msgpack.unpackb(encode(gather)) == [*msgpack.unpackb(encode(butterfly)), "gather"]
     assert decode(type(butterfly), encode(butterfly)) == butterfly
     assert decode(type(butterfly), encode(gather)) == gather
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [({"optimizer": "sgd"}, ["sgd"]), ({"sam_radius": 0.05}, ["adamw", 0.05])],
+)
+def test_of_two_fields_that_came_later_the_second_alone_brings_the_first(changes, more):
+    plain, other = MANIFEST.inner, replace(MANIFEST.inner, **changes)
+    assert msgpack.unpackb(encode(other)) == [*msgpack.unpackb(encode(plain)), *more]
+    assert decode(type(plain), encode(other)) == other
+    late = msgpack.packb([*msgpack.unpackb(encode(plain)), "sgd", 0.0])
+    with pytest.raises(DecodeError, match="not the canonical encoding"):
+        decode(type(plain), late)
 
 
 def test_default_that_is_written_out_or_a_field_too_many_is_refused():

@@ -58,7 +58,7 @@ def toy(
         outer=OuterSection(preset=preset, **outer),  # type: ignore[arg-type]
     )
     path = Path("run.toml")
-    return build_manifest(write_out(file, path), FOUNDER, path)
+    return build_manifest(write_out(file, path, in_process=True), FOUNDER, path)
 
 
 @dataclasses.dataclass
@@ -105,7 +105,9 @@ def train_replica(
         windows_BW = dataset.windows(samples_B, context)
         if spoil is not None and spoil(diloco, model, session):
             windows_BW = noise.integers(0, 256, windows_BW.shape).astype(np.uint8)
-        outcome = diloco.step(accumulate_gradient(model, optimizer, windows_BW))
+        outcome = diloco.step(
+            accumulate_gradient(model, optimizer, windows_BW, sam_radius=manifest.inner.sam_radius)
+        )
         if outcome is not None and sealed is not None:
             sealed(model)
     return model

@@ -173,7 +173,9 @@ class Solo(OneInFlight):
         while not diloco.finished:
             diloco.begin_step()
             batch_BW = self.batch(diloco.lease, diloco.local_step)
-            loss = accumulate_gradient(model, optimizer, batch_BW)
+            loss = accumulate_gradient(
+                model, optimizer, batch_BW, sam_radius=manifest.inner.sam_radius
+            )
             if diloco.local_step == inner_steps // 2 and self.dies("training"):
                 raise Killed
             self.steps += 1

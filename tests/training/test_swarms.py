@@ -21,6 +21,7 @@ from training.swarms import run_swarm, swarm_of
 from training.virtual_swarm import AsyncSwarm, SampledSwarm
 
 REPLICAS, ROUNDS = 4, 6
+ROUNDS_LONG = 100
 
 
 def trained(swarm: Swarm, quadratics: Quadratics) -> list[list[tuple[int, int]]]:
@@ -64,6 +65,15 @@ def test_gossip_mixes_what_replicas_trained(seed: int, name: str) -> None:
     assert swarm.payload_bytes == 4 * 6 * REPLICAS * mixing.copies(REPLICAS) * ROUNDS
     assert swarm.disagreement > 1e-3
     assert len(swarm.finals()) == REPLICAS
+
+
+def test_four_steps_of_gossip_leave_a_third_of_the_disagreement_of_one(seed: int) -> None:
+    """MGS on a ring of eight whose data differ (DFedSAM)."""
+    quadratics = Quadratics(8, seed)
+    one, four = (GossipSwarm(manifest_of("gossip"), 8, mixing=Ring(steps=n)) for n in (1, 4))
+    for swarm in (one, four):
+        trained(swarm, quadratics)
+    assert four.disagreement <= one.disagreement / 3
 
 
 def test_gossip_of_everybody_with_everybody_is_averaging(seed: int) -> None:
@@ -148,14 +158,14 @@ def test_round_that_too_few_survive_is_drawn_again_without_the_dead(seed: int) -
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_every_preset_of_one_process_has_its_swarm(seed: int, name: str) -> None:
     assert PRESETS[name](100).lacks
-    swarm = swarm_of(quadratic_manifest(name, rounds=4), REPLICAS)
+    swarm = swarm_of(quadratic_manifest(name, rounds=ROUNDS_LONG), REPLICAS)
     assert type(swarm) is not Swarm
     quadratics = Quadratics(REPLICAS, seed)
     before = np.abs(1.0 - quadratics.best_D).mean()
     trained(swarm, quadratics)
     for (final_N,) in swarm.finals():
         assert np.abs(final_N - quadratics.best_D).mean() < before
-    sent = swarm.payload_bytes / (4 * 6 * REPLICAS * 4)
+    sent = swarm.payload_bytes / (4 * 6 * REPLICAS * ROUNDS_LONG)
     if not isinstance(swarm, GossipSwarm):
         # Both ways: what came in goes out again.
         sent *= 2

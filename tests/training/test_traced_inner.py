@@ -33,8 +33,8 @@ RATE = 0.1
 NOTHING = (EMPTY_ROOT, EMPTY_ROOT)
 
 
-def manifest_of(codec: str = "fp16") -> RunManifest:
-    inner = replace(INNER, inner_steps=STEPS, learning_rate=0.02)
+def manifest_of(codec: str = "fp16", sam_radius: float = 0.0) -> RunManifest:
+    inner = replace(INNER, inner_steps=STEPS, learning_rate=0.02, sam_radius=sam_radius)
     manifest = small_manifest(inner=inner, outer=replace(OUTER, codec=codec))
     audits = AuditSpec(rate=RATE, segments=SEGMENTS)
     return replace(manifest, rounds=ROUNDS, trust="open", survive="quorum", audits=audits)
@@ -43,8 +43,8 @@ def manifest_of(codec: str = "fp16") -> RunManifest:
 class Trial:
     """A trainer's whole run, and the eyes of somebody who runs it again."""
 
-    def __init__(self, folder, seed, *, codec="fp16", unlisted=frozenset(), deaths=None) -> None:
-        manifest = manifest_of(codec)
+    def __init__(self, folder, seed, *, unlisted=frozenset(), deaths=None, **method) -> None:
+        manifest = manifest_of(**method)
         self.solo = Solo(manifest, folder, seed, unlisted, deaths or {})
         self.solo.train()
         self.num_reopened = 0
@@ -119,9 +119,9 @@ class Trial:
         return rerun(manifest, task, work, self.solo.traces.anchor(index), self.runs)
 
 
-@pytest.mark.parametrize("codec", ["none", "fp16"])
-def test_every_segment_of_every_round_comes_to_the_same_end_again(tmp_path, seed, codec):
-    trial = Trial(tmp_path, seed, codec=codec, unlisted=frozenset({1}))
+@pytest.mark.parametrize("method", [{"codec": "none"}, {"codec": "fp16"}, {"sam_radius": 0.05}])
+def test_every_segment_of_every_round_comes_to_the_same_end_again(tmp_path, seed, method):
+    trial = Trial(tmp_path, seed, unlisted=frozenset({1}), **method)
     ends = set()
     for index in range(ROUNDS):
         for segment in range(SEGMENTS + 1):
