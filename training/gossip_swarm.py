@@ -17,7 +17,7 @@ import numpy as np
 from training.acid import PLAIN, Pace, TwoCopies, pace_of
 from training.arithmetic import joined
 from training.exchange import Outcome, RunClock, RunStart
-from training.gossip import Edge, Mixing, Pairwise, ring
+from training.gossip import Edge, Mixing, Pairwise, pairs, ring
 from training.replicas import MemorySession, Swarm, Weights
 
 
@@ -83,6 +83,44 @@ class GossipSwarm(Swarm):
         for row, replica in enumerate(drifts):
             self.own[replica] = mixed_RN[row]
         return self.mixing.copies(len(drifts)) * len(drifts)
+
+
+@dataclass
+class NoLoCoSwarm(GossipSwarm):
+    """NoLoCo: the outer step of each replica with one other, drawn anew for each round
+    (Kolehmainen et al. 2025, arXiv 2506.10911).
+
+    v <- mu v + rate mean(g) + pull (x - mean(x)),  x <- x - v; means over the pair, g what both
+    drifted. The pull stands in for the anchor that nobody has: with 1 and without momentum it is
+    averaging.
+    """
+
+    rate: float = 0.7
+    momentum: float = 0.5
+    pull: float = 1.0
+    velocity: list[Weights] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.velocity = [np.zeros_like(own_N) for own_N in self.own]
+
+    def mixed(self, drifts: Mapping[int, Weights], round_index: int) -> float:
+        """See GossipSwarm: of both what it drifted, and where it began. Who is the last of an odd
+        number is its own mean."""
+        here = list(drifts)
+        drawn = pairs(len(here), round_index)
+        alone = set(range(len(here))) - {number for pair in drawn for number in pair}
+        for group in (*drawn, *((number,) for number in alone)):
+            members = [here[number] for number in group]
+            drift_N = np.mean([drifts[one] for one in members], axis=0)
+            begin_N = np.mean([self.own[one] for one in members], axis=0)
+            for one in members:
+                velocity_N = np.float32(self.momentum) * self.velocity[one]
+                velocity_N += np.float32(self.rate) * drift_N
+                velocity_N += np.float32(self.pull) * (self.own[one] - begin_N)
+                self.velocity[one] = velocity_N
+                self.own[one] = self.own[one] - velocity_N
+        return 4.0 * len(drawn)
 
 
 @dataclass

@@ -65,6 +65,12 @@ IN_PROCESS: Mapping[str, InProcess] = {
         lacks=_OWN_WEIGHTS,
         copies=_ring(4),
     ),
+    "noloco": InProcess(
+        summary="NoLoCo, DiLoCo's outer step with one other, drawn anew for each round",
+        lacks=_OWN_WEIGHTS,
+        instead="diloco",
+        copies=lambda peers: 4 * (peers // 2) / peers,
+    ),
     "dfedsam": InProcess(
         summary="DFedSAM, gradients from a little uphill, four steps of gossip on a ring",
         lacks=_OWN_WEIGHTS,
@@ -104,6 +110,5 @@ IN_PROCESS: Mapping[str, InProcess] = {
 
 NOT_YET: Mapping[str, str] = {
     "dadao": "strongly convex losses, which no network has; 'acid' is the gossip for these",
-    "noloco": "replicas without a common anchor, and every seal has one",
 }
 """Presets that are no preset yet, and what each of them still needs."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 from protocol.manifest import RunManifest
 from training.compass_swarm import CompassSwarm
 from training.gossip import MIXINGS
-from training.gossip_swarm import AcidSwarm, GossipSwarm
+from training.gossip_swarm import AcidSwarm, GossipSwarm, NoLoCoSwarm
 from training.replicas import MemorySession, Swarm, run_replicas
 from training.staleness import Polynomial, fedbuff_weights, fedfix_weights
 from training.variance import Corrected
@@ -35,6 +35,8 @@ def swarm_of(manifest: RunManifest, replicas: int) -> Swarm:
         if name == "gossip_corrected":
             mixing = Corrected(mixing, manifest.shards[0].tensors)
         return GossipSwarm(manifest, replicas, rounds_kept=1, mixing=mixing)
+    if name == "noloco":
+        return NoLoCoSwarm(manifest, replicas, rounds_kept=1)
     if name == "acid":
         return AcidSwarm(manifest, replicas, rounds_kept=1)
     if name == "fedcompass":

@@ -163,8 +163,9 @@ class CellFetch:
         number, found = self._numbers.get(subject), self._sources.get(source)
         if number is None or found is None or bulk is not self.batches[number].bulk:
             return
-        if any(place[0] == number for place in found.asked):
-            self._release(found)
+        places = [place for place in found.asked if place[0] == number]
+        if places:
+            self._release(found, places)
             found.lacks.add(number)
 
     def lied(self, source: PeerId) -> None:
@@ -316,6 +317,8 @@ class CellFetch:
             is_slower = MUCH_SLOWER * own_s < last.expected_s(0, now_s)
             if not is_slower or place[0] in self._alone or (taken and own_s > SOON_S):
                 break
+            if place[0] in source.lacks:
+                continue
             if sum(1 for other in others if place in other.asked) == 1:
                 taken.append(place)
                 num_bytes += size
@@ -340,12 +343,14 @@ class CellFetch:
             cells = tuple(cell for of, cell in places if of == number)
             yield peer, batch.subject, batch.bulk, cells
 
-    def _release(self, source: _Source) -> None:
-        """What it was asked for is open again, before all that comes later."""
-        if not source.asked:
+    def _release(self, source: _Source, places: Collection[Place] | None = None) -> None:
+        """What it was asked for, or these of it, is open again, before all that comes later."""
+        places = list(source.asked) if places is None else places
+        if not places:
             return
         still = [other for other in self._sources.values() if other is not source]
-        freed = {p for p in source.asked if not any(p in other.asked for other in still)}
+        freed = {p for p in places if not any(p in other.asked for other in still)}
         self._open = dict.fromkeys(sorted(freed | self._open.keys()))
-        source.asked.clear()
-        source.asked_bytes = 0
+        for place in places:
+            del source.asked[place]
+            source.asked_bytes -= self.batches[place[0]].sizes[place[1]]

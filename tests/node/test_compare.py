@@ -102,7 +102,7 @@ def test_file_gives_all_but_the_method(tmp_path: Path) -> None:
     ("preset", "changes", "words"),
     [
         ("dilco", {}, "preset 'dilco' is unknown; did you mean diloco"),
-        ("noloco", {}, "is not there yet"),
+        ("dadao", {}, "is not there yet"),
         ("streaming_diloco", {"inner_steps": 2}, "set it to 3 or more"),
         ("dilco", {"inner_steps": None}, "did you mean diloco"),
         ("fedavg", {"inner_steps": None, "steps": 49}, "fedavg has rounds of 50 steps"),

