@@ -48,6 +48,7 @@ class Narrator:
         self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
         self._forgot_s: float | None = None
         self._is_short = False
+        self._is_waiting = False
         self._progress: Progress | None = None
         self._progress_s = -inf
 
@@ -120,6 +121,8 @@ class Narrator:
         self.silence(machine)
         self.quorum(machine.view)
         self.catching_up(core.catchup)
+        if core.wants_seat and not (core.catchup.is_busy or core.is_finished):
+            self.turn(machine.view, core.manifest.admission.seats)
 
     def resync(self, reason: str) -> None:
         """The own state is not what was sealed."""
@@ -177,6 +180,14 @@ class Narrator:
         elif self._is_short and not is_short:
             logger.info("enough voters are in reach again round=%d", view.index)
         self._is_short = is_short
+
+    def turn(self, view: RoundView, seats: int) -> None:
+        """Tell once if all seats are taken, so that this node waits for its turn (R1)."""
+        is_waiting = not view.is_member and len(view.members) >= seats
+        if is_waiting and not self._is_waiting:
+            logger.info("waits for its turn round=%d seats=%d", view.index, seats)
+            self._log.emit("unseated", round=view.index, seats=seats)
+        self._is_waiting = is_waiting
 
     def catching_up(self, catchup: CatchUp) -> None:
         """Tell how far it is, now and then, while it takes longer than a moment."""

@@ -86,6 +86,10 @@ class PeopleLog:
             case "seated", {"round": int(round_index)} if not self._is_seated:
                 self._is_seated = True
                 return f"takes part from round {round_index} on"
+            case "unseated", {"seats": int(seats)}:
+                self._is_seated = False
+                taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
+                return f"{taken} taken, in turns: follows the rounds until one is free"
             case "resync", _:
                 self._is_seated = False
                 return "fetches the run's state anew from its peers"

@@ -1,5 +1,7 @@
 """A node that waits for what nobody may give says so: a memory (R12), enough voters (R3)."""
 
+from types import SimpleNamespace
+
 import trio
 
 from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
@@ -105,6 +107,16 @@ class Fetching:
 
     def progress(self, now_s: float) -> Progress | None:
         return self.now
+
+
+async def test_whoever_waits_for_its_turn_is_told_once_each_time(autojump_clock):
+    narrator, events = Narrator(log := EventLog(None, 0.0)), []
+    log.also = (SimpleNamespace(emit=lambda event, **fields: events.append((event, fields))),)
+    two, one = head_of((A, B)), head_of((A,))
+    full, open_, own = view_of(C, two), view_of(C, one), view_of(A, two)
+    for view in (open_, full, full, own, full):
+        narrator.turn(view, 2)
+    assert events == [("unseated", {"round": full.index, "seats": 2})] * 2
 
 
 async def test_long_fetch_is_told_of_now_and_then_and_a_short_one_not(autojump_clock):

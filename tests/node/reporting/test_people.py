@@ -78,6 +78,16 @@ def test_a_seat_is_told_of_once_until_it_is_lost() -> None:
     assert told(seated, lost, seated, seated).count("takes part") == 2
 
 
+def test_turn_that_is_over_is_told_of_and_so_is_the_next() -> None:
+    said = told(
+        ("seated", {"round": 3}), ("unseated", {"round": 12, "seats": 2}), ("seated", {"round": 20})
+    )
+    assert said.splitlines()[1:] == [
+        "all 2 seats are taken, in turns: follows the rounds until one is free",
+        "takes part from round 20 on",
+    ]
+
+
 def test_end_says_finished_and_where_the_weights_are() -> None:
     said = told(("finished", {"round": 200, "checkpoint": "/s/runs/x"}))
     assert said == "run finished: 200 rounds; the weights are in /s/runs/x\n"
