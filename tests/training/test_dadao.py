@@ -62,8 +62,8 @@ def test_sixteen_times_the_condition_takes_about_four_times_as_long(seed: int) -
             assert swarm.now < 5000.0
         return swarm.now
 
-    ratio = units(0.01) / units(0.16)
-    assert 2.0 < ratio < 8.0, ratio
+    ratio = units(0.04) / units(0.64)
+    assert 3.0 < ratio < 5.0, ratio
 
 
 def test_best_point_is_a_place_to_stay(seed: int) -> None:
