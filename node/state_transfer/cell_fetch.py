@@ -227,9 +227,14 @@ class CellFetch:
             return False  # As nearly always.
         missing = {number for number, _ in self._missing}
         return any(
-            all(number in self._sources[giver].lacks for giver in self._givers.get(number, ()))
+            all(self._lacks(giver, number) for giver in self._givers.get(number, ()))
             for number in missing.intersection(*lacks) - self._resumed
         )
+
+    def _lacks(self, peer: PeerId, number: int) -> bool:
+        # Who gave need not have been asked: a cell of a state proves itself.
+        source = self._sources.get(peer)
+        return source is not None and number in source.lacks
 
     def due(
         self, able: Collection[PeerId], *, lag_s: float, now_s: float

@@ -200,6 +200,11 @@ def test_a_giver_out_of_reach_and_what_was_here_before_are_reasons_to_wait():
     fetch.arrived(A, SUBJECT, (0,), now_s=0.1)
     fetch.lacks(B, Bulk.STATE, SUBJECT)
     assert not fetch.is_lacked((B,)), "A gave some of it, and may be back"
+    unasked = fetch_of()
+    asked(unasked, (B,))
+    unasked.arrived(C, SUBJECT, (0,), now_s=0.1)
+    unasked.lacks(B, Bulk.STATE, SUBJECT)
+    assert not unasked.is_lacked((B,)), "C gave a cell that nobody asked it for, and may have more"
     resumed = fetch_of(held=(0,))
     asked(resumed, (B,))
     resumed.lacks(B, Bulk.STATE, SUBJECT)
@@ -264,6 +269,7 @@ def test_any_order_of_answers_losses_and_deaths_comes_to_an_end(seed):
     rng = random.Random(seed)
     fetch = fetch_of(40, size=1000)
     waiting: dict[PeerId, list[int]] = {A: [], B: [], C: [], D: []}
+    lacking = rng.sample((A, B, C), rng.randrange(4))
     for step in range(4000):
         now_s = 0.25 * step
         able = [peer for peer in waiting if peer == D or rng.random() < 0.8]
@@ -272,7 +278,14 @@ def test_any_order_of_answers_losses_and_deaths_comes_to_an_end(seed):
         for peer, cells in asked(fetch, able, now_s).items():
             assert peer in able
             waiting[peer] += cells
-        for peer in sorted(waiting):
+        assert not fetch.is_lacked(able), "D has it"
+        for source in fetch._sources.values():
+            assert source.asked_bytes == 1000 * len(source.asked)
+        for peer in lacking:
+            if waiting[peer] and rng.random() < 0.3:
+                fetch.lacks(peer, Bulk.STATE, SUBJECT)
+                waiting[peer].clear()
+        for peer in sorted(waiting.keys() - set(lacking)):
             if waiting[peer] and rng.random() < 0.3:
                 cell = waiting[peer].pop(rng.randrange(len(waiting[peer])))
                 if rng.random() < 0.7:  # The others are lost on the way.
