@@ -128,8 +128,12 @@ def test_killed_with_two_rounds_in_flight_resume_and_digests_agree(
             lambda: any(e["event"] == "sealed" and e["was_listed"] for e in swarm.nodes[1].events),
         )
         run_of_kills(swarm, rng, 4, how(rng))
-        said = [path.read_text() for node in swarm.nodes for path in node.state.rglob("node.log")]
-    assert "".join(said).count("inner state taken up") >= 4
+        logs = [path.read_text() for node in swarm.nodes for path in node.state.rglob("node.log")]
+    said = "".join(logs)
+    # A trainer takes two seconds to come up, and may be killed before. Of those that came up all
+    # but the first of each node go on from the disk; one may have died between the two lines.
+    num_ready, num_taken = said.count("trainer ready"), said.count("inner state taken up")
+    assert num_taken >= max(1, num_ready - len(swarm.nodes) - 1), (num_taken, num_ready)
 
 
 @pytest.mark.slow
