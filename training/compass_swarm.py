@@ -22,7 +22,7 @@ STEPS_MIN_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Came:
-    """What a replica trained, from which anchor, of which version."""
+    """What a replica trained, from which anchor (N,) float32, of which version."""
 
     contribution: Contribution
     began_N: Weights

@@ -99,6 +99,7 @@ class NoLoCoSwarm(GossipSwarm):
     momentum: float = 0.5
     pull: float = 1.0
     velocity: list[Weights] = field(init=False)
+    """By replica, (N,) float32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,8 +134,6 @@ class AcidSwarm(GossipSwarm):
     """
 
     pace: Pace | None = None
-    disagreements: list[float] = field(default_factory=list)
-    """Behind each round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,7 +152,6 @@ class AcidSwarm(GossipSwarm):
             self._copies.meet(edge, at)
         for replica in drifts:
             self.own[replica] = self._copies.x_RN[replica].astype(np.float32)
-        self.disagreements.append(self.disagreement)
         return 2.0 * len(meetings)
 
     def _meetings(self, round_index: int) -> list[tuple[float, Edge]]:

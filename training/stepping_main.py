@@ -36,10 +36,12 @@ def _step(manifest: RunManifest, dataset: Dataset, seconds: float) -> None:
     from training.micro_batch import MicroBatch
     from training.models import build_model, tokens_per_sample
 
-    device, batch = open_device("cpu"), manifest.inner.batch
+    device, inner = open_device("cpu"), manifest.inner
+    batch = inner.batch
     model = build_model(manifest)
-    optimizer = make_optimizer(model, manifest.inner)
-    micro_batch, context = MicroBatch(device, batch), tokens_per_sample(manifest)
+    optimizer = make_optimizer(model, inner)
+    micro_batch = MicroBatch(device, batch, sam_radius=inner.sam_radius)
+    context = tokens_per_sample(manifest)
     began_s = first_s = time.monotonic()
     steps = 0
     while steps <= WARM_STEPS or time.monotonic() - first_s < seconds:

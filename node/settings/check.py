@@ -167,13 +167,15 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     rounds = manifest.rounds
     summary = PRESETS[outer.preset](rounds).summary
     settings = ", ".join(f"{one.name} {one.value:g}" for one in outer.codec_settings)
+    radius = manifest.inner.sam_radius
+    uphill = f", gradients from {radius:g} uphill in two passes" if radius else ""
     rows = [
         ("method", f"{outer.preset}: {summary}"),
         ("codec", outer.codec + (f" ({settings})" if settings else "")),
         ("feedback", f"{outer.feedback:g}"),
         ("outer step", f"{outer.optimizer}, rate {outer.learning_rate:g}, mu {outer.momentum:g}"),
         ("sum", outer.aggregator),
-        ("rounds", f"{rounds} of {manifest.inner.inner_steps} inner steps"),
+        ("rounds", f"{rounds} of {manifest.inner.inner_steps} inner steps{uphill}"),
     ]
     num_fragments = len(manifest.shards[0].fragments)
     if num_fragments > 1:

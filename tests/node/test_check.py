@@ -365,6 +365,19 @@ def test_demo_says_what_it_stands_for(tmp_path):
     assert (found.manifest.outer.codec, found.manifest.outer.optimizer) == ("cosine", "sign")
 
 
+def test_gradients_from_uphill_are_said_and_cost_a_copy_of_the_weights(tmp_path):
+    plain = check_run_file(file(tmp_path, "[outer]\npreset = 'fedavg'\n"), 4)
+    sam = check_run_file(file(tmp_path, "[outer]\npreset = 'fedsam'\n"), 4)
+    more = sam.costs.trainer_memory_bytes - plain.costs.trainer_memory_bytes
+    assert more == 4 * sam.costs.parameters
+    out = StringIO()
+    print_check(Console(file=out, width=100), sam, None)
+    assert "inner steps, gradients from 0.05 uphill in two passes" in out.getvalue()
+    for wrong in ("-0.1", "11.0"):
+        with pytest.raises(ConfigError, match="sam_radius"):
+            check_run_file(file(tmp_path, f"[inner]\nsam_radius = {wrong}\n"), 4)
+
+
 def test_whoever_waits_for_a_seat_costs_a_round_nothing(tmp_path):
     few = check_run_file(file(tmp_path, "[admission]\nseats = 4\n"), 32)
     assert few.costs.peers == 4
