@@ -8,7 +8,9 @@ order it adds (design, section 6). The sums of cells are kept as fixed-point num
 bits, which float64 adds exactly: the total is the same for any cut into slices, on any machine.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,16 +53,33 @@ _TILE_GAP = 8
 of the cache."""
 
 
-def _has_wide_kernels() -> bool:
-    # numpy leaves out what is empty: a processor may have nothing beyond what numpy was built for.
-    config = np.show_config(mode="dicts")
-    found = config.get("SIMD Extensions", {}).get("found", [])
-    return any(name.startswith(("X86_V4", "AVX512")) for name in found)
+_Products = Callable[[Vector, NDArray[np.int64]], Matrix]
+
+_COMPARED_SHAPE = (16, 1 << 14)
+_COMPARED_TIMES = 5
+_COMPARED_FROM = 1 << 16
+"""Elements of a cell, all rows together: with fewer it does not matter."""
 
 
-_HAS_WIDE_KERNELS = _has_wide_kernels()
-"""Whether OpenBLAS has kernels of 512 bits for small products. They are two to six times as fast
-as its product of a matrix and itself, which is the faster one elsewhere. Both are exact."""
+@cache
+def _faster_products() -> _Products:
+    """Whichever is faster on this machine, tried once: both are exact.
+
+    OpenBLAS' kernels of 512 bits for small products are two to six times as fast as its product of
+    a matrix and itself, which is the faster one elsewhere; which it has taken it does not say.
+    """
+    cell_PN = np.ones(_COMPARED_SHAPE, dtype=np.float32)
+    exponents_P = _exponents(cell_PN)
+
+    def least_s(products: _Products) -> float:
+        took_s = []
+        for _ in range(_COMPARED_TIMES):
+            begun_s = time.perf_counter()
+            products(cell_PN, exponents_P)
+            took_s.append(time.perf_counter() - begun_s)
+        return min(took_s)
+
+    return min((_untiled, _tiled), key=least_s)
 
 
 def cells(numel: int, cell_elements: int) -> Iterator[slice]:
@@ -74,9 +93,9 @@ def cell_gram(cell_PN: Vector) -> Matrix:
 
     Raises ValueError for a row that is not finite.
     """
-    rows = len(cell_PN)
     exponents_P = _exponents(cell_PN)
-    products = _tiled if _HAS_WIDE_KERNELS and rows > 1 else _untiled
+    is_large = len(cell_PN) > 1 and cell_PN.size >= _COMPARED_FROM
+    products = _faster_products() if is_large else _untiled
     whole_PP = products(cell_PN, exponents_P)
     found_PP: Matrix = np.ldexp(whole_PP, exponents_P[:, None] + exponents_P - 2 * _QUANTUM_BITS)
     return found_PP

@@ -9,7 +9,7 @@ from tests.training import aggregation_reference as reference
 from training.aggregation import AGGREGATORS, PRE_STEPS
 from training.aggregation.presteps import Arc, Bucketing, Nnm
 from training.aggregation.seam import capped_shares, tolerated
-from training.aggregation.sorting import network, sort_rows
+from training.aggregation.sorting import Plan, network, planned, run, trimming
 from training.aggregation.spectral import Flag
 
 NUMEL = 3000
@@ -147,15 +147,60 @@ def test_cuts_inside_a_cell_change_no_bit(name: str, seed: int) -> None:
     assert np.concatenate(pieces).tobytes() == whole_N.tobytes()
 
 
-def test_sorting_network_sorts_and_keeps_the_ranks_that_are_asked_for(seed: int) -> None:
+def places_for(plan: Plan, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """The rows of the values, and whatever else the plan writes to."""
+    return [*values, *np.empty((plan.num_places - len(values), values.shape[1]), dtype=np.float32)]
+
+
+@pytest.mark.parametrize("are_spent", [False, True])
+def test_sorting_network_sorts_and_keeps_the_ranks_that_are_asked_for(
+    seed: int, are_spent: bool
+) -> None:
     luck = np.random.default_rng(seed)
     for rows in (1, 2, 3, 5, 8, 16, 31, 32, 64):
         values = luck.normal(size=(rows, 50)).astype(np.float32)
         wanted = frozenset(luck.choice(rows, size=max(1, rows // 3), replace=False).tolist())
-        work = [row.copy() for row in values]
-        sort_rows(work, np.empty(50, dtype=np.float32), network(rows, wanted))
+        given = values.copy()
+        plan = planned(rows, network(rows, wanted), are_spent=are_spent)
+        wires = run(plan, places_for(plan, given))
         ordered = np.sort(values, axis=0)
-        assert all(np.array_equal(work[rank], ordered[rank]) for rank in wanted)
+        assert all(np.array_equal(wires[rank], ordered[rank]) for rank in wanted)
+        assert are_spent or np.array_equal(given, values)
+        assert plan.num_places <= (rows + 1 if are_spent else 2 * rows + 1)
+
+
+def test_trimming_network_leaves_all_but_the_lowest_and_the_highest(seed: int) -> None:
+    """Of any number of rows up to 33, and any f; with ties, which both ends may share."""
+    luck = np.random.default_rng(seed)
+    for rows in range(1, 34):
+        for f in range((rows + 1) // 2):
+            values = luck.integers(-9, 9, size=(rows, 40)).astype(np.float32)
+            plan = planned(rows, trimming(rows, f))
+            wires = run(plan, places_for(plan, values))
+            left = np.sort(np.array(wires[f : rows - f]), axis=0)
+            assert np.array_equal(left, np.sort(values, axis=0)[f : rows - f]), (rows, f)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "mea_med", "phocas"])
+def test_rules_of_ranks_refuse_what_is_no_number_and_name_the_row(name: str, bad: float) -> None:
+    """Minima and maxima that pass over it would lose it."""
+    rows_PN = np.ones((9, 60_000), dtype=np.float32)
+    rows_PN[4, 59_999] = bad
+    rule = AGGREGATORS[name](f=2)
+    for call in (lambda: rule(rows_PN), lambda: rule.combine(rows_PN, np.ones(9, np.float32))):
+        with pytest.raises(ValueError, match="row 4 is not finite"):
+            call()
+
+
+def test_trimming_a_quarter_compares_less_than_sorting() -> None:
+    """16 rows with f = 4: 84 minima and maxima, where the ranks in the middle take 114."""
+
+    def cost(comparators: tuple[tuple[int, int, bool, bool], ...]) -> int:
+        return sum(is_low + is_high for *_, is_low, is_high in comparators)
+
+    assert cost(trimming(16, 4)) == 84
+    assert cost(network(16, frozenset(range(4, 12)))) == 114
 
 
 def test_negative_zeros_leave_no_trace(seed: int) -> None:
@@ -201,7 +246,7 @@ GOLDEN = {
     "mean": "13703df7eb11debf",
     "median": "dc6b3ca36626825e",
     "multi_krum": "1dfaf8222c877a69",
-    "nnm_trimmed_mean": "32d4e6f4ac42c96f",
+    "nnm_trimmed_mean": "9004dc3b9ddbef29",
     "norm_clip": "92e36efeded3016a",
     "norm_guard": "c51ea3207847ebcc",
     "phocas": "5fce0d600312dc62",

@@ -64,20 +64,30 @@ _DIGEST = """
 import numpy as np
 from training import gram
 rows_PN = np.random.default_rng(7).normal(size=(5, 70_000)).astype(np.float32)
-print(gram._HAS_WIDE_KERNELS, gram.cell_gram(rows_PN).tobytes().hex())
+exponents_P = gram._exponents(rows_PN)
+for products in (gram._tiled, gram._untiled):
+    print(products(rows_PN, exponents_P).tobytes().hex())
 """
 
 
-def test_plain_processor_gives_the_same_bits() -> None:
+def test_plain_processor_and_other_kernels_give_the_same_bits() -> None:
+    """Of those that numpy and BLAS have for this processor, and of the plainest."""
     found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
-    plain = os.environ | {"NPY_DISABLE_CPU_FEATURES": " ".join(found)}
-    told = [
-        subprocess.check_output([sys.executable, "-c", _DIGEST], env=env, text=True).split()
-        for env in (os.environ, plain)
-    ]
-    assert told[0][0] == str(gram._HAS_WIDE_KERNELS)
-    assert told[1][0] == "False"
-    assert told[0][1] == told[1][1]
+    plain = {"NPY_DISABLE_CPU_FEATURES": " ".join(found), "OPENBLAS_CORETYPE": "Haswell"}
+    told = {
+        line
+        for env in ({}, plain)
+        for line in subprocess.check_output(
+            [sys.executable, "-c", _DIGEST], env=os.environ | env, text=True
+        ).split()
+    }
+    assert len(told) == 1
+
+
+def test_faster_product_is_tried_once_and_is_one_of_both() -> None:
+    found = gram._faster_products()
+    assert found in (gram._tiled, gram._untiled)
+    assert gram._faster_products() is found
 
 
 def test_stats_are_equal_for_every_cut_and_order_of_slices(seed: int) -> None:

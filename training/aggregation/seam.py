@@ -125,6 +125,14 @@ class Rule:
         """Whether there is something to be known of whole vectors: steps before a rule ask."""
         return bool(self._pre)
 
+    @property
+    def refuses(self) -> bool:
+        """Whether what is not finite is refused by the rule's own parts.
+
+        Stats do so: they look at the largest element of each row.
+        """
+        return self.uses_stats
+
     def stats(self, slice_PN: Vector) -> Floats:
         """Nothing."""
         del slice_PN
@@ -154,8 +162,7 @@ class Rule:
         updates_PN = np.asarray(updates_PN, dtype=np.float32)
         if updates_PN.ndim != 2 or len(updates_PN) == 0:
             raise ValueError(f"updates of shape {updates_PN.shape}, not (peers, elements)")
-        # Stats look at the largest element of each row, and refuse what is not finite themselves.
-        for row, update_N in enumerate(() if self.uses_stats else updates_PN):
+        for row, update_N in enumerate(() if self.refuses else updates_PN):
             if not all_finite(update_N):
                 raise ValueError(f"row {row} is not finite")
         peers = len(updates_PN)
