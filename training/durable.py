@@ -124,9 +124,14 @@ class SystemFile:
     def _write(self, view: memoryview) -> None:
         if self._past_cache is not None and view.nbytes >= DIRECT_BYTES_MIN:
             start = self._file.tell()
-            done = self._past_cache.put(start, view)
+            head = -start % BLOCK_BYTES
+            self._write_cached(view[:head])
+            done = head + self._past_cache.put(start + head, view[head:])
             self._file.seek(start + done)
             view = view[done:]
+        self._write_cached(view)
+
+    def _write_cached(self, view: memoryview) -> None:
         self._has_cached = self._has_cached or bool(view)
         while view:
             view = view[self._file.write(view) :]

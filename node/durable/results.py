@@ -15,10 +15,11 @@ import logging
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 from blake3 import blake3
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 SYNC_BYTES = 16 * limits.MIB
 """Of what is written ahead the disk is given so much at a time: the sync at the end waits for the
 last of them only, and the syncs of other files for one."""
+
+JOINED_BYTES = 1 * limits.MIB
+"""Cells behind one another are written together until they have so many bytes."""
 
 _DIGEST_BYTES = 32
 _LINE, _COUNT = struct.Struct("!I32s"), struct.Struct("!I")
@@ -57,15 +61,19 @@ class _Unfinished:
 
     def place(self, cells: Iterable[Placed]) -> None:
         """Write cells, but for those whose very bytes stand there."""
+        for start, payload in _joined(self._missing(cells)):
+            self._file.put(start, payload)
+            self._unsynced_bytes += len(payload)
+            if self._unsynced_bytes >= SYNC_BYTES:
+                self._unsynced_bytes = 0
+                self._file.relieve()
+
+    def _missing(self, cells: Iterable[Placed]) -> Iterator[Placed]:
         for start, payload in cells:
             if self._placed.get(start) is not payload:
                 # Held as well as written: another object in its place would be other bytes.
                 self._placed[start] = payload
-                self._file.put(start, payload)
-                self._unsynced_bytes += len(payload)
-                if self._unsynced_bytes >= SYNC_BYTES:
-                    self._unsynced_bytes = 0
-                    self._file.relieve()
+                yield start, payload
 
     def finish(self, cells: Sequence[bytes], index: bytes) -> None:
         """All cells are known: the file, `index` at its end, is on the disk when this returns."""
@@ -188,6 +196,23 @@ class ResultFiles:
         """What is unfinished goes."""
         with self._lock:
             self._drop()
+
+
+def _joined(cells: Iterable[Placed]) -> Iterator[Placed]:
+    """The same bytes in order, with what is small joined to its neighbours: a short write goes
+    through the system's cache, which costs more than the copy."""
+    run: list[bytes] = []
+    first = size = 0
+    for start, payload in sorted(cells, key=itemgetter(0)):
+        if run and (start != first + size or size >= JOINED_BYTES):
+            yield first, run[0] if len(run) == 1 else b"".join(run)
+            run, size = [], 0
+        if not run:
+            first = start
+        run.append(payload)
+        size += len(payload)
+    if run:
+        yield first, run[0] if len(run) == 1 else b"".join(run)
 
 
 def _index(cells: Sequence[bytes], roots: Sequence[bytes]) -> bytes:
