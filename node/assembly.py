@@ -9,6 +9,7 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport
+from node.cells.heap import give_back_free_memory
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import ShardStore
 from node.cells.work_desk import WorkDesk
@@ -113,9 +114,13 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         tell=lambda text: node.log.emit("warning", key="checkpoint", text=text),
     )
     restart = recover(start, store, journal, stored)
-    checkpoints = Checkpoints(
-        folder / CHECKPOINTS_FOLDER, manifest, SHARD, on_saved=journal.saved_up_to
-    )
+
+    def on_saved(oldest: int) -> None:
+        journal.saved_up_to(oldest)
+        # Behind a state that was made or fetched much of it is free, and wanted by nobody.
+        give_back_free_memory()
+
+    checkpoints = Checkpoints(folder / CHECKPOINTS_FOLDER, manifest, SHARD, on_saved=on_saved)
     desk = _work_desk(node, core, store, folder)
     parts = DriverParts(
         core=core,

@@ -42,6 +42,13 @@ class Stream(Protocol):
         """
         ...
 
+    async def receive_into(self, place: memoryview) -> None:
+        """Fill `place`, memory of the caller's, with the bytes that come next.
+
+        Raises StreamClosedError when the stream ends before that; a part is filled then.
+        """
+        ...
+
     async def send_frame(self, frame: bytes) -> None:
         """Send one frame: a 4-byte big-endian length, then the bytes."""
         ...

@@ -76,6 +76,9 @@ class MemoryStream:
         self._owner.received_bytes += num_bytes
         return data
 
+    async def receive_into(self, place: memoryview) -> None:
+        place[:] = await self.receive_exactly(len(place))
+
     async def send_frame(self, frame: bytes) -> None:
         await self.send_all(len(frame).to_bytes(4, "big") + frame)
 

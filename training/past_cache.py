@@ -12,6 +12,8 @@ import os
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+
 BLOCK_BYTES = 4096
 """Places, sizes and memory of such writes are multiples of the device's block; none has more."""
 
@@ -42,26 +44,34 @@ class PastCache:
         left = len(view) - len(view) % BLOCK_BYTES
         if self._is_refused or left < DIRECT_BYTES_MIN or start % BLOCK_BYTES:
             return 0
+        if not np.frombuffer(view, dtype=np.uint8).ctypes.data % BLOCK_BYTES:
+            return self._put(start, view[:left], None)
         stage = _stages.pop() if _stages else mmap.mmap(-1, _STAGE_BYTES)
-        done = 0
         try:
-            while done < left:
-                size = min(left - done, _STAGE_BYTES)
-                stage[:size] = view[done : done + size]
-                written = self._write(start + done, stage, size)
-                # A file system may stop at a block that is none of the device's.
-                done += written - written % BLOCK_BYTES
-                if written < size:
-                    break
+            return self._put(start, view[:left], stage)
         finally:
             _stages.append(stage)
+
+    def _put(self, start: int, view: memoryview, stage: mmap.mmap | None) -> int:
+        """The same of what begins at a block, from where it lies or by way of a stage."""
+        done = 0
+        while done < len(view):
+            part = view[done : done + _STAGE_BYTES]
+            if stage is not None:
+                stage[: len(part)] = part
+                part = memoryview(stage)[: len(part)]
+            written = self._write(start + done, part)
+            # A file system may stop at a block that is none of the device's.
+            done += written - written % BLOCK_BYTES
+            if written < len(part):
+                break
         return done
 
-    def _write(self, start: int, stage: mmap.mmap, size: int) -> int:
+    def _write(self, start: int, part: memoryview) -> int:
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
-            return os.pwrite(self._descriptor, memoryview(stage)[:size], start)
+            return os.pwrite(self._descriptor, part, start)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise

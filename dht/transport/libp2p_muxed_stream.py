@@ -76,6 +76,8 @@ class MuxedStream(IMuxedStream):
         self._granted_s = trio.current_time()
         self._came = trio.Event()
         self._needed = 1
+        self._place: memoryview | None = None
+        """What is still to be filled of the memory that somebody waits in; see `receive_into`."""
         self._widened = trio.Event()
         self._why = ""
         self._is_finished = self._has_finished = False
@@ -91,6 +93,10 @@ class MuxedStream(IMuxedStream):
         """Keep bytes that arrived as a part of `whole`."""
         if self._why:
             return
+        if self._place is not None:
+            piece = self._placed(piece, self._place)
+            if not piece:
+                return
         self.num_buffered += len(piece)
         last = self._chunks[-1] if self._chunks else None
         if len(piece) >= SMALL_BYTES and 2 * len(piece) >= len(whole):
@@ -171,6 +177,36 @@ class MuxedStream(IMuxedStream):
             await trio.lowlevel.checkpoint()
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
+
+    def _placed(self, piece: memoryview, place: memoryview) -> memoryview:
+        """Put what fits where somebody waits; the rest."""
+        num_bytes = min(len(piece), len(place))
+        place[:num_bytes] = piece[:num_bytes]
+        self._place = place[num_bytes:] or None
+        if self._place is None:
+            self._came.set()
+        self._grant(num_bytes)
+        return piece[num_bytes:]
+
+    async def receive_into(self, place: memoryview) -> None:
+        """Fill `place`, as the bytes come. Raises as `readable` does, with a part of it filled."""
+        num_bytes = 0
+        for part in self.take(len(place)):
+            place[num_bytes : num_bytes + len(part)] = part
+            num_bytes += len(part)
+        self._place = place[num_bytes:] or None
+        if self._place is None:
+            await self.take_breath(num_bytes)
+        try:
+            while self._place is not None:
+                if self._why:
+                    raise MuxedStreamReset(self._why)
+                if self._is_finished:
+                    raise MuxedStreamEOF("the other end closed")
+                self._came = trio.Event()
+                await self._came.wait()
+        finally:
+            self._place = None
 
     async def read(self, n: int | None = None) -> bytes:
         """At most `n` bytes, at least one; see `readable`."""

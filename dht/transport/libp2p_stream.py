@@ -108,6 +108,18 @@ class Libp2pStream:
         self._moved.received += num_bytes
         return data
 
+    async def receive_into(self, place: memoryview) -> None:
+        """Fill `place`. Raises StreamClosedError; cancelled, the stream is to be closed."""
+        self._raise_if_closed()
+        with trio.CancelScope() as self._receiving:
+            try:
+                await self._muxed.receive_into(place)
+            except MuxedStreamError as error:
+                raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
+        self._raise_if_closed()
+        self._traffic.received += len(place)
+        self._moved.received += len(place)
+
     async def send_frame(self, frame: bytes) -> None:
         """Send one frame, its length and bytes in one piece."""
         await self.send_all(len(frame).to_bytes(FRAME_LENGTH_BYTES, "big") + frame)

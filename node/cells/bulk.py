@@ -119,6 +119,33 @@ def results_of(
     return []
 
 
+class StoredResults:
+    """Source: the wanted cells of a result that lies on the disk, each read when it is sent.
+
+    All at once they would be as large as the model, for each of those who are a round behind.
+    """
+
+    def __init__(
+        self, store: ShardStore, push: Push, spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> None:
+        self._store, self._digest = store, push.subject
+        cuts = next((cuts for cuts in spans if cuts), ())
+        wanted = dict.fromkeys(sorted(push.cells))
+        held = {cell: cut for cell in wanted for cut in cuts if cut[0] <= cell < cut[1]}
+        self._slices = held
+        self.cells = tuple(held)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.cells)
+
+    def item(self, index: int) -> Item:
+        """One of `cells`. Raises StateError if the disk has other bytes by now."""
+        first, stop = self._slices[index]
+        return self._store.result(self._digest, index, first=first, stop=stop)
+
+
 def check_size(store: ShardStore, header: BulkHeader, index: int, num_bytes: int) -> None:
     """Raise ProofError for a cell of a size that it cannot have, before a byte of it is read, and
     LimitError where there is no such cell."""

@@ -10,6 +10,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_sending import THROUGH, put_off
+from node.cells.cell_memory import LARGE_BYTES
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, ShardStore
 from protocol import limits
@@ -63,28 +64,31 @@ class Inbound:
         data = await self.stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
         head = decode(BulkItem, data)
         bulk.check_size(self.owner.store, self.header, head.index, head.length)
-        received: list[bytes] = []
+        is_large = head.length >= LARGE_BYTES
+        memory = self.owner.store.memory
+        place = memory.take(head.length) if is_large else memoryview(bytearray(head.length))
         num_unsaid, left = 0, head.length
         while left:
             piece = min(left, head.piece)
             if num_unsaid and self.stream.num_buffered < piece:
                 await self._say_through(num_unsaid)  # The sender may wait for it.
                 num_unsaid = 0
-            if received:
+            if left < head.length:
                 await self.tell_if_due()  # The last piece is told with the cell.
             # Whole pieces that are here are taken together: each taking is a copy and a step.
             here = self.stream.num_buffered // head.piece * head.piece
             size = left if left <= self.stream.num_buffered else max(piece, here)
-            received.append(await self.stream.receive_exactly(size))
+            begin = head.length - left
+            await self.stream.receive_into(place[begin : begin + size])
             await self.line.after_receiving(size, self.scope)
             self._time(size)
             put_off(self.scope, self.piece_s)
             num_unsaid += -(-size // head.piece)
             left -= size
         await self._say_through(num_unsaid)
-        return Item(
-            head.index, received[0] if len(received) == 1 else b"".join(received), head.proof
-        )
+        # Read like bytes, and written by nobody from here on.
+        payload: bytes = place.toreadonly() if is_large else bytes(place)  # type: ignore[assignment]
+        return Item(head.index, payload, head.proof)
 
     async def _say_through(self, num_pieces: int) -> None:
         """Of all pieces that were there together at once: each answer is a record on the wire."""

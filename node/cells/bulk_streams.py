@@ -6,7 +6,6 @@ What is sent when is decided in `node.cells.bulk_queue`.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -156,8 +155,7 @@ class BulkStreams:
             cells = await self._work.outgoing(push)
         elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):
             spans = bulk.result_spans(self._owner.core, push)
-            find = partial(bulk.results_of, self._owner.store, push, spans)
-            cells = InMemory(await self._serving.wait_for_disk(find))
+            cells = self._serving.one_by_one(bulk.StoredResults(self._owner.store, push, spans))
         else:
             cells = InMemory(bulk.outgoing(self._owner.core, self._owner.store, push))
         count = cells.count

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from node.cells.cell_memory import CellMemory
 from node.cells.outer_step import OuterStepping
 from node.cells.result_cells import ReadBack, ResultCells
 from node.cells.state_store import StateStore
@@ -24,7 +25,7 @@ from protocol.grid import (
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, Floats, coefficients_of
 from training.arithmetic import cell_norms
-from training.compression import Codec, admits, decode_to_read, make_codec
+from training.compression import Codec, admits, decode_to_read, encode_to_read, make_codec
 from training.gram import wire_form
 
 Entries = Sequence[tuple[ListEntry, bytes]]
@@ -62,6 +63,8 @@ class CellStore(StateStore):
             cell_elements=manifest.cell_elements
         )
         """The rule of the run."""
+        self.memory = CellMemory()
+        """Where parts and results lie, but for the own contribution."""
         self._parts: dict[bytes, dict[int, Item]] = {}
         self._squares: tuple[object, dict[int, Floats]] = (), {}
         self._results: dict[bytes, ResultCells] = {}
@@ -155,6 +158,14 @@ class CellStore(StateStore):
         """All result cells of a slice, or none while one of them is not here."""
         held = self._results.get(digest)
         return [Item(*found) for found in held.proofs(first, stop)] if held else []
+
+    def result(self, digest: bytes, cell: int, *, first: int, stop: int) -> Item:
+        """One of `results`. Raises StateError if it is not here, or not what it was."""
+        held = self._results.get(digest)
+        found = held.proved(cell, first, stop) if held else None
+        if found is None:
+            raise StateError(f"cell {cell} of a result is gone")
+        return Item(*found)
 
     def result_cells(self, digest: bytes) -> list[bytes]:
         """The encoded result of a LIST, all cells of it; asked when it is whole."""
@@ -271,7 +282,7 @@ class CellStore(StateStore):
         squares = self._squares_of(entries, fragment)
         for cell, cell_PN in self._rows(entries, first, stop, fragment):
             sum_N = rule.combine_measured(cell_PN, factors, squares.get(cell))
-            payload = self._result_codec.encode(sum_N)
+            payload = self.memory.copied(encode_to_read(self._result_codec, sum_N))
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
 

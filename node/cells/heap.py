@@ -17,6 +17,9 @@ five sixths of the cells of a model of 10^8 elements were new pages in every rou
 
 TOP_PAD_BYTES = 16 << 20
 
+FREE_BYTES_KEPT = 64 << 20
+"""What a round frees and takes again beside cells is less."""
+
 
 def keep_freed_memory() -> bool:
     """For this process, before it has threads; whether the C library is one that can do it."""
@@ -33,3 +36,34 @@ def keep_freed_memory() -> bool:
     )
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+_USAGE_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "free", "keepcost"),
+)
+
+
+class _Usage(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _USAGE_FIELDS)
+
+
+def give_back_free_memory() -> int:
+    """Have the heap give its free pages back where they are many; how many bytes were free.
+
+    A round makes cells of its own memory (`cell_memory`), so what is free here was needed once: by
+    a state that was made or fetched. 0 where the C library does not say.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        usage, trim = libc.mallinfo2, libc.malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return 0
+    usage.restype = _Usage
+    free_bytes: int = usage().free
+    if free_bytes < FREE_BYTES_KEPT:
+        return 0
+    trim(ctypes.c_size_t(0))
+    return free_bytes

@@ -8,6 +8,9 @@ from protocol.grid import MerkleTree, cell_root
 ReadBack = Callable[[int, int], bytes]
 """Bytes of a result that lies in a file (`node.durable.results`)."""
 
+Proved = tuple[int, bytes, tuple[bytes, ...]]
+"""Number, bytes and proof of a cell."""
+
 
 class ResultCells:
     """Cells by number. Every cell is hashed once, however often it is sent."""
@@ -66,7 +69,7 @@ class ResultCells:
             self._trees.clear()
         self._payloads[cell], self._roots[cell] = payload, root
 
-    def proofs(self, first: int, stop: int) -> Iterator[tuple[int, bytes, tuple[bytes, ...]]]:
+    def proofs(self, first: int, stop: int) -> Iterator[Proved]:
         """Cells [first, stop), their bytes and proofs in the tree over them; none if one lacks."""
         found = [(cell, self.get(cell)) for cell in range(first, stop)]
         payloads = [(cell, payload) for cell, payload in found if payload is not None]
@@ -75,6 +78,13 @@ class ResultCells:
         tree = self._tree(first, stop)
         for cell, payload in payloads:
             yield cell, payload, tree.proof(cell - first)
+
+    def proved(self, cell: int, first: int, stop: int) -> Proved | None:
+        """One of `proofs`; None if it is not here. Who sends a slice from the disk reads it so."""
+        payload = self.get(cell)
+        if payload is None:
+            return None
+        return cell, payload, self._tree(first, stop).proof(cell - first)
 
     def root(self, first: int, stop: int) -> bytes:
         """Merkle root over the roots of cells [first, stop), which are here."""

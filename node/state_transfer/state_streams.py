@@ -175,6 +175,15 @@ class InMemory:
         return items
 
 
+class Listed(Source, Protocol):
+    """A source that names its cells."""
+
+    @property
+    def cells(self) -> Sequence[int]:
+        """Their numbers."""
+        ...
+
+
 class _FromSource:
     """Cells that are read when it is their turn, about a chunk of them at a time."""
 
@@ -235,6 +244,10 @@ class Serving:
         count = source.count
         cells = [index for index in dict.fromkeys(push.cells) if index < count]
         return _FromSource(source, cells, self.wait_for_disk)
+
+    def one_by_one(self, source: Listed) -> Outgoing:
+        """The cells of a source, read when it is their turn."""
+        return _FromSource(source, source.cells, self.wait_for_disk)
 
     async def wait_for_disk(self, work: Callable[[], T]) -> T:
         """Do what waits for the disk in a thread."""

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import mmap
 import os
 import random
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from training import past_cache
 from training.durable import SYSTEM_FILES, in_blocks, replace_durably
 from training.past_cache import BLOCK_BYTES, DIRECT_BYTES_MIN, PastCache
 from training.safetensors_form import file_parts
@@ -76,6 +78,39 @@ def test_parts_of_any_size_are_replaced_durably_and_large_ones_begin_at_blocks(
     assert (tmp_path / "file").read_bytes() == b"".join(parts)
     if takes_direct(tmp_path):
         assert sum(direct) >= 4 << 20
+
+
+@pytest.mark.parametrize("begins_at_page", [True, False])
+def test_what_begins_at_a_page_is_written_from_where_it_lies(
+    tmp_path, rng, direct, monkeypatch, begins_at_page
+):
+    size = 5 * DIRECT_BYTES_MIN + 77
+    copied: list[mmap.mmap] = []
+    whole = np.frombuffer(mmap.mmap(-1, size + BLOCK_BYTES), dtype=np.uint8)
+    data = whole[: size + 1][0 if begins_at_page else 1 :][:size].data
+    data[:] = rng.randbytes(size)
+    monkeypatch.setattr(past_cache, "_stages", copied)
+    file = SYSTEM_FILES.create(tmp_path / "file")
+    file.put(0, data)
+    was_copied = bool(copied)
+    file.sync()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == bytes(data)
+    if takes_direct(tmp_path):
+        assert direct[0] == size - size % BLOCK_BYTES
+        assert was_copied is not begins_at_page
+
+
+def test_what_begins_between_blocks_goes_past_the_cache_but_for_its_ends(tmp_path, rng, direct):
+    data, start = rng.randbytes(3 * DIRECT_BYTES_MIN), rng.randrange(1, BLOCK_BYTES)
+    file = SYSTEM_FILES.create(tmp_path / "file")
+    file.put(start, data)
+    file.put(0, data[:start])
+    file.sync()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == data[:start] + data
+    if takes_direct(tmp_path):
+        assert direct[0] == 3 * DIRECT_BYTES_MIN - BLOCK_BYTES
 
 
 def test_file_system_that_refuses_gets_the_bytes_through_the_cache(tmp_path, rng, monkeypatch):

@@ -5,7 +5,7 @@ the difference and adds it to its next contribution (error feedback).
 """
 
 from training.compression import blocks, cosine, dense, lowrank, seeded, sparse
-from training.compression.dense import decode_to_read
+from training.compression.dense import decode_to_read, encode_to_read
 from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
 from training.compression.results import result_codec
 from training.compression.seam import (
@@ -38,6 +38,7 @@ __all__ = [
     "cosine",
     "decode_to_read",
     "dense",
+    "encode_to_read",
     "join_cells",
     "lowrank",
     "make_codec",

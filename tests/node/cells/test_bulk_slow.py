@@ -45,6 +45,9 @@ class SlowStream:
         with suppress(StreamClosedError):
             await self._near.send_all(data)
 
+    async def receive_into(self, place: memoryview) -> None:
+        place[:] = await self.receive_exactly(len(place))
+
     async def send_frame(self, frame: bytes) -> None:
         await self.send_all(len(frame).to_bytes(4, "big") + frame)
 

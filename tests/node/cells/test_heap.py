@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from node.cells.heap import keep_freed_memory
+from node.cells.heap import give_back_free_memory, keep_freed_memory
 
 CELLS = """
 import resource, sys
@@ -50,6 +50,34 @@ def test_cells_of_a_large_model_cost_no_new_pages_in_the_next_round():
     assert count < 20 * 256
 
 
+FREE = """
+from pathlib import Path
+from node.cells.heap import FREE_BYTES_KEPT, give_back_free_memory, keep_freed_memory
+def resident():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+keep_freed_memory()
+cells, small = [], []
+for _ in range(300):
+    cells.append(bytearray(b"x") * (1 << 20))
+    small.append(bytearray(1 << 12))  # Lies behind it: what is free then is no end of the heap.
+full = resident()
+del cells
+free = give_back_free_memory()
+print(free, full - resident(), FREE_BYTES_KEPT)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc only")
+def test_much_that_is_free_within_the_heap_goes_back():
+    command = [sys.executable, "-P", "-c", FREE]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    free, gone, kept = done.stdout.split()
+    if not int(free):
+        pytest.skip("another C library")
+    assert int(free) >= 300 << 20 > int(kept)
+    assert int(gone) >= 290 << 20
+
+
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
 def test_other_c_library_changes_nothing(monkeypatch, error):
     def missing(_: object) -> None:
@@ -57,3 +85,4 @@ def test_other_c_library_changes_nothing(monkeypatch, error):
 
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert not keep_freed_memory()
+    assert not give_back_free_memory()

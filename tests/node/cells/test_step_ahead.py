@@ -5,9 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from node.cells.bulk import StoredResults
 from node.durable.journal import FileJournal
-from protocol.errors import ProofError
+from node.events import Push
+from protocol.errors import ProofError, StateError
+from protocol.frames import Bulk
 from protocol.grid import cell_root, merkle_proof
+from protocol.identity import Ed25519Signer
 from tests.node.cells.test_shard_store import LIST, contribution, entry, filled, store_of
 
 
@@ -108,6 +112,33 @@ def test_final_result_is_read_from_the_disk_with_the_same_cells_and_proofs(journ
     assert not store._results[LIST]._payloads, "what comes late takes no memory"
     with pytest.raises(ProofError):
         store.put_result(LIST, root, replace(before[0], payload=b"x"), first=1, stop=4)
+
+
+def stored(store, *cells: int) -> StoredResults:
+    """What a peer that asks for those cells is sent of LIST, which has two slices."""
+    push = Push(Ed25519Signer(b"t" * 32).peer_id, Bulk.RESULT, LIST, cells)
+    return StoredResults(store, push, [[], [(0, 1), (1, 4)]])
+
+
+def test_wanted_cells_of_a_final_result_are_read_one_by_one_each_once(journal):
+    store, before = sealed_on_disk(journal)
+    source = stored(store, 3, 1, 3, 3, 9)
+    assert source.cells == (1, 3)
+    assert source.count == 2
+    assert [source.item(cell) for cell in source.cells] == [before[0], before[2]]
+    assert stored(store, 9).count == 0
+
+
+def test_cell_that_the_disk_has_lost_ends_the_transfer_and_others_are_whole(journal, tmp_path):
+    store, before = sealed_on_disk(journal)
+    (path,) = (tmp_path / "results").iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(before[0].payload)] ^= 1  # The first byte of cell 1.
+    path.write_bytes(data)
+    source = stored(store, 1, 2)
+    with pytest.raises(StateError, match="cell 1 of a result is gone"):
+        source.item(1)
+    assert source.item(2) == before[1]
 
 
 @pytest.mark.parametrize("damage", ["a byte", "the end", "all"])

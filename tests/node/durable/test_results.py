@@ -84,8 +84,28 @@ def test_another_result_takes_the_place_of_one_that_was_written_ahead(rng, files
     assert len(files.names(FOLDER)) == 2
 
 
+@pytest.mark.parametrize(("joined", "expected"), [(1, 20), (100, None), (1 << 20, 1)])
+def test_cells_behind_one_another_are_written_together(rng, monkeypatch, joined, expected):
+    """In whatever order they come; those with a gap between them are not."""
+    monkeypatch.setattr(results, "JOINED_BYTES", joined)
+    cells, writes = made_up(rng, 20), []
+    files = SimFiles(rng, before=lambda operation, _: writes.append(operation))
+    folder = ResultFiles(FOLDER, files)
+    ahead = placed(cells)
+    rng.shuffle(ahead)
+    writes.clear()
+    folder.write_ahead(7, DIGEST, ahead)
+    count = writes.count("write")
+    assert count == expected if expected else 1 < count < 20
+    folder.write_ahead(8, OTHER, placed(cells)[::2])
+    assert writes.count("write") == count + 10
+    folder.keep(7, DIGEST, cells)
+    assert folder.of_round(7) == {DIGEST: b"".join(cells)}
+
+
 def test_disk_that_fails_while_a_result_is_written_ahead_costs_nothing(rng, monkeypatch):
     monkeypatch.setattr(results, "SYNC_BYTES", 1)
+    monkeypatch.setattr(results, "JOINED_BYTES", 1)
     cells, seen = made_up(rng, 6), []
 
     def before(operation: str, path: Path) -> None:
