@@ -148,6 +148,9 @@ class SharedStore(ShardStore):
             found = states[key] = super()._take(digest, step)
         return found
 
+    def _check(self, codec: Codec, payload: bytes, numel: int) -> None:
+        self._decoded(codec, payload, numel)
+
     def _decoded(
         self, codec: Codec, payload: bytes, numel: int, *, is_checked: bool = False
     ) -> Vector:

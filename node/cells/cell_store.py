@@ -25,7 +25,14 @@ from protocol.grid import (
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, Floats, coefficients_of
 from training.arithmetic import cell_norms
-from training.compression import Codec, admits, decode_to_read, encode_to_read, make_codec
+from training.compression import (
+    Codec,
+    admits,
+    check_payload,
+    decode_to_read,
+    encode_to_read,
+    make_codec,
+)
 from training.gram import wire_form
 
 Entries = Sequence[tuple[ListEntry, bytes]]
@@ -121,7 +128,7 @@ class CellStore(StateStore):
         """
         node, count = cell_root(item.payload), self.layout.num_cells(fragment)
         check_merkle_proof(root, node, item.proof, index=item.index, count=count)
-        self._decoded(self._codec, item.payload, self.layout.cell_numel(fragment, item.index))
+        self._check(self._codec, item.payload, self.layout.cell_numel(fragment, item.index))
         self._parts.setdefault(root, {})[item.index] = item
 
     def put_result(
@@ -141,7 +148,7 @@ class CellStore(StateStore):
         node = cell_root(item.payload)
         check_merkle_proof(root, node, item.proof, index=item.index - first, count=stop - first)
         numel = self.layout.cell_numel(fragment, item.index)
-        self._decoded(self._result_codec, item.payload, numel)
+        self._check(self._result_codec, item.payload, numel)
         self._results_of(digest).put(item.index, item.payload, node)
 
     def forget_parts(self, roots: Iterable[bytes]) -> None:
@@ -195,7 +202,7 @@ class CellStore(StateStore):
         for cell, size in enumerate(sizes):
             cells.append(data[position : position + size])
             numel = self.layout.cell_numel(fragment, cell)
-            self._decoded(self._result_codec, cells[cell], numel)
+            self._check(self._result_codec, cells[cell], numel)
             position += size
         self._results[digest] = ResultCells(cells)
 
@@ -309,6 +316,10 @@ class CellStore(StateStore):
                 payload = self._parts[root][cell].payload
                 row_N[:] = self._decoded(self._codec, payload, numel, is_checked=True)
             yield cell, cell_PN
+
+    def _check(self, codec: Codec, payload: bytes, numel: int) -> None:
+        """SEAM: raise DecodeError for what is no cell; a simulated world decodes it here."""
+        check_payload(codec, payload, numel)
 
     def _decoded(
         self, codec: Codec, payload: bytes, numel: int, *, is_checked: bool = False

@@ -55,15 +55,17 @@ class OuterStepping:
         *,
         round_index: int,
         keeps: bool = True,
+        is_checked: bool = False,
     ) -> None:
         """`anchor_N` and `slots` are the state before, which is only read. Without `keeps` only the
-        roots of the next one are found."""
+        roots of the next one are found. With `is_checked` all cells were, before they come here."""
         self._layout, self._outer, self._codec = rules.layout, rules.outer, rules.codec
         self._before_N, self._slots = anchor_N, slots
         self._round = round_index
         self.fragment = rules.layout.fragment_of(round_index)
         num_cells = rules.layout.num_cells(self.fragment)
         self.keeps = keeps
+        self._is_checked = is_checked
         sources = rules.sources()
         self._vectors = [source.take() for source in sources] if keeps else []
         self._roots: list[list[bytes]] = [[b""] * num_cells for _ in sources]
@@ -72,12 +74,13 @@ class OuterStepping:
     def take(self, cell: int, payload: bytes) -> None:
         """Step one cell, unless these very bytes of it were taken.
 
-        Raises DecodeError for bytes that decode to no finite numbers.
+        Raises DecodeError for bytes that decode to no finite numbers, unless they were checked.
         """
         if self._taken.get(cell) is payload:
             return
         span = self._layout.cell_span(self.fragment, cell)
-        aggregate_N = decode_to_read(self._codec, payload, span.stop - span.start)
+        numel, is_checked = span.stop - span.start, self._is_checked
+        aggregate_N = decode_to_read(self._codec, payload, numel, is_checked=is_checked)
         names = self._outer.slots
         slots = {name: self._slots[name][span] for name in names}
         info = OuterInfo(round=self._round, slots=slots)

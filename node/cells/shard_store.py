@@ -67,7 +67,8 @@ class ShardStore(CellStore):
             if not keeps:
                 for source in self._step_rules.sources():
                     source.trim()  # That of a state before a fetched one, for instance.
-            stepping = self.stepping(before, round_index=step.round, keeps=keeps)
+            index = step.round
+            stepping = self.stepping(before, round_index=index, keeps=keeps, is_checked=True)
             ahead = self._ahead = digest, step, stepping
         for cell in cells:
             if (payload := held.get(cell)) is not None:
@@ -123,7 +124,8 @@ class ShardStore(CellStore):
         before = self.state
         stepping = self._taken_ahead(digest, step)
         if stepping is None or stepping.keeps:
-            stepping = self.stepping(before, round_index=step.round, keeps=False)
+            index = step.round
+            stepping = self.stepping(before, round_index=index, keeps=False, is_checked=True)
         return foreseen(stepping, before, self.result_cells(digest))
 
     def _candidate(self, digest: bytes) -> State:

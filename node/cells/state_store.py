@@ -151,11 +151,17 @@ class StateStore:
         node = cell_root(item.payload)
         check_state_proof(root, node, item.proof, index=item.index, counts=self.state_counts)
 
-    def stepping(self, state: State, *, round_index: int, keeps: bool = True) -> OuterStepping:
+    def stepping(
+        self, state: State, *, round_index: int, keeps: bool = True, is_checked: bool = False
+    ) -> OuterStepping:
         """The outer step of a round on a state, to be fed with the encoded result."""
-        anchor_N, slots = state.anchor_N, state.slots
         return OuterStepping(
-            self._step_rules, anchor_N, slots, round_index=round_index, keeps=keeps
+            self._step_rules,
+            state.anchor_N,
+            state.slots,
+            round_index=round_index,
+            keeps=keeps,
+            is_checked=is_checked,
         )
 
     def stepped(self, state: State, cells: Sequence[bytes], *, round_index: int) -> State:

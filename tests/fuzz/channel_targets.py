@@ -16,7 +16,7 @@ from protocol.errors import (
 from tests.fuzz.target import FILE_BYTES, PACKER_BYTES, Target, from_bytes, from_file
 from tests.training.replicas import small_manifest
 from training.channel import ChannelFile, channel_spec
-from training.compression import CODECS, decode_to_read
+from training.compression import CODECS, Codec, check_payload, decode_to_read
 from training.exchange import RunClock
 from training.failure import error_of
 from training.frames import (
@@ -91,6 +91,14 @@ FROM_TRAINER_FRAMES = (
 )
 
 
+def _passes(codec: Codec, data: bytes, numel: int) -> bool:
+    try:
+        check_payload(codec, data, numel)
+    except DecodeError:
+        return False
+    return True
+
+
 def _codec_read(name: str) -> Callable[[bytes], None]:
     codec = CODECS[name]()
 
@@ -99,10 +107,14 @@ def _codec_read(name: str) -> Callable[[bytes], None]:
             try:
                 x_N = codec.decode(data, numel)
             except DecodeError:
+                assert not _passes(codec, data, numel)
                 continue
             assert x_N.shape == (numel,)
             assert np.isfinite(x_N).all()
-            assert np.array_equal(decode_to_read(codec, data, numel), x_N)
+            assert _passes(codec, data, numel)
+            for is_checked in (False, True):
+                read_N = decode_to_read(codec, data, numel, is_checked=is_checked)
+                assert read_N.tobytes() == x_N.tobytes()
             return
         raise DecodeError("of no size")
 
@@ -122,8 +134,10 @@ def _codec_covers(name: str) -> tuple[str, ...]:
     return (
         *own,
         "training.compression.seam.Codec.decode",
-        "training.compression.dense.decode_to_read",
+        "training.compression.seam.decode_to_read",
+        "training.compression.seam.Checking.decode_to_read",
         "training.compression.dense.DenseCodec.decode_to_read",
+        "training.compression.blocks.Int8Codec.decode_to_read",
         "training.compression.blocks.unpack_codes",
         "training.compression.indices.GapIndices.unpack",
         "training.compression.indices.IndexCode.unpack",

@@ -5,7 +5,7 @@ the difference and adds it to its next contribution (error feedback).
 """
 
 from training.compression import blocks, cosine, dense, lowrank, seeded, sparse
-from training.compression.dense import decode_to_read, encode_to_read
+from training.compression.dense import encode_to_read
 from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
 from training.compression.results import result_codec
 from training.compression.seam import (
@@ -16,6 +16,8 @@ from training.compression.seam import (
     Vector,
     admits,
     bits_per_element,
+    check_payload,
+    decode_to_read,
     join_cells,
 )
 from training.compression.seeded import common_lots
@@ -32,6 +34,7 @@ __all__ = [
     "admits",
     "bits_per_element",
     "blocks",
+    "check_payload",
     "codec_defaults",
     "codec_named",
     "common_lots",

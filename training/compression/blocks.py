@@ -9,6 +9,7 @@ is exact, so every decoder has the same bits and encoding a decoded vector chang
 that no encoder makes decodes to NaN, and a payload with one non-finite element is refused.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +28,11 @@ _WORK = 1 << 17
 
 _SCALE_LEAST = np.float32(2.0**-100)
 """A block of smaller numbers is sent as zeros: the reciprocal of its scale would not be finite."""
+
+_SCALE_SURE = np.float32(2.0**120)
+"""Times a level of eight bits it is finite."""
+
+_NOBODY_SENDS = "a payload holds a code or a scale that nobody sends"
 
 _FINITE_MOST = np.float32(np.finfo(np.float32).max)
 
@@ -95,6 +101,17 @@ class BlockCodec:
 
     def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
         """See Codec."""
+        head_BF, packed = self._cut(payload, numel)
+        x_N = np.empty(numel, dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for of_blocks, codes, span, width in self._runs(packed, numel):
+                self._restore(codes, head_BF[of_blocks], x_N[span].reshape(-1, width))
+                if not all_finite(x_N[span]):
+                    raise DecodeError(_NOBODY_SENDS)
+        return x_N
+
+    def _cut(self, payload: bytes | memoryview, numel: int) -> tuple[Floats, Codes]:
+        """The floats of each block, and the packed codes of all; the codes are not looked at."""
         view = memoryview(payload).cast("B")
         if view.nbytes != self.payload_bytes(numel):
             raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
@@ -106,15 +123,14 @@ class BlockCodec:
             raise DecodeError("a scale is not finite")
         packed = np.frombuffer(view[head_bytes:], np.uint8)
         check_padding(packed, self.bits, numel)
-        x_N = np.empty(numel, dtype=np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for start, stop, width in spans(numel, self.block):
-                codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
-                of_block = slice(start // self.block, -(-stop // self.block))
-                self._restore(codes, head_BF[of_block], x_N[start:stop].reshape(-1, width))
-                if not all_finite(x_N[start:stop]):
-                    raise DecodeError("a payload holds a code or a scale that nobody sends")
-        return x_N
+        return head_BF, packed
+
+    def _runs(self, packed: Codes, numel: int) -> Iterator[tuple[slice, Codes, slice, int]]:
+        """What is worked on at once: which blocks, their codes, their elements, how many each."""
+        for start, stop, width in spans(numel, self.block):
+            codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
+            of_blocks = slice(start // self.block, -(-stop // self.block))
+            yield of_blocks, codes, slice(start, stop), width
 
     def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
         """The floats of each block, shape [B, F], and the codes, shape [B, K]."""
@@ -169,12 +185,42 @@ class Int8Codec(BlockCodec):
         np.rint(level_BK, out=level_BK)
         return scale_B1, level_BK.astype(np.int8).view(np.uint8)
 
-    def _restore(self, packed: Codes, head_BF: Floats, out_BK: Floats) -> None:
-        level_BK = packed.view(np.int8).reshape(out_BK.shape)
-        np.copyto(out_BK, level_BK)
-        out_BK *= checked_scale(head_BF)
-        if level_BK.min() == -128:
-            out_BK[level_BK == -128] = np.nan
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """See Checking. The codes alone say it, but for scales near the largest number."""
+        head_BF, packed = self._cut(payload, numel)
+        self._refuse(head_BF, packed)
+        if head_BF.max(initial=0.0) > _SCALE_SURE:
+            self.decode(payload, numel)
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        head_BF, packed = self._cut(payload, numel)
+        self._refuse(head_BF, packed)
+        x_N = self._restored(head_BF, packed, numel)
+        if head_BF.max(initial=0.0) > _SCALE_SURE and not all_finite(x_N):
+            raise DecodeError(_NOBODY_SENDS)
+        return x_N
+
+    def decode_to_read(
+        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+    ) -> Floats:
+        """See Checking."""
+        if not is_checked:
+            return self.decode(payload, numel)
+        return self._restored(*self._cut(payload, numel), numel)
+
+    def _refuse(self, head_BF: Floats, packed: Codes) -> None:
+        if (head_BF < 0.0).any() or packed.view(np.int8).min(initial=0) == -128:
+            raise DecodeError(_NOBODY_SENDS)
+
+    def _restored(self, head_BF: Floats, packed: Codes, numel: int) -> Floats:
+        x_N = np.empty(numel, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            for of_blocks, codes, span, width in self._runs(packed, numel):
+                out_BK = x_N[span].reshape(-1, width)
+                np.copyto(out_BK, codes.view(np.int8).reshape(out_BK.shape))
+                out_BK *= head_BF[of_blocks]
+        return x_N
 
 
 CODECS.register("int8", Int8Codec)

@@ -36,10 +36,14 @@ class DenseCodec:
         x_N = self.decode_to_read(payload, numel)
         return x_N.copy() if x_N.base is not None else x_N
 
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """See Checking."""
+        self.decode_to_read(payload, numel)
+
     def decode_to_read(
         self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
     ) -> NDArray[np.float32]:
-        """As `decode`; may lie in the payload's memory."""
+        """See Checking."""
         size = memoryview(payload).nbytes
         if size != self.payload_bytes(numel):
             raise DecodeError(f"{size} bytes for {numel} elements of {self._dtype.itemsize}")
@@ -69,18 +73,6 @@ class Float16Codec(DenseCodec):
 
 
 CODECS.register("fp16", Float16Codec)
-
-
-def decode_to_read(
-    codec: Codec, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
-) -> NDArray[np.float32]:
-    """As `codec.decode`, for those who do not write to it: float32 as it is needs no copy.
-
-    `is_checked` says that this very payload was decoded before, and is finite.
-    """
-    if isinstance(codec, DenseCodec):
-        return codec.decode_to_read(payload, numel, is_checked=is_checked)
-    return codec.decode(payload, numel)
 
 
 def encode_to_read(codec: Codec, x_N: Vector) -> bytes:

@@ -100,6 +100,46 @@ class VariableSize(Protocol):
         ...
 
 
+@runtime_checkable
+class Checking(Protocol):
+    """A Codec that tells good payloads from others without their numbers."""
+
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """Raise DecodeError where `decode` would, and only there."""
+        ...
+
+    def decode_to_read(
+        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+    ) -> NDArray[np.float32]:
+        """As `decode`; may lie in the payload's memory. A payload that `is_checked` is good."""
+        ...
+
+
+@cache
+def _is_checking(kind: type[Codec]) -> bool:
+    return issubclass(kind, Checking)
+
+
+def decode_to_read(
+    codec: Codec, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+) -> NDArray[np.float32]:
+    """As `codec.decode`, for those who do not write to it: float32 as it is needs no copy.
+
+    `is_checked` says that this very payload was checked or decoded before.
+    """
+    if _is_checking(type(codec)):
+        return cast("Checking", codec).decode_to_read(payload, numel, is_checked=is_checked)
+    return codec.decode(payload, numel)
+
+
+def check_payload(codec: Codec, payload: bytes | memoryview, numel: int) -> None:
+    """Raise DecodeError where `codec.decode` would."""
+    if _is_checking(type(codec)):
+        cast("Checking", codec).check(payload, numel)
+    else:
+        codec.decode(payload, numel)
+
+
 @cache
 def _is_variable(kind: type[Codec]) -> bool:
     return issubclass(kind, VariableSize)  # Slow: Python looks for each method by name.

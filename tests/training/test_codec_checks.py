@@ -1,0 +1,82 @@
+"""A payload passes its check if it decodes, and only then; what passed decodes to the same bits."""
+
+import random
+
+import numpy as np
+import pytest
+
+from protocol.errors import DecodeError
+from training.compression import CODECS, Codec, check_payload, decode_to_read
+from training.compression.blocks import BLOCK
+
+NUMELS = (1, 7, BLOCK, 2 * BLOCK + 5)
+
+
+def passes(codec: Codec, payload: bytes, numel: int) -> bool:
+    try:
+        check_payload(codec, payload, numel)
+    except DecodeError:
+        return False
+    return True
+
+
+def decodes(codec: Codec, payload: bytes, numel: int) -> bool:
+    try:
+        x_N = codec.decode(payload, numel)
+    except DecodeError:
+        return False
+    for is_checked in (False, True):
+        read_N = decode_to_read(codec, payload, numel, is_checked=is_checked)
+        assert read_N.tobytes() == x_N.tobytes()
+    return True
+
+
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("name", list(CODECS))
+def test_bytes_pass_exactly_where_they_decode(name: str, numel: int, seed: int) -> None:
+    luck, codec = random.Random(f"{seed}/{name}/{numel}"), CODECS[name]()
+    x_N = np.random.default_rng(seed).normal(size=numel).astype(np.float32)
+    whole, found = codec.encode(x_N), set()
+    for _ in range(60):
+        payload = bytearray(whole)
+        for _ in range(luck.randrange(3)):
+            payload[luck.randrange(len(payload))] = luck.randrange(256)
+        if not luck.randrange(8):
+            payload = payload[: luck.randrange(len(payload))]
+        is_good = decodes(codec, bytes(payload), numel)
+        assert passes(codec, bytes(payload), numel) is is_good
+        found.add(is_good)
+    assert True in found
+
+
+@pytest.mark.parametrize(
+    ("scale", "code", "is_good"),
+    [
+        (1.0, 127, True),
+        (1.0, -128, False),
+        (0.0, -128, False),
+        (-0.0, 5, True),
+        (-1.0, 0, False),
+        (-1e-30, 3, False),
+        (np.nan, 0, False),
+        (np.inf, 1, False),
+        (2.0**120, 127, True),
+        (2.0**121, 127, True),
+        (2.0**121, -127, True),
+        (2.0**127, 1, True),
+        (2.0**127, 2, False),
+        (2.0**122, 127, False),
+        (2.0**122, 63, True),
+    ],
+)
+def test_int8_is_refused_for_one_scale_or_code_that_nobody_sends(
+    scale: float, code: int, is_good: bool
+) -> None:
+    """In the last block, the others being good."""
+    codec, numel = CODECS["int8"](), 2 * BLOCK + 5
+    heads = np.array([0.5, 0.25, scale], dtype="<f4")
+    codes = np.ones(numel, dtype=np.int8)
+    codes[-1] = code
+    payload = heads.tobytes() + codes.tobytes()
+    assert decodes(codec, payload, numel) is is_good
+    assert passes(codec, payload, numel) is is_good
