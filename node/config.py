@@ -30,6 +30,9 @@ _TCP = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<por
 _NAME = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 _LISTEN = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9a-fA-F.:]+)/tcp/(?P<port>\d{1,5})/?")
 
+SECURITIES = ("tls", "noise")
+"""Those of `dht.transport.libp2p_host`, which takes a second to load."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
@@ -123,6 +126,10 @@ class NodeConfig:
     psk: Path | None = None
     """Key file of the private swarm that the node is in; it meets nobody else."""
 
+    security: str = "tls"
+    """How connections are encrypted: "tls" where that is safe, and "noise" with whom has none; or
+    "noise" with all."""
+
     threads: int = 1
     """Torch threads of the trainer; more than cores divided by nodes slows all of them down."""
 
@@ -201,6 +208,8 @@ class NodeConfig:
                 raise ConfigError(
                     f"{name}: {mbit:g} is neither 0 (no limit) nor within {least:g}..{MBIT_MAX:g}"
                 )
+        if self.security not in SECURITIES:
+            raise ConfigError(f"security: {self.security!r} is none of {', '.join(SECURITIES)}")
         if not 0.0 <= self.relay_gib <= RELAY_GIB_MAX:
             raise ConfigError(f"relay_gib: {self.relay_gib} is not within 0..{RELAY_GIB_MAX:.0f}")
         if not 0.0 <= self.relay_mbit <= 1e6:

@@ -19,7 +19,7 @@ import trio
 
 from node.assembly import Node
 from node.cells.heap import keep_freed_memory
-from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, NodeConfig
+from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.hooks import NodeHooks, hooks_named
 from node.peers.departure import Departure
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen", default=LISTEN_DEFAULT, help="e.g. /ip4/0.0.0.0/tcp/4001")
     parser.add_argument("--bootstrap", action="append", default=[], help="a peer's address")
     parser.add_argument("--psk", type=Path, help="key file of a private swarm")
+    parser.add_argument("--security", choices=SECURITIES, default="tls", help="of connections")
     parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
@@ -79,6 +80,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         announce=tuple(arguments.announce),
         bootstrap=tuple(arguments.bootstrap),
         psk=arguments.psk,
+        security=arguments.security,
         model_file=arguments.model_file,
         threads=arguments.threads,
         device=arguments.device,

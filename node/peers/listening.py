@@ -62,6 +62,7 @@ async def _open(
         interface=config.interface,
         has_port_mapping=config.has_port_mapping,
         bulk_protocols=bulk_protocols,
+        security=config.security,
         psk=read_psk(config.psk) if config.psk is not None else None,
     )
     async with AsyncExitStack() as stack:

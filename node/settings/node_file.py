@@ -28,6 +28,7 @@ _TEMPLATE = """\
 # has_mdns = true        # meet the nodes of this network (mDNS): all of it hears that one is here
 # bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
 # psk = ""               # key file of a private swarm; its nodes meet each other and nobody else
+# security = "tls"       # of connections: "tls" where that is safe, or "noise" with all
 # threads = 1            # torch threads; left out, all cores but one
 # compute_threads = 1    # threads for hashing and sums; each takes a core while it works
 # device = "auto"        # where to train: "auto", "cuda", "mps" or "cpu"
@@ -58,6 +59,7 @@ class NodeFile(Section):
     has_mdns: bool = True
     bootstrap: list[str] = Field(default_factory=list)
     psk: str = ""
+    security: str = "tls"
     threads: int | None = None
     compute_threads: int = 1
     device: str = DEVICE_DEFAULT

@@ -167,11 +167,11 @@ def measured(
     )
 
 
-def security() -> str:
+def offered(security: str) -> str:
     """How connections are secured: every protocol that a node offers and takes."""
     from dht.transport.libp2p_host import TransportConfig, securities  # It takes a second to load.
 
-    return " ".join(securities(TransportConfig()))
+    return " ".join(securities(TransportConfig(security=security)))
 
 
 def _round(record: Adopted) -> int:
@@ -200,7 +200,8 @@ def bench_allreduce(options: AllreduceOptions, tell: Teller) -> tuple[AllreduceR
         max_error=findings.max_error,
         result_exact=not findings.inexact and findings.num_exact > 0,
         digests_equal=are_equal(records) and findings.verdict.checkpoints_equal,
-        security=security(),
+        security=offered(options.security),
+        state_bytes=4 * numel * options.peers * (2 if options.momentum else 1),
         broken=failed or findings.broken,
     )
     strike_stage(stage, is_kept=options.keep_state or not result.is_good)

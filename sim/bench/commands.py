@@ -102,6 +102,7 @@ def allreduce(
     aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
     momentum: Annotated[float, typer.Option(help="Of the outer step; 0: none is kept.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
+    security: Annotated[str, typer.Option(help="tls where it is safe, or noise.")] = "tls",
     seed: SeedOption = 0,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     out: OutOption = None,
@@ -126,6 +127,7 @@ def allreduce(
         aggregator=aggregator,
         momentum=momentum,
         rounds=rounds,
+        security=security,
         keep_state=keep,
         is_profiled=profile,
     )

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.config import SECURITIES
 from node.demo.node_process import NODE_COMMAND
 from protocol.errors import ConfigError
 from sim.bench.moments import MOMENTS, RANDOM, ROLES
@@ -37,6 +38,9 @@ class BenchOptions:
     momentum: float = 0.0
     """Of the outer step (Nesterov); 0 takes plain averaging, which keeps nothing."""
 
+    security: str = "tls"
+    """How connections are encrypted; see `NodeConfig.security`."""
+
     keep_state: bool = False
     is_profiled: bool = False
     """Whether all processes are sampled for what they work for."""
@@ -54,6 +58,8 @@ class BenchOptions:
             known = ", ".join(AGGREGATORS)
             raise ConfigError(f"--aggregator {self.aggregator!r} is none of {known}")
 
+        if self.security not in SECURITIES:
+            raise ConfigError(f"--security {self.security!r} is none of {', '.join(SECURITIES)}")
         if not 0.0 <= self.momentum < 1.0:
             raise ConfigError(f"--momentum {self.momentum} is not in [0, 1)")
 
@@ -65,6 +71,7 @@ class BenchOptions:
             folder=folder,
             seed=seed,
             train_s=self.train_s,
+            security=self.security,
             wait_seats_s=WAIT_SEATS_S,
             trainer_module=TRAINER,
             trainer_words=words,

@@ -127,6 +127,8 @@ class AllreduceResult:
     result_exact: bool
     digests_equal: bool
     security: str
+    state_bytes: int
+    """Of the peak: anchor and momentum of all nodes, which are there without an exchange."""
     broken: str
 
     @property
@@ -145,6 +147,7 @@ def allreduce_json(
         "exchange_s": _median([one.exchange_s for one in rounds]),
         "cpu_s": _median([one.cpu_s for one in rounds]),
         "peak_mib": round(result.peak_bytes / 2**20, 1),
+        "exchange_peak_mib": round((result.peak_bytes - result.state_bytes) / 2**20, 1),
         "bytes_sent_per_peer": _median([float(one.bytes_sent_per_peer) for one in rounds]),
         "max_error": result.max_error,
         "digests_equal": result.digests_equal,
@@ -178,6 +181,7 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
     _print_profile(console, median_profile([one.profile for one in result.rounds]))
     console.print(
         f"memory {result.peak_bytes / 2**20:.0f} MiB at most,"
+        f" {(result.peak_bytes - result.state_bytes) / 2**20:.0f} beside the states of all,"
         f" {result.max_error:.2g} from the mean at most, exact: {_yes(result.result_exact)},"
         f" equal: {_yes(result.digests_equal)}, {result.security}"
     )

@@ -117,7 +117,7 @@ class LocalNode:
         else:
             line += ["--manifest", str(manifest)]
         line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
-        line += ["--threads", str(trainer_threads(options.peers))]
+        line += ["--threads", str(trainer_threads(options.peers)), "--security", options.security]
         if self.port is None:
             line += ["--listen", f"/ip4/{HOST}/tcp/0"]
         else:

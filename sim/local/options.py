@@ -68,6 +68,9 @@ class LocalOptions:
     wait_seats_s: float = 12.0
     """So long the founder waits for the seats of the others with its first round."""
 
+    security: str = "tls"
+    """How connections are encrypted; see `NodeConfig.security`."""
+
     elements: int = 100_000
     """Parameters of the made-up model; as many as fit its shapes, a few less."""
 

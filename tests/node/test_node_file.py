@@ -38,10 +38,13 @@ def test_file_of_the_user_is_left_as_it_is(tmp_path: Path) -> None:
 def test_file_sets_what_the_command_does_not(tmp_path: Path) -> None:
     text = 'listen = "/ip4/127.0.0.1/tcp/4001"\nthreads = 3\nlinger_s = 2\nlog_level = "debug"\n'
     found = config(
-        tmp_path, text + "status_port = 4242\nwait_seats_s = 90\nis_observer = true", threads=5
+        tmp_path,
+        text + "status_port = 4242\nwait_seats_s = 90\nis_observer = true\nsecurity = 'noise'",
+        threads=5,
     )
     assert (found.listen_port, found.threads, found.linger_s) == (4001, 5, 2.0)
     assert found.wait_seats_s == 90.0
+    assert found.security == "noise"
     assert (found.log_level, found.status_port, found.is_observer) == ("debug", 4242, True)
     assert (found.state, found.manifest) == (tmp_path, tmp_path / "m")
 
@@ -78,6 +81,7 @@ def test_peers_of_the_command_are_asked_besides_those_of_the_file(tmp_path: Path
         ("bootstrap = ['x']", "'x' is no address like"),
         ("status_port = 70000", "status_port: 70000 is not within 0..65535"),
         ("linger_s = -1", "linger_s: -1.0 is not within"),
+        ("security = 'ssl'", "security: 'ssl' is none of tls, noise"),
         ("wait_seats_s = nan", "wait_seats_s: nan is not within 0..86400"),
         ("relay_gib = -1", "relay_gib: -1.0 is not within 0..1048576"),
         ("relay_mbit = 1e7", "relay_mbit: 10000000.0 is not within 0..1e6"),
