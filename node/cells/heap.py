@@ -1,8 +1,10 @@
 """How the C library keeps memory that Python gives back: for processes that move large vectors.
 
-A cell is a mebibyte, and glibc gives such blocks back to the system as soon as they are free: the
-next one is new pages, each a fault and a page of zeros. Averaging 20 million float32 spends two
-fifths of its processor time in the system that way. Here freed blocks are kept for the next cell.
+What a cell is decoded, summed and stepped in is a mebibyte each time, and glibc gives such blocks
+back to the system as soon as they are free: the next one is new pages, each a fault and a page of
+zeros. Averaging 20 million float32 spent two fifths of its processor time in the system that way.
+Here freed blocks are kept for the next one. What stays for a round, the cells themselves, has
+memory of its own (`node.cells.cell_memory`).
 """
 
 import ctypes
