@@ -162,12 +162,16 @@ class MuxedStream(IMuxedStream):
             if self.num_buffered and (self._why or self._is_finished):
                 await trio.lowlevel.checkpoint()
                 return
-            if self._why:
-                raise MuxedStreamReset(self._why)
-            if self._is_finished:
-                raise MuxedStreamEOF("the other end closed")
-            self._came = trio.Event()
-            await self._came.wait()
+            await self._more()
+
+    async def _more(self) -> None:
+        """Until enough or the end has come. Raises MuxedStreamReset, MuxedStreamEOF behind that."""
+        if self._why:
+            raise MuxedStreamReset(self._why)
+        if self._is_finished:
+            raise MuxedStreamEOF("the other end closed")
+        self._came = trio.Event()
+        await self._came.wait()
 
     async def take_breath(self, num_bytes: int) -> None:
         """Where nothing is to be waited for: a step of the loop once in a while, for the others."""
@@ -199,12 +203,7 @@ class MuxedStream(IMuxedStream):
             await self.take_breath(num_bytes)
         try:
             while self._place is not None:
-                if self._why:
-                    raise MuxedStreamReset(self._why)
-                if self._is_finished:
-                    raise MuxedStreamEOF("the other end closed")
-                self._came = trio.Event()
-                await self._came.wait()
+                await self._more()
         finally:
             self._place = None
 

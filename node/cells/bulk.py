@@ -130,10 +130,10 @@ class StoredResults:
     ) -> None:
         self._store, self._digest = store, push.subject
         cuts = next((cuts for cuts in spans if cuts), ())
-        wanted = dict.fromkeys(sorted(push.cells))
-        held = {cell: cut for cell in wanted for cut in cuts if cut[0] <= cell < cut[1]}
-        self._slices = held
-        self.cells = tuple(held)
+        # Each once: a Want that names one cell over and over would have it read as often.
+        wanted = sorted(set(push.cells))
+        self._slices = {cell: cut for cell in wanted for cut in cuts if cut[0] <= cell < cut[1]}
+        self.cells = tuple(self._slices)
 
     @property
     def count(self) -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.config import NodeConfig, parse_listen, parse_peer_address
+from dht.transport import libp2p_host
+from node.config import SECURITIES, NodeConfig, parse_listen, parse_peer_address
 from node.hooks import hooks_named
 from node.state.folder import KEY_FILE
 from node.state.keystore import load_or_create_identity
@@ -62,3 +63,8 @@ def test_identity_file_of_a_wrong_size_is_a_config_error(tmp_path: Path) -> None
 def test_unknown_test_switch_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         hooks_named("nonsense")
+
+
+def test_securities_of_a_node_are_those_of_the_transport() -> None:
+    """Written twice, for the transport takes a second to load."""
+    assert SECURITIES == libp2p_host.SECURITIES

@@ -1,0 +1,21 @@
+"""What a codec says of bytes, by its check and by decoding them."""
+
+from protocol.errors import DecodeError
+from training.arithmetic import Vector
+from training.compression import Codec, check_payload, decode_to_read
+
+
+def passes(codec: Codec, payload: bytes, numel: int) -> bool:
+    """Whether its check takes them for a payload of so many elements."""
+    try:
+        check_payload(codec, payload, numel)
+    except DecodeError:
+        return False
+    return True
+
+
+def assert_reads_alike(codec: Codec, payload: bytes, x_N: Vector) -> None:
+    """Those who only read, of checked bytes or others, see the bits that decoding gave."""
+    for is_checked in (False, True):
+        read_N = decode_to_read(codec, payload, len(x_N), is_checked=is_checked)
+        assert read_N.tobytes() == x_N.tobytes()
