@@ -15,12 +15,13 @@ from typing import Any
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
+from node.durable.journal import CHAIN_FILE
 from node.durable.record_log import read_records
 from node.state.folder import mark_unsigned, run_folder
 from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
-from protocol.messages import SignedMessage, decode_message
-from protocol.wire import encode
+from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
+from protocol.wire import decode, encode
 from sim.local.recipe import outer_spec
 from training.genesis import shard_spec
 from training.presets import PRESETS
@@ -170,6 +171,11 @@ class Swarm:
         path = self.folder(node) / "slots.log"
         records = read_records(path)[0] if path.exists() else []
         return [decode_message(record)[0] for record in records]
+
+    def chain(self, node: NodeUnderTest) -> list[SealValue]:
+        """The final seals in the node's chain on disk, without genesis."""
+        records = read_records(self.folder(node) / CHAIN_FILE)[0]
+        return [decode(SealCertificate, record).value for record in records]
 
     def wait(self, what: str, holds: Any, *, timeout_s: float = 60.0) -> None:
         """Until `holds()`; else fails with the ends of all logs."""
