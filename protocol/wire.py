@@ -111,16 +111,18 @@ class _Reader:
     def array(self) -> int:
         """Opens an array: the number of items that it claims to have."""
         try:
-            return cast("int", self._unpacker.read_array_header())
+            length: int = self._unpacker.read_array_header()
         except (ValueError, msgpack.exceptions.UnpackException) as error:
             raise _Wrong(f"no list: {error}") from error
+        return length
 
     def scalar(self) -> object:
         """The next item, which is no array."""
         try:
-            return cast("object", self._unpacker.unpack())
+            item: object = self._unpacker.unpack()
         except (ValueError, msgpack.exceptions.UnpackException) as error:
             raise _Wrong(f"not msgpack: {error}") from error
+        return item
 
     def end(self) -> None:
         """Refuse bytes behind the value."""

@@ -49,7 +49,7 @@ from dht.transport.libp2p_psk import (
     PskNoise,
 )
 from dht.transport.libp2p_security import TunedNoise, link_of
-from dht.transport.libp2p_tls import TunedTls, tls_is_safe
+from dht.transport.libp2p_tls import TunedTls
 from dht.transport.libp2p_yamux import Muxers
 from protocol import limits
 from protocol.errors import ConfigError
@@ -103,8 +103,8 @@ class TransportConfig:
     """To open a stream. A frozen peer never refuses: only this number ends the waiting."""
 
     security: str = "tls"
-    """`tls`: where both ends can do it safely, and else Noise; `noise`: nothing else. TLS takes
-    less processor time on machines with instructions for AES."""
+    """`tls`: where both ends take it, and else Noise; `noise`: nothing else. TLS takes less
+    processor time on machines with instructions for AES."""
 
     bulk_protocols: frozenset[str] = frozenset()
     """Their streams travel on a second connection to the peer, as soon as there is one: what is
@@ -249,7 +249,7 @@ def securities(config: TransportConfig) -> tuple[str, ...]:
     """What a node offers and takes, the preferred first."""
     if config.psk is not None:
         return ("noise-psk",)
-    return SECURITIES if config.security == "tls" and tls_is_safe() else ("noise",)
+    return SECURITIES[SECURITIES.index(config.security) :]
 
 
 def _secure_transports(

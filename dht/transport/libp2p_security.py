@@ -1,6 +1,5 @@
 """Noise, which all have: the library's handshake over a `Link`, our records after it."""
 
-from collections.abc import Callable
 from typing import Any
 
 from libp2p.abc import IRawConnection, ISecureConn
@@ -27,25 +26,28 @@ class TunedNoise(NoiseTransport):
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Prove who we are to whoever dialled us, and have them prove it."""
         link = self._open_link(conn)
-        return bind(link, await super().secure_inbound(link), NoiseSession)
+        return _bind(link, await super().secure_inbound(link))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
         link = self._open_link(conn)
-        return bind(link, await super().secure_outbound(link, peer_id), NoiseSession)
+        return _bind(link, await super().secure_outbound(link, peer_id))
 
 
-def bind(
-    link: Link, agreed: ISecureConn, kind: Callable[[SecureSession, Link], Session]
-) -> Session:
+def _bind(link: Link, agreed: ISecureConn) -> Session:
     """Our session of what the library agreed, for a peer with an Ed25519 key; HandshakeFailure."""
-    try:
-        link.peer = parse_peer_id(agreed.get_remote_peer().to_base58())
-    except DecodeError as error:
-        raise HandshakeFailure(str(error)) from error
+    name_peer(link, agreed.get_remote_peer())
     if not isinstance(agreed, SecureSession):
         raise HandshakeFailure("the library's handshake made something else than a session")
-    return kind(agreed, link)
+    return NoiseSession(agreed, link)
+
+
+def name_peer(link: Link, proved: ID) -> None:
+    """Say who is at the other end; HandshakeFailure for a peer with another kind of key."""
+    try:
+        link.peer = parse_peer_id(proved.to_base58())
+    except DecodeError as error:
+        raise HandshakeFailure(str(error)) from error
 
 
 def link_of(muxed: Any) -> Link | None:  # noqa: ANN401 - the library's interfaces hide the layers

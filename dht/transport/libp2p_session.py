@@ -9,12 +9,15 @@ stay standard: a stock peer sees records like any other.
 import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from libp2p.connection_types import ConnectionType
+from libp2p.crypto.keys import PrivateKey, PublicKey
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
 from libp2p.security.base_session import BaseSession
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH, NoiseTransportReadWriter
@@ -30,11 +33,25 @@ SEND_BYTES_MAX = 260 * limits.KIB
 """Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
 in four. More gains nothing, and what is encrypted cannot be overtaken."""
 
+_BUFFER_BYTES = SEND_BYTES_MAX + 4 * limits.KIB
+"""For the largest send: 18 bytes for each record of Noise, 22 for each of TLS, which are 16 KiB."""
+
 _SPARE_BUFFERS_MAX = 8
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")
 _NONCE = struct.Struct("<4xQ")
 _NOISE_NAMES = (b"Noise_XX_25519_ChaChaPoly_SHA256", b"Noise_XXpsk0_25519_ChaChaPoly_SHA256")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What a handshake has proved: who is at both ends. Part of the library's `SecureSession`."""
+
+    local_peer: ID
+    local_private_key: PrivateKey
+    remote_peer: ID
+    remote_permanent_pubkey: PublicKey
+    is_initiator: bool
 
 
 class Session(BaseSession):
@@ -43,7 +60,9 @@ class Session(BaseSession):
     security = ""
     """What it is secured with, in a word."""
 
-    def __init__(self, agreed: SecureSession, link: Link) -> None:
+    _spare: list[bytearray] = []  # noqa: RUF012 - shared, because few connections send at a time
+
+    def __init__(self, agreed: Agreed | SecureSession, link: Link) -> None:
         super().__init__(
             local_peer=agreed.local_peer,
             local_private_key=agreed.local_private_key,
@@ -64,6 +83,17 @@ class Session(BaseSession):
     @abstractmethod
     async def receive(self) -> list[Bytes]:
         """What arrives next, decrypted; never nothing. Raises ConnectionClosedError."""
+
+    def spare_buffer(self) -> bytearray:
+        """Memory to encrypt a send into; for `write_out`."""
+        return self._spare.pop() if self._spare else bytearray(_BUFFER_BYTES)
+
+    async def write_out(self, buffer: bytearray, stop: int) -> None:
+        """Send the encrypted bytes at the begin of a buffer, which then is spare again."""
+        # Cancelled, the link still holds the buffer: it is not spare then.
+        await self.link.write(memoryview(buffer)[:stop])
+        if len(self._spare) < _SPARE_BUFFERS_MAX:
+            self._spare.append(buffer)
 
     async def read(self, n: int | None = None) -> bytes:
         """At most `n` bytes, for the library; raises ConnectionClosedError at the end."""
@@ -116,7 +146,6 @@ class NoiseSession(Session):
     """Noise after the library's handshake: ChaCha20-Poly1305 over records of up to 65 535 bytes."""
 
     security = "noise"
-    _spare: list[bytearray] = []  # noqa: RUF012 - shared, because few connections send at a time
 
     def __init__(self, agreed: SecureSession, link: Link) -> None:
         """Raises HandshakeFailure for anything but the Noise that libp2p prescribes."""
@@ -135,7 +164,7 @@ class NoiseSession(Session):
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
-        buffer = self._spare.pop() if self._spare else bytearray(_buffer_bytes())
+        buffer = self.spare_buffer()
         view = memoryview(buffer)
         stop = 0
         for plain in _records(parts):
@@ -143,10 +172,7 @@ class NoiseSession(Session):
             _LENGTH.pack_into(buffer, start - _LENGTH.size, stop - start)
             self._encrypt(_NONCE.pack(self._num_sent), plain, None, view[start:stop])
             self._num_sent += 1
-        # Cancelled, the link still holds the buffer: it is not spare then.
-        await self.link.write(view[:stop])
-        if len(self._spare) < _SPARE_BUFFERS_MAX:
-            self._spare.append(buffer)
+        await self.write_out(buffer, stop)
 
     async def receive(self) -> list[Bytes]:
         """The next records in plain; see `Session.receive`."""
@@ -196,12 +222,6 @@ def _record_bytes(head: Bytes) -> int:
         return 1 << 20
     length: int = _LENGTH.unpack_from(head)[0]
     return _LENGTH.size + length
-
-
-def _buffer_bytes() -> int:
-    """For the largest send: a record for the header beside those that are full."""
-    num_records: int = -(-SEND_BYTES_MAX // MAX_PLAINTEXT_LENGTH) + 2
-    return SEND_BYTES_MAX + num_records * (_LENGTH.size + _TAG_BYTES)
 
 
 def _records(parts: Sequence[Bytes]) -> Iterator[Bytes]:

@@ -1,105 +1,88 @@
-"""TLS 1.3 where it is safe: at a third less processor time than Noise, for AES has instructions.
+"""TLS 1.3 as libp2p prescribes it: at a third of the processor time of Noise, for AES has
+instructions.
 
-The library's server side writes into CPython's private `SSL_CTX` by way of the system's libssl, or
-it could not ask for a certificate that no authority signed. Where the interpreter has an OpenSSL of
-its own, that would write into one library what belongs to another. So TLS is offered only where
-this process has exactly one libssl, and CPython is one whose layout is known; Noise always is.
+By pyOpenSSL, because CPython's own `ssl` cannot ask a client for a certificate that no authority
+signed: the library writes into its private structures for that, which is not safe where an
+interpreter has an OpenSSL of its own. This one is the OpenSSL that `cryptography` brings along, the
+same and as new on every system.
+
+libp2p: https://github.com/libp2p/specs/blob/master/tls/tls.md
 """
 
-import contextlib
 import datetime
-import ssl
-import sys
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from libp2p.abc import IRawConnection, ISecureConn
-from libp2p.crypto.keys import KeyPair
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
+from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
-from libp2p.security.secure_session import SecureSession
-from libp2p.security.tls.io import TLSReadWriter
-from libp2p.security.tls.openssl_verify import install_skip_pkix_peer_verification
-from libp2p.security.tls.transport import IdentityConfig, TLSTransport
+from libp2p.security.tls.certificate import (
+    ALPN_PROTOCOL,
+    generate_certificate,
+    verify_certificate_chain,
+)
+from OpenSSL import SSL
 
 from dht.transport.libp2p_link import Link, OpenLink
-from dht.transport.libp2p_security import bind
-from dht.transport.libp2p_session import Bytes, Session, room_for, shown
+from dht.transport.libp2p_security import name_peer
+from dht.transport.libp2p_session import (
+    Agreed,
+    Bytes,
+    Session,
+    room_for,
+    shown,
+)
 from protocol import limits
 
-_KNOWN_LAYOUTS = ((3, 11), (3, 12), (3, 13))
 _RECORD_BYTES_MAX = 16 * limits.KIB
-_MAPS = Path("/proc/self/maps")
+_HANDSHAKE_READ_BYTES = 4 * limits.KIB
+_HANDSHAKE_BYTES_MAX = 64 * limits.KIB
+"""Of ours, at once: a certificate takes less than one."""
+
+_PARTIAL_WRITE = 0x1
+"""OpenSSL's SSL_MODE_ENABLE_PARTIAL_WRITE, which pyOpenSSL sets and does not name: each record of a
+write would be a call."""
+
+_lib, _ffi = SSL._lib, SSL._ffi  # type: ignore[attr-defined]
+_ALPN = ALPN_PROTOCOL.encode()
 
 _BAD_HANDSHAKE = (
-    *(BaseLibp2pError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
-    *(OSError, EOFError, InvalidSignature, UnsupportedAlgorithm, AssertionError),
+    *(BaseLibp2pError, ValueError, TypeError, LookupError, AttributeError, OSError, EOFError),
+    *(SSL.Error, InvalidSignature, UnsupportedAlgorithm, AssertionError),
 )
-"""What the library raises on a handshake or certificate that it did not expect; ssl's are OSErrors.
-One of them reaching the library's task manager would stop the host."""
+"""What a handshake or certificate raises that was not expected; certificates are read by the
+library. One of them reaching its task manager would stop the host."""
 
 
-def tls_is_safe() -> bool:
-    """Whether the library's TLS may be used in this process. Loads libssl to find out."""
-    if sys.implementation.name != "cpython" or sys.version_info[:2] not in _KNOWN_LAYOUTS:
-        return False
-    if sysconfig.get_config_var("Py_DEBUG") or sysconfig.get_config_var("Py_TRACE_REFS"):
-        return False
-    if len(_libssls()) != 1:
-        return False  # Built into the interpreter, or not to be found out.
-    # On a context of the client's kind nothing was asked for before, so the change shows.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with contextlib.suppress(RuntimeError, OSError, AttributeError):
-        install_skip_pkix_peer_verification(context)
-        # It may have loaded another one than the interpreter has.
-        return len(_libssls()) == 1 and context.verify_mode is not ssl.CERT_NONE
-    return False
-
-
-def _libssls() -> set[str]:
-    """The files of libssl in this process; empty where the system does not say."""
-    try:
-        lines = _MAPS.read_text().splitlines()
-    except OSError:
-        return set()
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-    return {path for path in paths if Path(path).name.startswith("libssl")}
-
-
-class TunedTls(TLSTransport):
-    """The library's handshake over a `Link`, our records after it; for Ed25519 keys."""
+class TunedTls(ISecureTransport):
+    """Certificates as the library makes and checks them, and records over a `Link`."""
 
     def __init__(self, key_pair: KeyPair, open_link: OpenLink) -> None:
-        super().__init__(key_pair, identity_config=IdentityConfig(cert_template=_template()))
+        self._private_key = key_pair.private_key
+        self._local_peer = ID.from_pubkey(key_pair.public_key)
         self._open_link = open_link
-        self._contexts: dict[bool, ssl.SSLContext] = {}
-
-    def create_ssl_context(self, server_side: bool = False) -> ssl.SSLContext:
-        """One for all connections of a side, by the library's rules.
-
-        The library makes one for each, which is two thirds of a handshake's processor time, and
-        writes the key to a file each time. Nothing is carried from one connection to another: no
-        ticket is handed out, so that each of them proves both ends anew.
-        """
-        context = self._contexts.get(server_side)
-        if context is None:
-            context = self._contexts[server_side] = super().create_ssl_context(server_side)
-            context.options |= ssl.OP_NO_TICKET
-            if server_side:
-                context.num_tickets = 0
-        return context
+        # A context for all connections of a side: making one is most of a handshake's time.
+        cert_pem, key_pem = generate_certificate(key_pair.private_key, _template())
+        self._inbound = _context(SSL.TLS_SERVER_METHOD, cert_pem.encode(), key_pem.encode())
+        self._inbound.set_alpn_select_callback(
+            lambda _, offered: _ALPN if _ALPN in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+        )
+        self._outbound = _context(SSL.TLS_CLIENT_METHOD, cert_pem.encode(), key_pem.encode())
+        self._outbound.set_alpn_protos([_ALPN])
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Prove who we are to whoever dialled us, and have them prove it."""
         link = self._open_link(conn)
         try:
-            return bind(link, await super().secure_inbound(link), TlsSession)
+            connection = SSL.Connection(self._inbound, None)
+            connection.set_accept_state()
+            return await self._secure(link, connection, None)
         except _BAD_HANDSHAKE as error:
             raise HandshakeFailure(f"TLS: {error}") from error
 
@@ -107,9 +90,44 @@ class TunedTls(TLSTransport):
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
         link = self._open_link(conn)
         try:
-            return bind(link, await super().secure_outbound(link, peer_id), TlsSession)
+            connection = SSL.Connection(self._outbound, None)
+            connection.set_connect_state()
+            return await self._secure(link, connection, peer_id)
         except _BAD_HANDSHAKE as error:
             raise HandshakeFailure(f"TLS: {error}") from error
+
+    async def _secure(
+        self, link: Link, connection: SSL.Connection, wanted: ID | None
+    ) -> "TlsSession":
+        await _shake_hands(link, connection)
+        key = _proved_key(connection)
+        remote = ID.from_pubkey(key)
+        if wanted is not None and remote != wanted:
+            raise HandshakeFailure(f"{remote} answers, not {wanted}")
+        name_peer(link, remote)
+        agreed = Agreed(
+            local_peer=self._local_peer,
+            local_private_key=self._private_key,
+            remote_peer=remote,
+            remote_permanent_pubkey=key,
+            is_initiator=wanted is not None,
+        )
+        return TlsSession(agreed, link, connection)
+
+
+def _context(method: int, cert_pem: bytes, key_pem: bytes) -> SSL.Context:
+    context = SSL.Context(method)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.clear_mode(_PARTIAL_WRITE)
+    context.use_certificate(x509.load_pem_x509_certificate(cert_pem))
+    context.use_privatekey(load_pem_private_key(key_pem, None))  # type: ignore[arg-type]
+    # Each end must show one, and no authority signs it: who it is of is looked at afterwards.
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, lambda *_: True)
+    # Nothing is carried from one connection to another: what tickets still go out lead to nothing,
+    # and each connection proves both ends anew.
+    context.set_options(SSL.OP_NO_TICKET)
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    return context
 
 
 def _template() -> x509.CertificateBuilder:
@@ -125,58 +143,101 @@ def _template() -> x509.CertificateBuilder:
     )
 
 
+async def _shake_hands(link: Link, connection: SSL.Connection) -> None:
+    """Until both ends have keys. Raises SSL.Error, ConnectionClosedError."""
+    is_done = False
+    while not is_done:
+        try:
+            connection.do_handshake()
+            is_done = True
+        except SSL.WantReadError:
+            pass
+        except SSL.Error:
+            await _flush(link, connection)  # It says what it did not like.
+            raise
+        await _flush(link, connection)
+        if not is_done:
+            connection.bio_write(await link.read(_HANDSHAKE_READ_BYTES))
+
+
+async def _flush(link: Link, connection: SSL.Connection) -> None:
+    with suppress(SSL.WantReadError):  # There may be nothing to say.
+        await link.write(connection.bio_read(_HANDSHAKE_BYTES_MAX))
+
+
+def _proved_key(connection: SSL.Connection) -> PublicKey:
+    """Whose certificate it is; raises ValueError and others for one that is not as prescribed."""
+    cert = connection.get_peer_certificate(as_cryptography=True)
+    if cert is None:
+        raise HandshakeFailure("no certificate")
+    return verify_certificate_chain([cert])
+
+
 class TlsSession(Session):
-    """TLS 1.3 after the library's handshake."""
+    """TLS 1.3 after the handshake."""
 
     security = "tls"
 
-    def __init__(self, agreed: SecureSession, link: Link) -> None:
-        """Raises HandshakeFailure for anything but the library's TLS."""
+    def __init__(self, agreed: Agreed, link: Link, connection: SSL.Connection) -> None:
         super().__init__(agreed, link)
-        lines = agreed.conn
-        if not isinstance(lines, TLSReadWriter):
-            raise HandshakeFailure("no TLS")
-        self._ssl = lines.stream_writer._ssl_socket
-        self._in = lines.stream_writer._in_bio
-        self._out = lines.stream_writer._out_bio
+        self.connection = connection
+        self._is_fresh = True
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
         try:
             for part in parts:
                 rest = memoryview(part)
-                while rest:
-                    rest = rest[self._ssl.write(rest) :]
-        except ssl.SSLError as error:
-            self._lose(f"encryption failed: {error.reason}", error)
-        await self.link.write(self._out.read())
+                while rest:  # Once: the memory behind it takes all.
+                    rest = rest[self.connection.send(rest) :]
+        except SSL.Error as error:
+            self._lose(f"encryption failed: {_reason(error)}", error)
+        # By the binding itself, too: `bio_read` makes two copies, in new memory.
+        buffer = self.spare_buffer()
+        num_bytes = _lib.BIO_read(self.connection._from_ssl, _ffi.from_buffer(buffer), len(buffer))
+        await self.write_out(buffer, num_bytes)
 
     async def receive(self) -> list[Bytes]:
         """What arrives next, in plain; see `Session.receive`."""
-        while True:
-            if self._in.pending:
-                plain = self._decrypted()
-                if plain:
-                    return [plain]
-            self._in.write(await self.link.arrived())
+        # Records may have come with the last words of the handshake.
+        is_fresh, self._is_fresh = self._is_fresh, False
+        plain = self._decrypted(0) if is_fresh else b""
+        while not plain:
+            data = await self.link.arrived()
+            self.connection.bio_write(data)
+            plain = self._decrypted(len(data))
+        return [plain]
 
-    def _decrypted(self) -> Bytes:
+    def _decrypted(self, num_arrived: int) -> Bytes:
         """All that is complete. A record at a time would be a step per 16 KiB."""
         # OpenSSL may keep the begin of a record that has now come whole.
-        view, stop = room_for(self._in.pending + _RECORD_BYTES_MAX), 0
-        size, read = len(view), self._ssl.read
+        view, stop = room_for(num_arrived + _RECORD_BYTES_MAX), 0
+        place, room, ssl, read = (
+            _ffi.from_buffer(view),
+            len(view),
+            self.connection._ssl,
+            _lib.SSL_read,
+        )
+        # Sixty-four times for a MiB: by the binding itself, `recv_into` takes three times as long.
+        while (num_bytes := read(ssl, place + stop, room - stop)) > 0:
+            stop += num_bytes
         try:
-            # Sixty-four times for a MiB.
-            while num_bytes := read(size - stop, view[stop:]):
-                stop += num_bytes  # type: ignore[operator]
-            if not stop:
-                self._lose("closed by the other end", None)
-        except ssl.SSLWantReadError:
+            self.connection._raise_ssl_error(ssl, num_bytes)
+        except SSL.WantReadError:
             pass
-        except ssl.SSLError as error:
-            self._lose(f"a record that does not decrypt: {error.reason}", error)
+        except SSL.ZeroReturnError as error:
+            if not stop:
+                self._lose("closed by the other end", error)
+        except SSL.Error as error:
+            self._lose(f"a record that does not decrypt: {_reason(error)}", error)
         return shown(view, stop)
 
-    def _lose(self, reason: str, error: ssl.SSLError | None) -> None:
+    def _lose(self, reason: str, error: SSL.Error) -> None:
         self.link.lose(reason)
         raise ConnectionClosedError(reason, transport="tcp") from error
+
+
+def _reason(error: SSL.Error) -> str:
+    """In OpenSSL's words: the error holds a list of library, function and reason."""
+    found = error.args[0] if error.args else ""
+    return str(found[0][-1]) if isinstance(found, list) and found else str(error)

@@ -81,7 +81,8 @@ class Yamux(IMuxedConn):
         self._usual_window = WINDOW_BYTES_START
         """That of the last stream that was opened to us and ended."""
         self._accepted, self._to_accept = trio.open_memory_channel[MuxedStream](INBOUND_STREAMS_MAX)
-        self._sending = trio.Lock()
+        self._sending = trio.Semaphore(1, max_value=1)
+        """A turn. What a lock does to find out who dies with it takes longer than all the rest."""
         self._unsent = bytearray()
         self._has_unsent = trio.Event()
         self._head = bytearray()

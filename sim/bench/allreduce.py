@@ -9,7 +9,7 @@ from node.processes.first_error import first_error_nursery
 from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.messages import Kind
-from sim.bench.gate import are_ready, let_go
+from sim.bench.gate import are_ready, let_go, say_over
 from sim.bench.main import Teller, prepare, run_until_signal
 from sim.bench.options import AllreduceOptions
 from sim.bench.outcome import adopted_round, are_equal, is_together
@@ -73,8 +73,9 @@ class AllreduceRun:
             own_s = time.process_time()
             let_go(self._gate, index)
             await self._adopted(index, names)
+            cpu_used_s, ended_s = cpu_s(pids) - cpu_before_s, time.time()
+            say_over(self._gate, index)
             if is_measured:
-                cpu_used_s, ended_s = cpu_s(pids) - cpu_before_s, time.time()
                 profile = self._profile(began_s, ended_s)
                 if profile:
                     profile["bench"] = {"watching": time.process_time() - own_s}

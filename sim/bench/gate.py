@@ -2,6 +2,7 @@
 
 ready-B-7   B's contribution to round 7 is ready
 go-7        everybody may hand over for round 7
+over-7      round 7 is measured: numbers for the next one may be made, which are no part of it
 """
 
 import time
@@ -14,7 +15,17 @@ _LOOK_S = 0.002
 def wait_at(folder: Path, name: str, round_index: int) -> None:
     """In the trainer: until the gate of a round opens."""
     (folder / f"ready-{name}-{round_index}").touch()
-    while not (folder / f"go-{round_index}").exists():
+    _wait_for(folder / f"go-{round_index}")
+
+
+def wait_until_over(folder: Path, round_index: int) -> None:
+    """In the trainer: until a round is measured; round 0 always is."""
+    if round_index:
+        _wait_for(folder / f"over-{round_index}")
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
         time.sleep(_LOOK_S)
 
 
@@ -26,3 +37,8 @@ def are_ready(folder: Path, names: Iterable[str], round_index: int) -> bool:
 def let_go(folder: Path, round_index: int) -> None:
     """Let everybody hand over."""
     (folder / f"go-{round_index}").touch()
+
+
+def say_over(folder: Path, round_index: int) -> None:
+    """Let the trainers go on to the next round."""
+    (folder / f"over-{round_index}").touch()

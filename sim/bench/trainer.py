@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.cells.heap import keep_freed_memory
-from sim.bench.gate import wait_at
+from sim.bench.gate import wait_at, wait_until_over
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
@@ -24,15 +24,18 @@ from training.compression import Encoded, ErrorFeedback
 
 
 class _Contributions:
-    """Makes its numbers when it first knows how many."""
+    """Makes its numbers when it first knows how many, and never while others exchange theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Path | None) -> None:
+        self._gate = gate
         self._numbers: Numbers | None = None
         self._drift_N: Vector | None = None
 
     def __call__(
         self, feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int, draft: Draft
     ) -> Encoded:
+        if self._gate is not None:
+            wait_until_over(self._gate, round_index - 1)
         if self._numbers is None:
             self._numbers = Numbers(name, len(anchor_N))
         drift_N = self._numbers.contribution(round_index, out=self._memory(anchor_N, draft()))
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.gate is not None:
         waits = partial(wait_at, options.gate, options.name)
         pace = Pace(round_s=options.round_s, hold=options.hold, before_handing=waits)
-    return run_trainer(options, None, pace, _Contributions())
+    return run_trainer(options, None, pace, _Contributions(options.gate))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,35 @@
-"""TLS between our own: where it is used, and what hostile bytes do to it."""
+"""TLS: where it is used, who is let in by it, and what hostile bytes do to it."""
 
-import contextlib
+import datetime
 import os
-import ssl
 
 import pytest
 import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.tls.transport import TLSTransport
+from OpenSSL import SSL
 
-from dht.transport import libp2p_tls
 from dht.transport.libp2p_host import securities
+from dht.transport.libp2p_link import Link
 from dht.transport.libp2p_negotiate import encode_line
-from dht.transport.libp2p_tls import TunedTls, tls_is_safe
+from dht.transport.libp2p_tls import TunedTls
 from dht.transport.libp2p_transport import TransportConfig
 from protocol.errors import ConfigError, StreamClosedError
 from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, only_link, open_loopback, until
-
-safe_here = pytest.mark.skipif(not tls_is_safe(), reason="this interpreter has its own OpenSSL")
 
 
 def security_of(transport):
     return only_link(transport).muxed.secured_conn.security
 
 
-@pytest.mark.parametrize(
-    "found", [set(), {"/usr/lib/libssl.so.3", "/opt/python/lib/libssl.so.3"}], ids=["none", "two"]
-)
-def test_tls_is_not_offered_where_the_library_is_in_doubt(monkeypatch, found):
-    monkeypatch.setattr(libp2p_tls, "_libssls", lambda: found)
-    assert securities(TransportConfig()) == ("noise",)
-
-
-def test_tls_is_not_offered_by_an_interpreter_of_unknown_layout(monkeypatch):
-    monkeypatch.setattr(libp2p_tls, "_KNOWN_LAYOUTS", ())
-    assert not tls_is_safe()
+def test_tls_is_preferred_unless_it_is_not_wanted():
+    assert securities(TransportConfig()) == ("tls", "noise")
+    assert securities(TransportConfig(security="noise")) == ("noise",)
 
 
 def test_security_of_an_unknown_name_is_refused():
@@ -42,7 +37,6 @@ def test_security_of_an_unknown_name_is_refused():
         TransportConfig(security="rot13")
 
 
-@safe_here
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("one", "other", "agreed"),
@@ -71,7 +65,6 @@ GARBAGE = {
 }
 
 
-@safe_here
 @pytest.mark.net
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_garbage_instead_of_a_handshake_costs_only_its_sender(sent):
@@ -89,7 +82,6 @@ async def test_garbage_instead_of_a_handshake_costs_only_its_sender(sent):
             assert server.connected() == (client.peer_id,)
 
 
-@safe_here
 @pytest.mark.net
 async def test_flipped_bit_ends_the_connection():
     with trio.fail_after(DEADLINE_S):
@@ -111,7 +103,6 @@ async def test_flipped_bit_ends_the_connection():
             await until(lambda: not server.connected())
 
 
-@safe_here
 @pytest.mark.net
 async def test_goodbye_of_tls_is_the_end():
     with trio.fail_after(DEADLINE_S):
@@ -119,26 +110,13 @@ async def test_goodbye_of_tls_is_the_end():
             await client.connect(server.peer_id, server.addresses())
             await until(lambda: server.connected() and only_link(server).muxed is not None)
             session = only_link(client).muxed.secured_conn
-            with contextlib.suppress(OSError):  # It would wait for the other end's goodbye.
-                session._ssl.unwrap()
-            await session.link.write(session._out.read())
+            assert not session.connection.shutdown(), "the other end has not said it yet"
+            await session.link.write(session.connection.bio_read(1024))
             await until(lambda: not server.connected())
             with pytest.raises(ConnectionClosedError):
                 await session.receive()
 
 
-@safe_here
-def test_connections_of_a_side_share_a_context_that_resumes_nothing():
-    keys = create_new_key_pair(bytes(32))
-    security = TunedTls(keys, lambda raw: pytest.fail("no connection here"))
-    inbound, outbound = (security.create_ssl_context(server_side=side) for side in (True, False))
-    assert security.create_ssl_context(server_side=True) is inbound is not outbound
-    assert security.create_ssl_context(server_side=False) is outbound
-    assert inbound.num_tickets == 0
-    assert inbound.options & outbound.options & ssl.OP_NO_TICKET
-
-
-@safe_here
 @pytest.mark.net
 async def test_every_connection_proves_both_ends_anew():
     with trio.fail_after(DEADLINE_S):
@@ -146,8 +124,203 @@ async def test_every_connection_proves_both_ends_anew():
             for _ in range(2):
                 await client.connect(server.peer_id, server.addresses())
                 await until(lambda: only_link(client).muxed is not None)
-                agreed = only_link(client).muxed.secured_conn
-                assert not agreed._ssl.session_reused
-                assert agreed._ssl.getpeercert(binary_form=True)
+                stream = await client.open_stream(server.peer_id, ECHO)
+                assert await ask(stream, b"alive") == b"alive"
+                for end in (client, server):
+                    connection = only_link(end).muxed.secured_conn.connection
+                    assert connection.get_peer_certificate(as_cryptography=True) is not None
+                    assert connection.get_protocol_version_name() == "TLSv1.3"
                 await client.disconnect(server.peer_id)
                 await until(lambda: not server.connected())
+
+
+class Pipe:
+    """What a handshake needs of a connection, over memory."""
+
+    is_initiator = False
+
+    def __init__(self, send, receive):
+        self._send, self._receive = send, receive
+
+    async def write(self, data):
+        try:
+            await self._send.send(bytes(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError("closed", transport="tcp") from error
+
+    async def read(self, n=None):
+        try:
+            return await self._receive.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            return b""
+
+    async def close(self):
+        self._send.close()
+        self._receive.close()
+
+    def get_remote_address(self):
+        return None
+
+
+def two_ends():
+    (send, receive), (back, come) = (trio.open_memory_channel(1000) for _ in range(2))
+    return Pipe(send, come), Pipe(back, receive)
+
+
+async def shake(client, server, peer_id):
+    """What either end makes of a handshake: a session or an error."""
+    found = {}
+    one, other = two_ends()
+
+    async def end(name, pipe, secure):
+        try:
+            found[name] = await secure(pipe)
+        except HandshakeFailure as error:
+            found[name] = error
+            await pipe.close()
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end, "client", one, lambda raw: client.secure_outbound(raw, peer_id))
+            nursery.start_soon(end, "server", other, server.secure_inbound)
+    return found["client"], found["server"]
+
+
+async def tls_of(nursery, seed):
+    def open_link(raw):
+        return Link(raw, spawn=nursery.start_soon, on_lost=lambda _: None)
+
+    return TunedTls(create_new_key_pair(bytes([seed]) * 32), open_link)
+
+
+async def test_somebody_else_who_answers_is_refused():
+    async with trio.open_nursery() as nursery:
+        client, server, wanted = [await tls_of(nursery, seed) for seed in (1, 2, 3)]
+        mine, _ = await shake(client, server, wanted._local_peer)
+        assert isinstance(mine, HandshakeFailure)
+        assert "answers, not" in str(mine)
+        mine, theirs = await shake(client, server, server._local_peer)
+        assert mine.remote_peer == server._local_peer
+        assert theirs.remote_peer == client._local_peer
+        nursery.cancel_scope.cancel()
+
+
+def foreign_context(method, *, has_certificate=True):
+    """Of an end that has no libp2p key: any certificate, or none at all."""
+    context = SSL.Context(method)
+    context.set_alpn_protos([b"libp2p"])
+    context.set_alpn_select_callback(lambda _, offered: offered[0])
+    if has_certificate:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "libp2p")])
+        builder = x509.CertificateBuilder(name, name, key.public_key(), 1)
+        builder = builder.not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
+        builder = builder.not_valid_after(datetime.datetime(4000, 1, 1, tzinfo=datetime.UTC))
+        context.use_certificate(builder.sign(key, hashes.SHA256()))
+        context.use_privatekey(key)
+    return context
+
+
+@pytest.mark.parametrize(
+    ("has_certificate", "reason"),
+    [(False, "peer did not return a certificate"), (True, "key extension")],
+)
+async def test_who_dials_without_a_proof_is_refused(has_certificate, reason):
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        client._outbound = foreign_context(SSL.TLS_CLIENT_METHOD, has_certificate=has_certificate)
+        _, theirs = await shake(client, server, server._local_peer)
+        assert isinstance(theirs, HandshakeFailure)
+        assert reason in str(theirs)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_answers_without_a_proof_is_refused():
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        server._inbound = foreign_context(SSL.TLS_SERVER_METHOD)
+        mine, _ = await shake(client, server, server._local_peer)
+        assert isinstance(mine, HandshakeFailure)
+        assert "key extension" in str(mine)
+        nursery.cancel_scope.cancel()
+
+
+async def test_older_versions_of_tls_are_refused():
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        client._outbound = foreign_context(SSL.TLS_CLIENT_METHOD)
+        client._outbound.set_max_proto_version(SSL.TLS1_2_VERSION)
+        _, theirs = await shake(client, server, server._local_peer)
+        assert isinstance(theirs, HandshakeFailure)
+        assert "unsupported protocol" in str(theirs)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_stock", ["client", "server"])
+async def test_stock_peer_is_understood(is_stock):
+    async with trio.open_nursery() as nursery:
+        keys = {"client": bytes([1]) * 32, "server": bytes([2]) * 32}
+        ends = {"client": await tls_of(nursery, 1), "server": await tls_of(nursery, 2)}
+        ends[is_stock] = TLSTransport(create_new_key_pair(keys[is_stock]))
+        wanted = (await tls_of(nursery, 2))._local_peer
+        mine, theirs = await shake(ends["client"], ends["server"], wanted)
+        assert mine.get_remote_peer() == wanted
+        data = os.urandom(3 * MIB)
+
+        async def say(end):
+            for start in range(0, len(data), 200_000):
+                await end.write(data[start : start + 200_000])
+
+        async def hear(end):
+            found = b""
+            while len(found) < len(data):
+                found += await end.read(1 << 20)
+            assert found == data
+
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as talk:
+                talk.start_soon(say, mine)
+                talk.start_soon(hear, theirs)
+            async with trio.open_nursery() as talk:
+                talk.start_soon(say, theirs)
+                talk.start_soon(hear, mine)
+        nursery.cancel_scope.cancel()
+
+
+async def test_records_that_come_with_the_last_of_a_handshake_are_read():
+    """The client is through first: what it says at once lies behind its last words."""
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        one, other = two_ends()
+        found = []
+
+        async def listen():
+            found.append(await server.secure_inbound(other))
+
+        plain = one.write
+        held = []
+
+        async def hold(data):
+            held.append(bytes(data))
+
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as talk:
+                talk.start_soon(listen)
+                shake_hands = client.secure_outbound
+                one.write = _second_held(plain, hold)
+                session = await shake_hands(one, server._local_peer)
+                await session.write(b"hello")
+                await plain(b"".join(held))
+            assert await found[0].read(5) == b"hello"
+        nursery.cancel_scope.cancel()
+
+
+def _second_held(plain, hold):
+    """The first write goes out, those behind it are held."""
+    writes = []
+
+    async def write(data):
+        writes.append(data)
+        await (plain if len(writes) == 1 else hold)(data)
+
+    return write
