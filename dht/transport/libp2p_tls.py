@@ -84,7 +84,7 @@ class TunedTls(ISecureTransport):
             connection.set_accept_state()
             return await self._secure(link, connection, None)
         except _BAD_HANDSHAKE as error:
-            raise HandshakeFailure(f"TLS: {error}") from error
+            raise HandshakeFailure(f"TLS: {_reason(error)}") from error
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
@@ -94,7 +94,7 @@ class TunedTls(ISecureTransport):
             connection.set_connect_state()
             return await self._secure(link, connection, peer_id)
         except _BAD_HANDSHAKE as error:
-            raise HandshakeFailure(f"TLS: {error}") from error
+            raise HandshakeFailure(f"TLS: {_reason(error)}") from error
 
     async def _secure(
         self, link: Link, connection: SSL.Connection, wanted: ID | None
@@ -193,9 +193,13 @@ class TlsSession(Session):
         except SSL.Error as error:
             self._lose(f"encryption failed: {_reason(error)}", error)
         # By the binding itself, too: `bio_read` makes two copies, in new memory.
-        buffer = self.spare_buffer()
-        num_bytes = _lib.BIO_read(self.connection._from_ssl, _ffi.from_buffer(buffer), len(buffer))
-        await self.write_out(buffer, num_bytes)
+        is_all = False
+        while not is_all:  # Once, unless OpenSSL had much to say for itself.
+            buffer = self.spare_buffer()
+            place, room = _ffi.from_buffer(buffer), len(buffer)
+            num_bytes = _lib.BIO_read(self.connection._from_ssl, place, room)
+            is_all = num_bytes < room
+            await self.write_out(buffer, max(0, num_bytes))
 
     async def receive(self) -> list[Bytes]:
         """What arrives next, in plain; see `Session.receive`."""
@@ -237,7 +241,7 @@ class TlsSession(Session):
         raise ConnectionClosedError(reason, transport="tcp") from error
 
 
-def _reason(error: SSL.Error) -> str:
-    """In OpenSSL's words: the error holds a list of library, function and reason."""
+def _reason(error: Exception) -> str:
+    """What is wrong; OpenSSL's errors hold a list of library, function and reason."""
     found = error.args[0] if error.args else ""
     return str(found[0][-1]) if isinstance(found, list) and found else str(error)

@@ -17,6 +17,7 @@ from OpenSSL import SSL
 from dht.transport.libp2p_host import securities
 from dht.transport.libp2p_link import Link
 from dht.transport.libp2p_negotiate import encode_line
+from dht.transport.libp2p_session import SEND_BYTES_MAX
 from dht.transport.libp2p_tls import TunedTls
 from dht.transport.libp2p_transport import TransportConfig
 from protocol.errors import ConfigError, StreamClosedError
@@ -324,3 +325,18 @@ def _second_held(plain, hold):
         await (plain if len(writes) == 1 else hold)(data)
 
     return write
+
+
+async def test_what_lies_encrypted_before_a_send_goes_with_it():
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        mine, theirs = await shake(client, server, server._local_peer)
+        before = os.urandom(3 * SEND_BYTES_MAX)
+        mine.connection.send(before)
+        with trio.fail_after(DEADLINE_S):
+            await mine.send((b"hello",))
+            found = b""
+            while len(found) < len(before) + 5:
+                found += await theirs.read()
+        assert found == before + b"hello"
+        nursery.cancel_scope.cancel()
