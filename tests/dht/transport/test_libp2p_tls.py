@@ -164,7 +164,8 @@ class Pipe:
 
 
 def two_ends():
-    (send, receive), (back, come) = (trio.open_memory_channel(1000) for _ in range(2))
+    send, receive = trio.open_memory_channel[bytes](1000)
+    back, come = trio.open_memory_channel[bytes](1000)
     return Pipe(send, come), Pipe(back, receive)
 
 
