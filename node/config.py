@@ -127,7 +127,7 @@ class NodeConfig:
     """Key file of the private swarm that the node is in; it meets nobody else."""
 
     security: str = "tls"
-    """How connections are encrypted: "tls" where that is safe, and "noise" with whom has none; or
+    """How connections are encrypted: "tls", and "noise" with whom has none; or
     "noise" with all."""
 
     threads: int = 1

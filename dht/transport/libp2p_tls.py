@@ -1,5 +1,4 @@
-"""TLS 1.3 as libp2p prescribes it: at a third of the processor time of Noise, for AES has
-instructions.
+"""TLS 1.3 as libp2p prescribes it: for less processor time than Noise where AES has instructions.
 
 By pyOpenSSL, because CPython's own `ssl` cannot ask a client for a certificate that no authority
 signed: the library writes into its private structures for that, which is not safe where an
@@ -16,6 +15,7 @@ from contextlib import suppress
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from google.protobuf.message import DecodeError as ProtobufError
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.exceptions import BaseLibp2pError
@@ -31,13 +31,7 @@ from OpenSSL import SSL
 
 from dht.transport.libp2p_link import Link, OpenLink
 from dht.transport.libp2p_security import name_peer
-from dht.transport.libp2p_session import (
-    Agreed,
-    Bytes,
-    Session,
-    room_for,
-    shown,
-)
+from dht.transport.libp2p_session import Agreed, Bytes, Session, room_for, shown
 from protocol import limits
 
 _RECORD_BYTES_MAX = 16 * limits.KIB
@@ -54,7 +48,7 @@ _ALPN = ALPN_PROTOCOL.encode()
 
 _BAD_HANDSHAKE = (
     *(BaseLibp2pError, ValueError, TypeError, LookupError, AttributeError, OSError, EOFError),
-    *(SSL.Error, InvalidSignature, UnsupportedAlgorithm, AssertionError),
+    *(SSL.Error, InvalidSignature, UnsupportedAlgorithm, ProtobufError, AssertionError),
 )
 """What a handshake or certificate raises that was not expected; certificates are read by the
 library. One of them reaching its task manager would stop the host."""
@@ -78,27 +72,25 @@ class TunedTls(ISecureTransport):
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """Prove who we are to whoever dialled us, and have them prove it."""
-        link = self._open_link(conn)
-        try:
-            connection = SSL.Connection(self._inbound, None)
-            connection.set_accept_state()
-            return await self._secure(link, connection, None)
-        except _BAD_HANDSHAKE as error:
-            raise HandshakeFailure(f"TLS: {_reason(error)}") from error
+        return await self._secure(conn, None)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
+        return await self._secure(conn, peer_id)
+
+    async def _secure(self, conn: IRawConnection, wanted: ID | None) -> "TlsSession":
         link = self._open_link(conn)
         try:
-            connection = SSL.Connection(self._outbound, None)
-            connection.set_connect_state()
-            return await self._secure(link, connection, peer_id)
+            return await self._agree(link, wanted)
         except _BAD_HANDSHAKE as error:
             raise HandshakeFailure(f"TLS: {_reason(error)}") from error
 
-    async def _secure(
-        self, link: Link, connection: SSL.Connection, wanted: ID | None
-    ) -> "TlsSession":
+    async def _agree(self, link: Link, wanted: ID | None) -> "TlsSession":
+        connection = SSL.Connection(self._inbound if wanted is None else self._outbound, None)
+        if wanted is None:
+            connection.set_accept_state()
+        else:
+            connection.set_connect_state()
         await _shake_hands(link, connection)
         key = _proved_key(connection)
         remote = ID.from_pubkey(key)
@@ -148,14 +140,11 @@ async def _shake_hands(link: Link, connection: SSL.Connection) -> None:
     is_done = False
     while not is_done:
         try:
-            connection.do_handshake()
-            is_done = True
-        except SSL.WantReadError:
-            pass
-        except SSL.Error:
-            await _flush(link, connection)  # It says what it did not like.
-            raise
-        await _flush(link, connection)
+            with suppress(SSL.WantReadError):
+                connection.do_handshake()
+                is_done = True
+        finally:
+            await _flush(link, connection)  # Also what it did not like.
         if not is_done:
             connection.bio_write(await link.read(_HANDSHAKE_READ_BYTES))
 
@@ -228,7 +217,7 @@ class TlsSession(Session):
         try:
             self.connection._raise_ssl_error(ssl, num_bytes)
         except SSL.WantReadError:
-            pass
+            pass  # The usual end: no further record is whole.
         except SSL.ZeroReturnError as error:
             if not stop:
                 self._lose("closed by the other end", error)

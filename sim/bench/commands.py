@@ -102,7 +102,7 @@ def allreduce(
     aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
     momentum: Annotated[float, typer.Option(help="Of the outer step; 0: none is kept.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
-    security: Annotated[str, typer.Option(help="tls where it is safe, or noise.")] = "tls",
+    security: Annotated[str, typer.Option(help="tls or noise.")] = "tls",
     seed: SeedOption = 0,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     out: OutOption = None,
@@ -146,7 +146,7 @@ def allreduce(
 @bench_app.command("link")
 def link(
     mib: Annotated[int, typer.Option(help="To move in one transfer.")] = 256,
-    security: Annotated[str, typer.Option(help="noise, or tls where it is safe.")] = "noise",
+    security: Annotated[str, typer.Option(help="noise or tls.")] = "noise",
     repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
     shape: Annotated[

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.tls.certificate import LIBP2P_EXTENSION_OID, encode_signed_key
 from libp2p.security.tls.transport import TLSTransport
 from OpenSSL import SSL
 
@@ -207,8 +208,8 @@ async def test_somebody_else_who_answers_is_refused():
         nursery.cancel_scope.cancel()
 
 
-def foreign_context(method, *, has_certificate=True):
-    """Of an end that has no libp2p key: any certificate, or none at all."""
+def foreign_context(method, *, has_certificate=True, extension=None):
+    """Of an end that has no libp2p key: any certificate, with any extension, or none at all."""
     context = SSL.Context(method)
     context.set_alpn_protos([b"libp2p"])
     context.set_alpn_select_callback(lambda _, offered: offered[0])
@@ -218,6 +219,9 @@ def foreign_context(method, *, has_certificate=True):
         builder = x509.CertificateBuilder(name, name, key.public_key(), 1)
         builder = builder.not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
         builder = builder.not_valid_after(datetime.datetime(4000, 1, 1, tzinfo=datetime.UTC))
+        if extension is not None:
+            told = x509.UnrecognizedExtension(LIBP2P_EXTENSION_OID, extension)
+            builder = builder.add_extension(told, critical=False)
         context.use_certificate(builder.sign(key, hashes.SHA256()))
         context.use_privatekey(key)
     return context
@@ -234,6 +238,29 @@ async def test_who_dials_without_a_proof_is_refused(has_certificate, reason):
         _, theirs = await shake(client, server, server._local_peer)
         assert isinstance(theirs, HandshakeFailure)
         assert reason in str(theirs)
+        nursery.cancel_scope.cancel()
+
+
+LIES = {
+    "nothing": b"",
+    "not DER": b"\xff" * 40,
+    "cut off": b"\x30\x7f\x04\x7f",
+    "no key": encode_signed_key(b"\xff" * 40, b"s"),
+    "key of no type": encode_signed_key(b"\x08\x63\x12\x01k", b"s"),
+    "short key": encode_signed_key(b"\x08\x01\x12\x01k", b"s"),
+    "signed by nobody": encode_signed_key(
+        create_new_key_pair(bytes(32)).public_key.serialize(), bytes(64)
+    ),
+}
+
+
+@pytest.mark.parametrize("extension", LIES.values(), ids=LIES.keys())
+async def test_who_dials_with_a_lie_is_refused(extension):
+    async with trio.open_nursery() as nursery:
+        client, server = [await tls_of(nursery, seed) for seed in (1, 2)]
+        client._outbound = foreign_context(SSL.TLS_CLIENT_METHOD, extension=extension)
+        _, theirs = await shake(client, server, server._local_peer)
+        assert isinstance(theirs, HandshakeFailure)
         nursery.cancel_scope.cancel()
 
 
