@@ -1,4 +1,5 @@
-# All set-up happens here: Python 3.11 to 3.13 and make are enough, no compiler, no headers.
+# All set-up happens here: Python 3.11 to 3.13 and make are enough, no compiler, no headers. Where
+# there is a C compiler, it makes the arithmetic of training/kernels/, and numpy does it elsewhere.
 #
 #   PYTHON=python3.12       makes .venv with this interpreter, not with the first that fits
 #   TORCH=torch==2.13.0     the torch to install where .venv has none in range
@@ -98,7 +99,7 @@ clean:
 # torch comes with its own dependencies, because they differ by platform. All else comes from the
 # lock without them: libp2p names a fastecdsa that needs a compiler, the lock one that does not.
 # Only the last line makes the stamp, so an interrupted installation is taken up again.
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock $(wildcard training/kernels/*.[ch])
 	@set -e; \
 	if $(BIN)/python -c 'import pip; $(FITS)' 2>/dev/null; then exit 0; fi; \
 	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
@@ -117,4 +118,5 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "installing the pinned packages of requirements.lock"
 	@$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -P -c 'from training.kernels import arithmetic; print("arithmetic:", arithmetic())'
 	@touch $(STAMP)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import PACKAGES
+from training.kernels import KERNELS
+from training.kernels.building import LIBRARY
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -68,6 +70,17 @@ def test_wheel_holds_every_file_of_the_packages_and_no_tests(wheel: Path) -> Non
     }
     assert held == tree
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
+    is_compiled = LIBRARY.relative_to(ROOT).as_posix() in held
+    assert wheel.name.endswith("-none-any.whl") is not is_compiled
+
+
+def test_wheel_of_a_machine_with_a_compiler_has_its_kernels(
+    elsewhere: Path, tmp_path: Path
+) -> None:
+    code = "from training import kernels; print(kernels.LIBRARY.exists(), kernels.arithmetic())"
+    told = run([str(elsewhere / "python"), "-c", code], tmp_path)
+    assert told.split() in (["True", "compiled"], ["False", "numpy"])
+    assert told.startswith(str(KERNELS is not None))
 
 
 def test_wheel_imports_come_from_its_own_environment(elsewhere: Path, tmp_path: Path) -> None:

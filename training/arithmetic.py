@@ -2,8 +2,9 @@
 
 P peers, N elements, B elements of a block
 
-All is numpy, element-wise, one IEEE-rounded operation at a time. `np.sum`, `np.dot` and
-`np.linalg.norm` are not used: their order of addition depends on the processor and the library.
+All is element-wise, one IEEE-rounded operation at a time, in numpy or compiled (`kernels`) with the
+same bits. `np.sum`, `np.dot` and `np.linalg.norm` are not used: their order of addition depends on
+the processor and the library.
 """
 
 import math
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from training.kernels import kernels_for
 
 Vector = NDArray[np.float32]
 
@@ -49,6 +52,9 @@ def weighted_sum(rows_PN: Vector, coefficients_P: Vector) -> Vector:
         return np.zeros(numel, dtype=np.float32)
     listed, factors = [rows_PN[row] for row in chosen], coefficients_P[chosen]
     total_N = np.empty(numel, dtype=np.float32)
+    if kernels := kernels_for(*listed):
+        kernels.weighted_sum(listed, factors, total_N)
+        return total_N
     spare_B = np.empty(min(numel, _LONGEST_BLOCK), dtype=np.float32)
     # Two rows, the sum and what is added to it: the rows behind them are not needed yet.
     for span in blocks(4, numel):
@@ -96,7 +102,8 @@ def squared_norm(x_N: Vector) -> float:
     """Sum of squares in float64 by `tree_sum`; a float32 squared is exact in float64."""
     numel = len(x_N)
     if numel >= _STRIPS * _STRIP_BLOCK and not numel & (numel - 1):
-        return _folded(_folded_squares(x_N))
+        kernels = kernels_for(x_N)
+        return kernels.squared_norm(x_N) if kernels else _folded(_folded_squares(x_N))
     wide_N = np.multiply(x_N, x_N, dtype=np.float64)
     return tree_sum(wide_N)
 
@@ -129,4 +136,7 @@ def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:
 
 def all_finite(x_N: NDArray[np.floating]) -> bool:
     """Whether no element is infinite or not a number; true of nothing."""
+    if kernels := kernels_for(x_N):
+        peaks = kernels.peaks(x_N if x_N.ndim == 2 else x_N[None])
+        return bool(np.isfinite(peaks).all())
     return bool(np.isfinite(x_N).all())

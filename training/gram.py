@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.arithmetic import Vector, all_finite
+from training.kernels import ROWS_MAX, Kernels, kernels_for
 
 Matrix = NDArray[np.float64]
 
@@ -63,10 +64,11 @@ _COMPARED_FROM = 1 << 16
 
 @cache
 def _faster_products() -> _Products:
-    """Whichever is faster on this machine, tried once: both are exact.
+    """Whichever is fastest on this machine, tried once: all are exact.
 
     OpenBLAS' kernels of 512 bits for small products are two to six times as fast as its product of
-    a matrix and itself, which is the faster one elsewhere; which it has taken it does not say.
+    a matrix and itself, which is the faster one elsewhere; which it has taken it does not say. Nor
+    is it known beforehand how many registers the compiled ones find.
     """
     cell_PN = np.ones(_COMPARED_SHAPE, dtype=np.float32)
     exponents_P = _exponents(cell_PN)
@@ -79,7 +81,10 @@ def _faster_products() -> _Products:
             took_s.append(time.perf_counter() - begun_s)
         return min(took_s)
 
-    return min((_untiled, _tiled), key=least_s)
+    known: list[_Products] = [_untiled, _tiled]
+    if kernels_for(cell_PN):
+        known += [_compiled_wide, _compiled_narrow]
+    return min(known, key=least_s)
 
 
 def cells(numel: int, cell_elements: int) -> Iterator[slice]:
@@ -94,7 +99,7 @@ def cell_gram(cell_PN: Vector) -> Matrix:
     Raises ValueError for a row that is not finite.
     """
     exponents_P = _exponents(cell_PN)
-    is_large = len(cell_PN) > 1 and cell_PN.size >= _COMPARED_FROM
+    is_large = 1 < len(cell_PN) <= ROWS_MAX and cell_PN.size >= _COMPARED_FROM
     products = _faster_products() if is_large else _untiled
     whole_PP = products(cell_PN, exponents_P)
     found_PP: Matrix = np.ldexp(whole_PP, exponents_P[:, None] + exponents_P - 2 * _QUANTUM_BITS)
@@ -134,20 +139,48 @@ def _tiled(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
     return whole_PP
 
 
+def _compiled_wide(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
+    """The same products, compiled, with all that 32 registers of 512 bits hold at once."""
+    return _compiled(Kernels.products_wide, cell_PN, exponents_P)
+
+
+def _compiled_narrow(cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
+    """The same, with what 16 of 256 bits hold."""
+    return _compiled(Kernels.products_narrow, cell_PN, exponents_P)
+
+
+_Compiled = Callable[[Kernels, Vector, Vector], Matrix]
+
+
+def _compiled(products: _Compiled, cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
+    kernels = kernels_for(cell_PN)
+    return (
+        products(kernels, cell_PN, _scales(exponents_P))
+        if kernels
+        else _untiled(cell_PN, exponents_P)
+    )
+
+
 def cell_squares(cell_PN: Vector) -> NDArray[np.float64]:
     """The diagonal of `cell_gram`, to the bit: the squared norm of each quantised row."""
     exponents_P = _exponents(cell_PN)
-    whole_P = np.zeros(len(cell_PN))
-    for wide_PB in _widened(cell_PN, exponents_P):
-        whole_P += np.array([row_B @ row_B for row_B in wide_PB])
+    if kernels := kernels_for(cell_PN):
+        whole_P = kernels.squares(cell_PN, _scales(exponents_P))
+    else:
+        whole_P = np.zeros(len(cell_PN))
+        for wide_PB in _widened(cell_PN, exponents_P):
+            whole_P += np.array([row_B @ row_B for row_B in wide_PB])
     found_P: NDArray[np.float64] = np.ldexp(whole_P, 2 * exponents_P - 2 * _QUANTUM_BITS)
     return found_P
 
 
 def _exponents(cell_PN: Vector) -> NDArray[np.int64]:
     """For each row the least power of two above all its elements."""
-    # Row by row, so that the second pass finds it in the cache.
-    peaks_P = np.array([max(row_N.max(), -row_N.min()) for row_N in cell_PN])
+    if kernels := kernels_for(cell_PN):
+        peaks_P = kernels.peaks(cell_PN)
+    else:
+        # Row by row, so that the second pass finds it in the cache.
+        peaks_P = np.array([max(row_N.max(), -row_N.min()) for row_N in cell_PN])
     if not all_finite(peaks_P):
         raise ValueError(f"row {int(np.argmin(np.isfinite(peaks_P)))} is not finite")
     _, exponents_P = np.frexp(peaks_P)
@@ -161,10 +194,16 @@ def _block_shape(cell_PN: Vector, elements: int = _BLOCK_ELEMENTS) -> tuple[int,
     return rows, min(max(1, elements // rows), numel)
 
 
+def _scales(exponents_P: NDArray[np.int64]) -> Vector:
+    """What each row is multiplied by before it is rounded to integers."""
+    scales_P: Vector = np.ldexp(np.float32(1.0), (_QUANTUM_BITS - exponents_P).astype(np.int32))
+    return scales_P
+
+
 def _quantised(cell_PN: Vector, exponents_P: NDArray[np.int64], width: int) -> Iterator[Vector]:
     """Blocks of so many integers of each row, float32, in a buffer that the next block takes."""
     rows = len(cell_PN)
-    scales_P = np.ldexp(np.float32(1.0), (_QUANTUM_BITS - exponents_P).astype(np.int32))
+    scales_P = _scales(exponents_P)
     narrow = np.empty((rows, width), dtype=np.float32)
     for start in range(0, cell_PN.shape[1], width):
         block_PB = cell_PN[:, start : start + width]

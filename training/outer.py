@@ -6,7 +6,7 @@ The pseudo-gradient is anchor minus local weights: it points uphill, like a grad
 rule here subtracts. All is element-wise float32, one operation at a time, equal on every machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
+from training.kernels import kernels_for
 from training.registry import Registry
 
 Slots = Mapping[str, NDArray[np.float32]]
@@ -34,7 +35,7 @@ class OuterInfo:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The new anchor and the new slot vectors; all are new arrays."""
+    """The new anchor and the new slot vectors; all are new arrays, or those to write to."""
 
     anchor_N: NDArray[np.float32]
     slots: Slots
@@ -51,9 +52,17 @@ class OuterOptimizer(Protocol):
     """Names of the vectors that a step leaves for the next; part of what a joiner downloads."""
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
-        """The anchor after this round; the inputs are only read."""
+        """The anchor after this round; the inputs are only read.
+
+        With `out` the step is written there, and that returned. A vector of it may be the one that
+        it takes the place of, and overlaps with no other input.
+        """
         ...
 
 
@@ -80,24 +89,35 @@ class Staged:
         self.slots: tuple[str, ...] = tuple(dict.fromkeys((*first.slots, *later.slots)))
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
         """See OuterOptimizer."""
         rule = self._first if info.round < self._from_round else self._later
-        step = rule.step(anchor_N, aggregate_N, info)
-        unused = (name for name in self.slots if name not in step.slots)
-        slots = {**step.slots, **{name: np.zeros_like(anchor_N) for name in unused}}
-        return OuterStep(step.anchor_N, slots)
+        out = out or blank_step(anchor_N, self.slots)
+        step = rule.step(anchor_N, aggregate_N, info, out)
+        for name in self.slots:
+            if name not in rule.slots:
+                step.slots[name][...] = 0.0
+        return step
+
+
+def blank_step(anchor_N: NDArray[np.float32], slots: Iterable[str]) -> OuterStep:
+    """Vectors of any content for a step to be written to."""
+    return OuterStep(np.empty_like(anchor_N), {name: np.empty_like(anchor_N) for name in slots})
 
 
 def _momentum(
-    factor: np.float32, aggregate_N: NDArray[np.float32], info: OuterInfo
+    factor: np.float32, aggregate_N: NDArray[np.float32], info: OuterInfo, out: OuterStep
 ) -> NDArray[np.float32]:
     """mu v + g, with v = 0 before the first step."""
-    before_N = info.slots.get("momentum")
+    momentum_N, before_N = out.slots["momentum"], info.slots.get("momentum")
     if before_N is None:
         before_N = np.zeros_like(aggregate_N)
-    momentum_N = factor * before_N
+    np.multiply(before_N, factor, out=momentum_N)
     momentum_N += aggregate_N
     return momentum_N
 
@@ -117,14 +137,29 @@ class Nesterov:
         self._momentum = np.float32(momentum)
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
         """See OuterOptimizer."""
-        momentum_N = _momentum(self._momentum, aggregate_N, info)
+        out = out or blank_step(anchor_N, self.slots)
+        before_N = info.slots.get("momentum")
+        written = (out.anchor_N, out.slots["momentum"])
+        kernels = (
+            None if before_N is None else kernels_for(anchor_N, aggregate_N, before_N, *written)
+        )
+        if before_N is not None and kernels:
+            numbers = (float(self._learning_rate), float(self._momentum))
+            kernels.nesterov((anchor_N, aggregate_N, before_N), numbers, written)
+            return out
+        momentum_N = _momentum(self._momentum, aggregate_N, info, out)
         update_N = self._momentum * momentum_N
         update_N += aggregate_N
         update_N *= self._learning_rate
-        return OuterStep(anchor_N - update_N, {"momentum": momentum_N})
+        np.subtract(anchor_N, update_N, out=out.anchor_N)
+        return out
 
 
 OUTER_OPTIMIZERS.register("nesterov", Nesterov)
@@ -144,11 +179,20 @@ class Sgd:
         self._learning_rate = np.float32(learning_rate)
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
         """See OuterOptimizer."""
         del info
-        return OuterStep(anchor_N - self._learning_rate * aggregate_N, {})
+        out = out or blank_step(anchor_N, self.slots)
+        if kernels := kernels_for(anchor_N, aggregate_N, out.anchor_N):
+            kernels.sgd(anchor_N, aggregate_N, float(self._learning_rate), out.anchor_N)
+        else:
+            np.subtract(anchor_N, self._learning_rate * aggregate_N, out=out.anchor_N)
+        return out
 
 
 OUTER_OPTIMIZERS.register("sgd", Sgd)
@@ -167,11 +211,17 @@ class HeavyBall:
         self._momentum = np.float32(momentum)
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
         """See OuterOptimizer."""
-        momentum_N = _momentum(self._momentum, aggregate_N, info)
-        return OuterStep(anchor_N - self._learning_rate * momentum_N, {"momentum": momentum_N})
+        out = out or blank_step(anchor_N, self.slots)
+        momentum_N = _momentum(self._momentum, aggregate_N, info, out)
+        np.subtract(anchor_N, self._learning_rate * momentum_N, out=out.anchor_N)
+        return out
 
 
 OUTER_OPTIMIZERS.register("heavy_ball", HeavyBall)
@@ -184,11 +234,15 @@ class Sign(Sgd):
     _name = "sign"
 
     def step(
-        self, anchor_N: NDArray[np.float32], aggregate_N: NDArray[np.float32], info: OuterInfo
+        self,
+        anchor_N: NDArray[np.float32],
+        aggregate_N: NDArray[np.float32],
+        info: OuterInfo,
+        out: OuterStep | None = None,
     ) -> OuterStep:
         """See OuterOptimizer."""
         sign_N: NDArray[np.float32] = np.sign(aggregate_N)
-        return super().step(anchor_N, sign_N, info)
+        return super().step(anchor_N, sign_N, info, out)
 
 
 OUTER_OPTIMIZERS.register("sign", Sign)

@@ -16,8 +16,10 @@ from protocol.wire import encode
 STALL_S = 10.0
 """A transfer of which no piece moves for so long is given up; the round does without it."""
 
-JOINED_BYTES = 256 * limits.KIB
-"""Of a cell goes out in one piece with what is said of it, a copy; the rest from where it lies."""
+JOINED_BYTES = 259 * limits.KIB
+"""Of a cell goes out in one piece with what is said of it, a copy; the rest from where it lies. A
+cell of 2^18 codes of 8 bits is all in it: the KiB or two beyond 256 would be a record of their own.
+"""
 
 STALL_SPARE_S = 1.0
 """By so much a deadline may be too early: moving one costs the loop as much as a step."""

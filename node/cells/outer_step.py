@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protocol.grid import Layout, cell_root
 from training.compression import Codec, decode_to_read
-from training.outer import OuterInfo, OuterOptimizer
+from training.outer import OuterInfo, OuterOptimizer, OuterStep
 from training.spare_vectors import VectorSource, is_held_elsewhere
 
 Vector = NDArray[np.float32]
@@ -84,13 +84,11 @@ class OuterStepping:
         names = self._outer.slots
         slots = {name: self._slots[name][span] for name in names}
         info = OuterInfo(round=self._round, slots=slots)
-        step = self._outer.step(self._before_N[span], aggregate_N, info)
+        out = _step_into([vector_N[span] for vector_N in self._vectors], names)
+        step = self._outer.step(self._before_N[span], aggregate_N, info, out)
         pieces = (step.anchor_N, *(step.slots[name] for name in names))
         for roots, piece_N in zip(self._roots, pieces, strict=True):
             roots[cell] = cell_root(piece_N.astype("<f4", copy=False).data)
-        if self.keeps:
-            for vector_N, piece_N in zip(self._vectors, pieces, strict=True):
-                vector_N[span] = piece_N
         self._taken[cell] = payload
 
     def roots(self, cells: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -110,6 +108,11 @@ class OuterStepping:
                 vector_N[rest] = before_N[rest]
         slots = dict(zip(self._outer.slots, self._vectors[1:], strict=True))
         return self._vectors[0], slots, roots
+
+
+def _step_into(pieces: list[Vector], slots: Sequence[str]) -> OuterStep | None:
+    """Where a step is written to; None of no vectors."""
+    return OuterStep(pieces[0], dict(zip(slots, pieces[1:], strict=True))) if pieces else None
 
 
 def step_over(
@@ -132,10 +135,9 @@ def step_over(
         aggregate_N = decode_to_read(rules.codec, payload, numel, is_checked=True)
         pieces = [vector_N[span] for vector_N in vectors]
         slots = dict(zip(rules.outer.slots, pieces[1:], strict=True))
-        step = rules.outer.step(pieces[0], aggregate_N, OuterInfo(round=round_index, slots=slots))
-        stepped = (step.anchor_N, *(step.slots[name] for name in rules.outer.slots))
-        for target_N, piece_N in zip(targets, stepped, strict=True):
-            target_N[span] = piece_N
+        info = OuterInfo(round=round_index, slots=slots)
+        out = _step_into([target_N[span] for target_N in targets], rules.outer.slots)
+        rules.outer.step(pieces[0], aggregate_N, info, out)
     whole = layout.fragment_span(fragment)
     for target_N, vector_N in zip(targets, vectors, strict=True):
         if target_N is not vector_N:

@@ -24,10 +24,12 @@ def _tell_version(is_asked: bool) -> None:
     if is_asked:
         from node.version import version
         from protocol.manifest import ARITHMETIC_VERSION, WIRE_VERSION
+        from training.kernels import arithmetic
 
         # Nodes of one run speak one wire and round alike: whoever reports a fault is asked for all.
         sys.stdout.write(
-            f"barnraise {version()}, wire {WIRE_VERSION}, arithmetic {ARITHMETIC_VERSION}, "
+            f"barnraise {version()}, wire {WIRE_VERSION}, arithmetic {ARITHMETIC_VERSION} "
+            f"({arithmetic()}), "
             f"Python {platform.python_version()}\n"
         )
         raise typer.Exit

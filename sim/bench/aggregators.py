@@ -13,6 +13,7 @@ from rich.table import Table
 from protocol.errors import ConfigError
 from training.aggregation import AGGREGATORS
 from training.arithmetic import Vector
+from training.kernels import arithmetic
 
 REPEATS = 5
 PEERS_MAX, ELEMENTS_MAX = 64, 1 << 30
@@ -76,7 +77,8 @@ def costs_json(
 ) -> dict[str, object]:
     """The line that `--json` ends with."""
     rules = {name: asdict(cost) for name, cost in costs.items()}
-    return {"peers": peers, "elements": elements, "commit": commit, "rules": rules} | rules
+    about = {"peers": peers, "elements": elements, "commit": commit, "arithmetic": arithmetic()}
+    return about | {"rules": rules} | rules
 
 
 def print_costs(console: Console, costs: dict[str, RuleCost]) -> None:
@@ -91,3 +93,4 @@ def print_costs(console: Console, costs: dict[str, RuleCost]) -> None:
             name, f"{cost.wall_s:.4f}", f"{cost.cpu_s:.4f}", share, f"{cost.peak_mib:.1f}"
         )
     console.print(table)
+    console.print(f"arithmetic: {arithmetic()}")

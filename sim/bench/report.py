@@ -11,6 +11,7 @@ from protocol.limits import MIB
 from sim.bench.codec_costs import CodecResult
 from sim.bench.options import AllreduceOptions, FaultOptions
 from sim.bench.stages import Profile, median_profile
+from training.kernels import arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ def allreduce_json(
         "max_error": result.max_error,
         "digests_equal": result.digests_equal,
         "security": result.security,
+        "arithmetic": arithmetic(),
         "result_exact": result.result_exact,
         "peers": options.peers,
         "elements": elements,
@@ -183,7 +185,7 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
         f"memory {result.peak_bytes / 2**20:.0f} MiB at most,"
         f" {(result.peak_bytes - result.state_bytes) / 2**20:.0f} beside the states of all,"
         f" {result.max_error:.2g} from the mean at most, exact: {_yes(result.result_exact)},"
-        f" equal: {_yes(result.digests_equal)}, {result.security}"
+        f" equal: {_yes(result.digests_equal)}, {result.security}, {arithmetic()}"
     )
     if result.broken:
         console.print(result.broken, style="bold red", markup=False)
@@ -191,6 +193,7 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
 
 def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
     """A line per codec; GB are of float32, bits those of a full cell's element."""
+    console.print(f"arithmetic: {arithmetic()}")
     table = Table(box=None, pad_edge=False)
     table.add_column("codec", no_wrap=True)
     for title in ("bits", "bytes/element", "encode GB/s", "decode GB/s", "error", "bias"):

@@ -7,9 +7,10 @@ import numpy as np
 
 from training.aggregation.mixing import Mixer, prepared
 from training.aggregation.seam import Floats, Rule, shares_of, tolerated
-from training.aggregation.sorting import Comparator, network, planned, run, trimming
+from training.aggregation.sorting import Comparator, Network, Sorter, network, trimming
 from training.arithmetic import Vector, blocks
 from training.gram import gram_of, gram_stats
+from training.kernels import kernels_for
 
 _ROWS_AT_A_TIME = 4
 """A minimum looks at three. Blocks so long that not all rows stay in a core's own cache take a
@@ -41,26 +42,21 @@ class Coordinates(Rule):
         mixer = Mixer(coefficients) if coefficients.ndim == 2 else None
         rows, numel = len(coefficients), slice_PN.shape[1]
         faults = self.faults(len(slice_PN), rows)
-        comparators = self.comparators(rows, faults)
-        plan = planned(rows, comparators, are_spent=mixer is not None)
-        result_N = np.empty(numel, dtype=np.float32)
         spans = list(blocks(_ROWS_AT_A_TIME, numel))
         width = max((span.stop - span.start for span in spans), default=0)
-        num_given = rows if mixer is None else 0
-        own = np.empty((plan.num_places - num_given + 2, width), dtype=np.float32)
-        is_number_PB = np.empty((len(slice_PN), width), dtype=np.bool_)
+        network = Network(rows, self.comparators(rows, faults), self.used(rows, faults))
+        sorter = Sorter(network, width, are_spent=mixer is not None)
+        mixed = np.empty((rows if mixer else 0, width), dtype=np.float32)
+        spare = np.empty((2, width), dtype=np.float32)
+        result_N = np.empty(numel, dtype=np.float32)
         for span in spans:
             block_PB, out_B = slice_PN[:, span], result_N[span]
-            # Here it costs little: the block is in the cache for what comes next.
-            is_finite_PB = np.isfinite(block_PB, out=is_number_PB[:, : len(out_B)])
-            if not is_finite_PB.all():
-                raise ValueError(f"row {int(np.argmin(is_finite_PB.all(axis=1)))} is not finite")
-            *free, spare_B, other_B = own[:, : len(out_B)]
-            if mixer is None:
-                free[:0] = block_PB
-            else:
-                mixer.mix(block_PB, free[:rows], spare_B)
-            self.of_wires(run(plan, free), faults, out_B, (spare_B, other_B))
+            rows_RB, spare_BB = block_PB, spare[:, : len(out_B)]
+            if mixer is not None:
+                sorter.refuse_infinite(block_PB)
+                rows_RB = mixed[:, : len(out_B)]
+                mixer.mix(block_PB, list(rows_RB), spare_BB[0])
+            self.of_wires(sorter.sort(rows_RB), faults, out_B, (spare_BB[0], spare_BB[1]))
             # Makes every zero a positive one: which of two the wires hold, the processor decided.
             np.add(out_B, np.float32(0.0), out=out_B)
         return result_N
@@ -77,8 +73,12 @@ class Coordinates(Rule):
     def comparators(self, rows: int, f: int) -> tuple[Comparator, ...]:
         """What brings the values that `of_wires` looks at to its wires: all ranks to those of their
         number."""
+        return network(rows, frozenset(self.used(rows, f)))
+
+    def used(self, rows: int, f: int) -> range:
+        """The wires that `of_wires` looks at."""
         del f
-        return network(rows, frozenset(range(rows)))
+        return range(rows)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
@@ -90,10 +90,10 @@ class Coordinates(Rule):
 class Median(Coordinates):
     """The median of each coordinate; of an even number the mean of the two in the middle."""
 
-    def comparators(self, rows: int, f: int) -> tuple[Comparator, ...]:
-        """Those of the middle."""
+    def used(self, rows: int, f: int) -> range:
+        """The one or two in the middle."""
         del f
-        return network(rows, frozenset({(rows - 1) // 2, rows // 2}))
+        return range((rows - 1) // 2, rows // 2 + 1)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
@@ -109,6 +109,10 @@ class TrimmedMean(Coordinates):
     def comparators(self, rows: int, f: int) -> tuple[Comparator, ...]:
         """Those of what is not trimmed, in no order."""
         return trimming(rows, f)
+
+    def used(self, rows: int, f: int) -> range:
+        """What is not trimmed."""
+        return range(f, rows - f)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
@@ -175,7 +179,10 @@ def _median(ranks: list[Vector], out_B: Vector) -> None:
 
 def _mean(ranks: list[Vector], out_B: Vector) -> None:
     """Added in the order in which they are given."""
-    np.add(ranks[0], ranks[1] if len(ranks) > 1 else np.float32(0.0), out=out_B)
-    for rank_B in ranks[2:]:
-        np.add(out_B, rank_B, out=out_B)
+    if kernels := kernels_for(out_B, *ranks):
+        kernels.scaled_sum(ranks, 1.0, out_B)
+    else:
+        np.add(ranks[0], ranks[1] if len(ranks) > 1 else np.float32(0.0), out=out_B)
+        for rank_B in ranks[2:]:
+            np.add(out_B, rank_B, out=out_B)
     np.divide(out_B, np.float32(len(ranks)), out=out_B)

@@ -9,6 +9,7 @@ from training.aggregation.seam import PreStep
 from training.arithmetic import Vector, add_weighted
 from training.fixed_order import product
 from training.gram import Matrix
+from training.kernels import kernels_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,26 @@ class Mixer:
 
     def mix(self, block_PB: Vector, out_RB: Sequence[Vector], spare_B: Vector) -> None:
         """Write the mixed rows; `spare_B` is written to."""
+        given = list(block_PB)
         for (chosen, factors), out_B in zip(self._rows, out_RB, strict=True):
-            if not len(chosen):
+            rows = [given[row] for row in chosen]
+            if not rows:
                 out_B[...] = 0.0
             elif (factors == factors[0]).all():
-                # A mean: half of the work of a weighted sum.
-                np.add(block_PB[chosen[0]], 0.0, out=out_B)
-                for row in chosen[1:]:
-                    np.add(out_B, block_PB[row], out=out_B)
-                if factors[0] != 1.0:
-                    np.multiply(out_B, factors[0], out=out_B)
+                _mean(rows, factors[0], out_B)
+            elif kernels := kernels_for(out_B, *rows):
+                kernels.weighted_sum(rows, factors, out_B)
             else:
-                rows = [block_PB[row] for row in chosen]
                 add_weighted(rows, factors, out_B, spare_B)
+
+
+def _mean(rows: Sequence[Vector], factor: np.float32, out_B: Vector) -> None:
+    """Half of the work of a weighted sum."""
+    if kernels := kernels_for(out_B, *rows):
+        kernels.scaled_sum(rows, float(factor), out_B)
+        return
+    np.add(rows[0], 0.0, out=out_B)
+    for row_B in rows[1:]:
+        np.add(out_B, row_B, out=out_B)
+    if factor != 1.0:
+        np.multiply(out_B, factor, out=out_B)

@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 
 from training.arithmetic import Vector
+from training.kernels import ROWS_MAX, Wiring, kernels_for
 
 Comparator = tuple[int, int, bool, bool]
 """Two wires, and whether the lower and the upper value are asked for."""
@@ -119,3 +120,66 @@ def run(plan: Plan, places: Sequence[Vector]) -> list[Vector]:
     for operate, a, b, to in plan.operations:
         operate(places[a], places[b], places[to])
     return [places[place] for place in plan.wires]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Comparators over so many rows, and the wires that somebody looks at."""
+
+    rows: int
+    comparators: tuple[Comparator, ...]
+    used: range
+
+
+class Sorter:
+    """Puts one block of rows after the other through a network; what it returns is overwritten by
+    the next block."""
+
+    def __init__(self, network: Network, width: int, *, are_spent: bool) -> None:
+        """`width` is that of the longest block. With `are_spent` its rows are of one's own making:
+        they may be overwritten, and are sorted even where they are not finite."""
+        self._rows, self._used, self._are_spent = network.rows, network.used, are_spent
+        self._plan = planned(network.rows, network.comparators, are_spent=are_spent)
+        self._wiring = wired(network) if network.rows <= ROWS_MAX else None
+        num_own = max(len(network.used), self._plan.num_places - network.rows)
+        self._own = np.empty((num_own, width), dtype=np.float32)
+
+    def sort(self, rows_RB: Vector) -> list[Vector]:
+        """The wires; those that nobody looks at hold anything.
+
+        Raises ValueError for a given row that is not finite.
+        """
+        own_OB = self._own[:, : rows_RB.shape[1]]
+        kernels = kernels_for(rows_RB)
+        if kernels and self._wiring:
+            used_WB = own_OB[: len(self._used)]
+            if kernels.sort(rows_RB, self._wiring, used_WB):
+                wires = [own_OB[0]] * self._rows
+                wires[self._used.start : self._used.stop] = used_WB
+                return wires
+        if not self._are_spent:
+            self.refuse_infinite(rows_RB)
+        return run(self._plan, [*rows_RB, *own_OB])
+
+    @staticmethod
+    def refuse_infinite(block_PB: Vector) -> None:
+        """Raise ValueError for a row that is not finite: minima and maxima would lose it. Here it
+        costs little, for the block is in the cache for what comes next."""
+        if kernels := kernels_for(block_PB):
+            infinite = np.flatnonzero(~np.isfinite(kernels.peaks(block_PB)))
+        else:
+            # Not into a place of ours: where that is strided, numpy 2.4.6 writes the first four.
+            infinite = np.flatnonzero(~np.isfinite(block_PB).all(axis=1))
+        if len(infinite):
+            raise ValueError(f"row {infinite[0]} is not finite")
+
+
+@lru_cache(maxsize=256)
+def wired(network: Network) -> Wiring:
+    """The network as compiled code has it."""
+    pairs = [pair[:2] for pair in network.comparators]
+    return Wiring(
+        network.rows,
+        np.array(pairs, dtype=np.int32).reshape(-1, 2),
+        np.array(network.used, dtype=np.int32),
+    )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from protocol.errors import DecodeError
 from training.arithmetic import all_finite
 from training.compression.seam import CODECS, Vector, as_float32
+from training.kernels import kernels_for
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -151,6 +152,8 @@ def spans(numel: int, block: int) -> list[tuple[int, int, int]]:
 
 def largest(x_BK: Floats) -> Floats:
     """The largest magnitude of each block, shape [B, 1]."""
+    if kernels := kernels_for(x_BK):
+        return kernels.peaks(x_BK)[:, None]
     most_B1: Floats = np.maximum(x_BK.max(axis=1), -x_BK.min(axis=1))[:, None]
     return most_B1
 
@@ -181,7 +184,10 @@ class Int8Codec(BlockCodec):
 
     def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
         scale_B1 = rounded_up(largest(x_BK) / np.float32(127), 127)
-        level_BK = x_BK * reciprocal(scale_B1)
+        reciprocal_B1 = reciprocal(scale_B1)
+        if kernels := kernels_for(x_BK.reshape(-1)):
+            return scale_B1, kernels.int8_codes(x_BK, reciprocal_B1)
+        level_BK = x_BK * reciprocal_B1
         np.rint(level_BK, out=level_BK)
         return scale_B1, level_BK.astype(np.int8).view(np.uint8)
 
@@ -218,8 +224,12 @@ class Int8Codec(BlockCodec):
         with np.errstate(over="ignore"):
             for of_blocks, codes, span, width in self._runs(packed, numel):
                 out_BK = x_N[span].reshape(-1, width)
-                np.copyto(out_BK, codes.view(np.int8).reshape(out_BK.shape))
-                out_BK *= head_BF[of_blocks]
+                codes_BK = codes.view(np.int8).reshape(out_BK.shape)
+                if kernels := kernels_for(x_N[span]):
+                    kernels.int8_values(codes_BK, head_BF[of_blocks], out_BK)
+                else:
+                    np.copyto(out_BK, codes_BK)
+                    out_BK *= head_BF[of_blocks]
         return x_N
 
 

@@ -15,15 +15,25 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
 from training.arithmetic import all_finite
-from training.compression.blocks import BLOCK, pack_codes, packed_bytes, spans, unpack_codes
+from training.compression.blocks import (
+    BLOCK,
+    check_padding,
+    pack_codes,
+    packed_bytes,
+    spans,
+    unpack_codes,
+)
 from training.compression.dense import Float16Codec
 from training.compression.seam import CODECS, Vector, as_float32
+from training.kernels import kernels_for
 
 Floats = NDArray[np.float32]
 
 SEED_BYTES = 8
 _LARGEST = np.float32(2.0**125)
 """Beyond it the width of a block's range is no float32; larger numbers are clamped."""
+
+_NOT_FINITE = "a payload holds a non-finite element"
 
 _STEP_LEAST = np.float32(2.0**-120)
 
@@ -77,43 +87,81 @@ class RandomShiftCodec:
         return b"".join((seed, *heads, *codes))
 
     def _quantize(self, x_BK: Floats, fraction_B: Floats) -> tuple[Floats, NDArray[np.uint8]]:
-        least_B = np.clip(x_BK.min(axis=1), -_LARGEST, _LARGEST)
-        most_B = np.clip(x_BK.max(axis=1), -_LARGEST, _LARGEST)
+        kernels = kernels_for(x_BK)
+        least_B, most_B = kernels.bounds(x_BK) if kernels else (x_BK.min(axis=1), x_BK.max(axis=1))
+        least_B = np.clip(least_B, -_LARGEST, _LARGEST)
+        most_B = np.clip(most_B, -_LARGEST, _LARGEST)
         step_B = (most_B - least_B) / np.float32(self._steps)
         # Too narrow for a lattice: one point, which is exact where all elements are equal.
         is_point_B = step_B < _STEP_LEAST
         step_B[is_point_B] = 0.0
         least_B[is_point_B] = np.clip(0.0, least_B, most_B)[is_point_B]
+        # Which of two zeros is the least, the processor decided: it is sent as a positive one.
+        least_B += np.float32(0.0)
         per_step_B = np.divide(1, step_B, out=np.zeros_like(step_B), where=~is_point_B)
-        level_BK = x_BK - (least_B + fraction_B * step_B)[:, None]
+        first_B, head_B2 = least_B + fraction_B * step_B, np.stack((least_B, step_B), axis=1)
+        if kernels:
+            return head_B2, kernels.shift_codes(x_BK, first_B, per_step_B, self._steps + 1)
+        level_BK = x_BK - first_B[:, None]
         level_BK *= per_step_B[:, None]
         np.rint(level_BK, out=level_BK)
         np.clip(level_BK, 0, self._steps + 1, out=level_BK)
-        return np.stack((least_B, step_B), axis=1), level_BK.astype(np.uint8)
+        return head_B2, level_BK.astype(np.uint8)
 
     def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
         """See Codec."""
+        x_N = self.decode_to_read(payload, numel, is_checked=True)
+        if not all_finite(x_N):
+            raise DecodeError(_NOT_FINITE)
+        return x_N
+
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """See Checking. Where the lowest and the highest level of each block are finite, all are
+        that lie between them."""
+        first_B, step_B, packed = self._cut(payload, numel)
+        check_padding(packed, self._bits, numel)
+        with np.errstate(invalid="ignore", over="ignore"):
+            last_B = step_B * np.float32(self._steps + 1) + first_B
+        if not (all_finite(first_B) and all_finite(last_B)):
+            self.decode(payload, numel)
+
+    def decode_to_read(
+        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+    ) -> Floats:
+        """See Checking."""
+        if not is_checked:
+            return self.decode(payload, numel)
+        first_B, step_B, packed = self._cut(payload, numel)
+        codes_N, x_N = unpack_codes(packed, self._bits, numel), np.empty(numel, dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start, stop, width in spans(numel, BLOCK):
+                x_BK = x_N[start:stop].reshape(-1, width)
+                codes_BK = codes_N[start:stop].reshape(-1, width)
+                of_span = slice(start // BLOCK, -(-stop // BLOCK))
+                if kernels := kernels_for(x_BK):
+                    kernels.shift_values(codes_BK, step_B[of_span], first_B[of_span], x_BK)
+                else:
+                    np.copyto(x_BK, codes_BK)
+                    x_BK *= step_B[of_span, None]
+                    x_BK += first_B[of_span, None]
+        return x_N
+
+    def _cut(
+        self, payload: bytes | memoryview, numel: int
+    ) -> tuple[Floats, Floats, NDArray[np.uint8]]:
+        """The first level and the step of each block, and the packed codes, not looked at."""
         view = memoryview(payload).cast("B")
         if view.nbytes != self.payload_bytes(numel):
             raise DecodeError(f"{view.nbytes} bytes are no payload of {numel} elements")
         head_stop = SEED_BYTES + 8 * -(-numel // BLOCK)
         head_B2 = np.frombuffer(view[SEED_BYTES:head_stop], "<f4").astype(np.float32).reshape(-1, 2)
-        codes_N = unpack_codes(np.frombuffer(view[head_stop:], np.uint8), self._bits, numel)
         least_B, step_B = head_B2.T
         if not (step_B >= 0).all():
             raise DecodeError("a step is negative or not a number")
         fraction_B = _fractions(bytes(view[:SEED_BYTES]), len(step_B))
-        x_N = codes_N.astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
             first_B = least_B + fraction_B * step_B
-            for start, stop, width in spans(numel, BLOCK):
-                x_BK = x_N[start:stop].reshape(-1, width)
-                of_span = slice(start // BLOCK, -(-stop // BLOCK))
-                x_BK *= step_B[of_span, None]
-                x_BK += first_B[of_span, None]
-        if not all_finite(x_N):
-            raise DecodeError("a payload holds a non-finite element")
-        return x_N
+        return first_B, step_B, np.frombuffer(view[head_stop:], np.uint8)
 
 
 def _fractions(seed: bytes, count: int) -> Floats:
