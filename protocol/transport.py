@@ -35,6 +35,11 @@ class Stream(Protocol):
         """
         ...
 
+    async def send_soon(self, data: bytes) -> None:
+        """As `send_all` for a few bytes that are not urgent: they go with what goes to the peer
+        next, or a few milliseconds later."""
+        ...
+
     async def receive_exactly(self, num_bytes: int) -> bytes:
         """Exactly `num_bytes` bytes; the caller has checked the number against a limit.
 

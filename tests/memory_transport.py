@@ -65,6 +65,9 @@ class MemoryStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise StreamClosedError("sending failed: closed") from error
 
+    async def send_soon(self, data: bytes) -> None:
+        await self.send_all(data)
+
     async def receive_exactly(self, num_bytes: int) -> bytes:
         while len(self._buffer) < num_bytes:
             try:

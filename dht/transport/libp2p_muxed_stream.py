@@ -45,6 +45,10 @@ class Muxer(Protocol):
         """Send what may be sent now; how many bytes."""
         ...
 
+    def post_data(self, stream_id: int, data: bytes) -> bool:
+        """Send a few bytes with what goes next; False if there is too much of that."""
+        ...
+
     def forget(self, stream: "MuxedStream") -> None:
         """Both ends are done."""
         ...
@@ -80,6 +84,7 @@ class MuxedStream(IMuxedStream):
         """What is still to be filled of the memory that somebody waits in; see `receive_into`."""
         self._widened = trio.Event()
         self._why = ""
+        self._is_left = False
         self._is_finished = self._has_finished = False
 
     # In ------------------------------------------------------------------------------------------
@@ -165,13 +170,32 @@ class MuxedStream(IMuxedStream):
             await self._more()
 
     async def _more(self) -> None:
-        """Until enough or the end has come. Raises MuxedStreamReset, MuxedStreamEOF behind that."""
+        """Until enough or the end has come. Raises MuxedStreamReset, MuxedStreamEOF behind that,
+        and MuxedStreamClosed when the reader is told to leave."""
+        if self._is_left:
+            raise MuxedStreamClosed("closed here")
         if self._why:
             raise MuxedStreamReset(self._why)
         if self._is_finished:
             raise MuxedStreamEOF("the other end closed")
         self._came = trio.Event()
         await self._came.wait()
+
+    def leave(self) -> None:
+        """Nobody here wants to read any more: whoever waits to, stops."""
+        self._is_left = True
+        self._came.set()
+
+    async def drain(self, most: int) -> None:
+        """Throw away what comes behind `leave`, until the other end has sent its last byte, or as
+        many as `most`."""
+        while most > 0 and not (self._why or (self._is_finished and not self.num_buffered)):
+            if self.num_buffered:
+                most -= self.num_buffered
+                self.take(self.num_buffered)
+                continue
+            self._needed, self._came = 1, trio.Event()
+            await self._came.wait()
 
     async def take_breath(self, num_bytes: int) -> None:
         """Where nothing is to be waited for: a step of the loop once in a while, for the others."""
@@ -249,6 +273,17 @@ class MuxedStream(IMuxedStream):
                 view = view[await self._conn.send_data(self, view) :]
             except ConnectionClosedError as error:
                 raise MuxedStreamReset(str(error)) from error
+
+    def write_soon(self, data: bytes) -> bool:
+        """Send a few bytes with what goes next; False, and nothing is sent, if there is no room.
+
+        Raises as `write`, which nobody is in meanwhile.
+        """
+        self.raise_if_not_sending()
+        if len(data) > self.send_window or not self._conn.post_data(self.stream_id, data):
+            return False
+        self.send_window -= len(data)
+        return True
 
     async def close(self) -> None:
         """Send nothing more; the other end still may."""

@@ -84,7 +84,6 @@ class Libp2pStream:
         self._traffic, self._moved = traffic, traffic.with_peer(peer)
         self._spawn = spawn
         self._closed = False
-        self._receiving = trio.CancelScope()
         self._sending = trio.CancelScope()
 
     @property
@@ -111,14 +110,26 @@ class Libp2pStream:
     async def receive_into(self, place: memoryview) -> None:
         """Fill `place`. Raises StreamClosedError; cancelled, the stream is to be closed."""
         self._raise_if_closed()
-        with trio.CancelScope() as self._receiving:
-            try:
-                await self._muxed.receive_into(place)
-            except MuxedStreamError as error:
-                raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
+        try:
+            await self._muxed.receive_into(place)
+        except MuxedStreamError as error:
+            raise self._receiving_failed(error) from error
         self._raise_if_closed()
         self._traffic.received += len(place)
         self._moved.received += len(place)
+
+    async def send_soon(self, data: bytes) -> None:
+        """Send a few bytes with what goes next; see `protocol.transport.Stream`."""
+        self._raise_if_closed()
+        try:
+            is_posted = self._muxed.write_soon(data)
+        except MuxedStreamError as error:
+            raise StreamClosedError(f"sending failed: {root_message(error)}") from error
+        if not is_posted:
+            await self.send_all(data)
+            return
+        self._traffic.sent += len(data)
+        self._moved.sent += len(data)
 
     async def send_frame(self, frame: bytes) -> None:
         """Send one frame, its length and bytes in one piece."""
@@ -155,16 +166,19 @@ class Libp2pStream:
         parts: list[Part] = []
         missing = num_bytes
         while missing:
-            with trio.CancelScope() as self._receiving:
-                try:
-                    await muxed.readable(missing)
-                except MuxedStreamError as error:
-                    raise StreamClosedError(f"receiving failed: {root_message(error)}") from error
+            try:
+                await muxed.readable(missing)
+            except MuxedStreamError as error:
+                raise self._receiving_failed(error) from error
             self._raise_if_closed()
             for part in muxed.take(missing):
                 missing -= len(part)
                 _append(parts, part)
         return b"".join(parts)
+
+    def _receiving_failed(self, error: MuxedStreamError) -> StreamClosedError:
+        self._raise_if_closed()
+        return StreamClosedError(f"receiving failed: {root_message(error)}")
 
     def _raise_if_closed(self) -> None:
         if self._closed:
@@ -182,7 +196,7 @@ class Libp2pStream:
         """
         if not self._closed:
             self._closed = True
-            self._receiving.cancel()
+            self._muxed.leave()
             self._sending.cancel()
             self._spawn(self._finish)
 
@@ -195,9 +209,7 @@ class Libp2pStream:
         try:
             with contextlib.suppress(BaseLibp2pError), trio.move_on_after(LINGER_S_MAX):
                 await self._net.close()
-                left = LINGER_BYTES_MAX
-                while left > 0:
-                    left -= len(await self._net.read(left))
+                await self._muxed.drain(LINGER_BYTES_MAX)
             await self._net.reset()
         finally:
             self.gone.set()

@@ -11,6 +11,7 @@ libp2p: https://github.com/libp2p/specs/blob/master/tls/tls.md
 import datetime
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -174,19 +175,19 @@ class TlsSession(Session):
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
-        try:
-            for part in parts:
-                rest = memoryview(part)
-                while rest:  # Once: the memory behind it takes all.
-                    rest = rest[self.connection.send(rest) :]
-        except SSL.Error as error:
-            self._lose(f"encryption failed: {_reason(error)}", error)
-        # By the binding itself, too: `bio_read` makes two copies, in new memory.
+        # By the binding itself, here and below: what pyOpenSSL does around each call takes longer
+        # than a small call, and `bio_read` makes two copies, in new memory.
+        ssl = self.connection._ssl
+        for part in parts:
+            size = len(part)
+            # The memory behind it takes all; of nothing there is no record.
+            if size and (taken := _lib.SSL_write(ssl, _ffi.from_buffer(part), size)) != size:
+                self._lose_for("encryption failed", taken)
         is_all = False
         while not is_all:  # Once, unless OpenSSL had much to say for itself.
             buffer = self.spare_buffer()
-            place, room = _ffi.from_buffer(buffer), len(buffer)
-            num_bytes = _lib.BIO_read(self.connection._from_ssl, place, room)
+            room = len(buffer)
+            num_bytes = _lib.BIO_read(self.connection._from_ssl, _ffi.from_buffer(buffer), room)
             is_all = num_bytes < room
             await self.write_out(buffer, max(0, num_bytes))
 
@@ -197,40 +198,57 @@ class TlsSession(Session):
         plain = self._decrypted(0) if is_fresh else b""
         while not plain:
             data = await self.link.arrived()
-            self.connection.bio_write(data)
+            size = len(data)
+            if _lib.BIO_write(self.connection._into_ssl, _ffi.from_buffer(data), size) != size:
+                raise MemoryError(f"OpenSSL has no room for {size} bytes")
             plain = self._decrypted(len(data))
         return [plain]
 
     def _decrypted(self, num_arrived: int) -> Bytes:
         """All that is complete. A record at a time would be a step per 16 KiB."""
         # OpenSSL may keep the begin of a record that has now come whole.
-        view, stop = room_for(num_arrived + _RECORD_BYTES_MAX), 0
-        place, room, ssl, read = (
-            _ffi.from_buffer(view),
-            len(view),
-            self.connection._ssl,
-            _lib.SSL_read,
-        )
-        # Sixty-four times for a MiB: by the binding itself, `recv_into` takes three times as long.
-        while (num_bytes := read(ssl, place + stop, room - stop)) > 0:
-            stop += num_bytes
-        try:
-            self.connection._raise_ssl_error(ssl, num_bytes)
-        except SSL.WantReadError:
-            pass  # The usual end: no further record is whole.
-        except SSL.ZeroReturnError as error:
-            if not stop:
-                self._lose("closed by the other end", error)
-        except SSL.Error as error:
-            self._lose(f"a record that does not decrypt: {_reason(error)}", error)
+        view, ssl = room_for(num_arrived + _RECORD_BYTES_MAX), self.connection._ssl
+        stop, num_bytes = _read_records(ssl, view)
+        why = _lib.SSL_get_error(ssl, num_bytes)
+        if why == _lib.SSL_ERROR_WANT_READ:  # The usual end: no further record is whole.
+            return shown(view, stop)
+        if why != _lib.SSL_ERROR_ZERO_RETURN:
+            self._lose_for("a record that does not decrypt", num_bytes)
+        if not stop:
+            self._lose_for("closed by the other end", num_bytes)
         return shown(view, stop)
 
-    def _lose(self, reason: str, error: SSL.Error) -> None:
+    def _lose_for(self, reason: str, result: int) -> NoReturn:
+        """Cut the connection for what a call of OpenSSL gave. Raises ConnectionClosedError."""
+        try:
+            self.connection._raise_ssl_error(self.connection._ssl, result)
+        except SSL.ZeroReturnError as error:
+            self._lose(reason, error)
+        except SSL.Error as error:
+            self._lose(f"{reason}: {_reason(error)}", error)
+        raise AssertionError(f"OpenSSL gives {result} for no reason")
+
+    def _lose(self, reason: str, error: SSL.Error) -> NoReturn:
         self.link.lose(reason)
         raise ConnectionClosedError(reason, transport="tcp") from error
+
+
+def _read_records(ssl: object, view: memoryview) -> tuple[int, int]:
+    """How many bytes were read, and what the last call gave.
+
+    In a frame of its own, which no traceback holds: a memoryview and what cffi has of it, thrown
+    away in one cycle, end the process (Python 3.11, cffi 2.0).
+    """
+    place, room, stop, read = _ffi.from_buffer(view), len(view), 0, _lib.SSL_read
+    # Sixty-four times for a MiB.
+    while (num_bytes := read(ssl, place + stop, room - stop)) > 0:
+        stop += num_bytes
+    return stop, num_bytes
 
 
 def _reason(error: Exception) -> str:
     """What is wrong; OpenSSL's errors hold a list of library, function and reason."""
     found = error.args[0] if error.args else ""
-    return str(found[0][-1]) if isinstance(found, list) and found else str(error)
+    if isinstance(found, list):
+        return str(found[0][-1]) if found else "it was broken before"
+    return str(error)

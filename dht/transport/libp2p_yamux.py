@@ -50,6 +50,10 @@ UNREAD_BYTES_OF_ALL_MAX = 256 * limits.MIB
 """The same over all connections: else many peers whose streams nobody reads would hold as many
 times that much."""
 
+PATIENCE_S = 0.004
+"""So long an answer that is not urgent waits for something that goes the same way. Alone it is a
+record, a call of the system and a step of the loop at both ends: as much as a quarter of a MiB."""
+
 GOODBYE_S = 0.1
 
 
@@ -85,6 +89,7 @@ class Yamux(IMuxedConn):
         """A turn. What a lock does to find out who dies with it takes longer than all the rest."""
         self._unsent = bytearray()
         self._has_unsent = trio.Event()
+        self._has_patient = trio.Event()
         self._head = bytearray()
         self._left = 0
         self._flags = 0
@@ -125,6 +130,7 @@ class Yamux(IMuxedConn):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer)
+                nursery.start_soon(self._answer_late)
                 await self._read()
                 nursery.cancel_scope.cancel()
         finally:
@@ -165,6 +171,7 @@ class Yamux(IMuxedConn):
             stream.end("the connection is gone")
         self.streams.clear()
         self._has_unsent.set()
+        self._has_patient.set()
 
     # Out -----------------------------------------------------------------------------------------
 
@@ -175,6 +182,22 @@ class Yamux(IMuxedConn):
             self.secured_conn.link.lose("it asks, and does not read the answers")
             self._unsent.clear()
         self._has_unsent.set()
+
+    def post_data(self, stream_id: int, data: bytes) -> bool:
+        """Send a few bytes with what goes next, or a little later; False if much waits already."""
+        if len(self._unsent) + len(data) > UNSENT_BYTES_MAX // 2:
+            return False
+        self._unsent += HEADER.pack(0, DATA, 0, stream_id, len(data)) + data
+        self._has_patient.set()
+        return True
+
+    async def _answer_late(self) -> None:
+        while not self.is_closed:
+            await self._has_patient.wait()
+            await trio.sleep(PATIENCE_S)
+            self._has_patient = trio.Event()
+            if self._unsent:
+                self._has_unsent.set()
 
     async def _answer(self) -> None:
         while not self.is_closed:

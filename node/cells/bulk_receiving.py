@@ -91,10 +91,11 @@ class Inbound:
         return Item(head.index, payload, head.proof)
 
     async def _say_through(self, num_pieces: int) -> None:
-        """Of all pieces that were there together at once: each answer is a record on the wire."""
+        """Of all pieces that were there together at once, and with what goes there anyway: each
+        answer alone is a record on the wire."""
         # The sender may have gone after its last byte: what came before is whole.
         with suppress(StreamClosedError):
-            await self.stream.send_all(THROUGH * num_pieces)
+            await self.stream.send_soon(THROUGH * num_pieces)
 
     def _time(self, size: int) -> None:
         """A piece is here; when the first one set out, nobody knows."""

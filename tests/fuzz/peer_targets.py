@@ -92,6 +92,9 @@ class Sent:
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Nobody reads."""
 
+    async def send_soon(self, data: bytes) -> None:
+        """Nobody reads."""
+
     async def receive_into(self, place: memoryview) -> None:
         place[:] = await self.receive_exactly(len(place))
 

@@ -2,6 +2,8 @@
 
 import datetime
 import os
+from traceback import walk_tb
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -105,6 +107,14 @@ async def test_flipped_bit_ends_the_connection():
             await until(lambda: not server.connected())
 
 
+def held_by_frames(error):
+    """What cffi has of our memory, in the frames that an error brings along: together with that
+    memory in a cycle it would end the process."""
+    frames = [f for e in (error, error.__cause__) if e for f, _ in walk_tb(e.__traceback__)]
+    held = (value for frame in frames for value in frame.f_locals.values())
+    return [value for value in held if type(value).__name__ == "__CDataFromBuf"]
+
+
 @pytest.mark.net
 async def test_goodbye_of_tls_is_the_end():
     with trio.fail_after(DEADLINE_S):
@@ -117,6 +127,26 @@ async def test_goodbye_of_tls_is_the_end():
             await until(lambda: not server.connected())
             with pytest.raises(ConnectionClosedError):
                 await session.receive()
+
+
+@pytest.mark.net
+async def test_error_of_a_record_holds_no_memory_of_ours_for_openssl():
+    junk = b"\x17\x03\x03\x00\x40" + bytes(64)
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback() as server, open_loopback() as client:
+            await client.connect(server.peer_id, server.addresses())
+            session = only_link(client).muxed.secured_conn
+            link, reasons = session.link, list[str]()
+
+            async def arrived():
+                return junk
+
+            session.link = SimpleNamespace(arrived=arrived, lose=reasons.append)
+            with pytest.raises(ConnectionClosedError) as caught:
+                await session.receive()
+            session.link = link
+            assert "does not decrypt" in reasons[0]
+            assert held_by_frames(caught.value) == []
 
 
 @pytest.mark.net

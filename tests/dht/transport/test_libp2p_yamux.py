@@ -2,20 +2,21 @@
 
 import os
 import random
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 import trio
 import trio.testing
-from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
+from libp2p.stream_muxer.exceptions import (
+    MuxedStreamEOF,
+    MuxedStreamReset,
+)
 
 from dht.transport import libp2p_yamux
 from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_MAX, WINDOW_BYTES_START
-from dht.transport.libp2p_session import SEND_BYTES_MAX, Session
+from dht.transport.libp2p_session import SEND_BYTES_MAX
 from dht.transport.libp2p_yamux import (
     ACK,
     DATA,
@@ -34,48 +35,7 @@ from dht.transport.libp2p_yamux import (
 from protocol.identity import parse_peer_id
 from sim.bench.libp2p_stock import open_stock, stock_stream
 from tests.dht.loopback import DEADLINE_S, ECHO, MIB, open_loopback
-from tests.dht.muxing import Muxer, feed, muxed_stream
-
-
-class Pipe(Session):
-    """A session in memory: what one end sends the other receives, as it is."""
-
-    def __init__(self, *, is_initiator, out, into):
-        self.is_initiator = is_initiator
-        self.out, self.into = out, into
-        self._plain = b""
-        self.reasons: list[str] = []
-        self.link: Any = SimpleNamespace(lose=self.lose, close=trio.lowlevel.checkpoint)
-
-    def lose(self, why):
-        self.reasons.append(why)
-        self.out.close()
-
-    async def send(self, parts):
-        assert sum(map(len, parts)) <= SEND_BYTES_MAX
-        try:
-            await self.out.send(b"".join(parts))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionClosedError(str(error)) from error
-
-    async def receive(self):
-        try:
-            return [await self.into.receive()]
-        except (trio.EndOfChannel, trio.ClosedResourceError) as error:
-            raise ConnectionClosedError(str(error)) from error
-
-
-def muxers():
-    """Two muxers that are connected with each other; only `start` moves bytes."""
-    one_out, two_in = trio.open_memory_channel[bytes](1)
-    two_out, one_in = trio.open_memory_channel[bytes](1)
-    peer = ID(b"peer")
-    one = Yamux(Pipe(is_initiator=True, out=one_out, into=one_in), peer)
-    return one, Yamux(Pipe(is_initiator=False, out=two_out, into=two_in), peer)
-
-
-def frame(kind, flags, stream_id, length, data=b""):
-    return HEADER.pack(0, kind, flags, stream_id, length) + data
+from tests.dht.muxing import Muxer, feed, frame, muxed_stream, muxers
 
 
 def posted(muxer):

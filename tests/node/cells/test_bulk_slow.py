@@ -45,6 +45,9 @@ class SlowStream:
         with suppress(StreamClosedError):
             await self._near.send_all(data)
 
+    async def send_soon(self, data) -> None:
+        await self.send_all(data)
+
     async def receive_into(self, place: memoryview) -> None:
         place[:] = await self.receive_exactly(len(place))
 
