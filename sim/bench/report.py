@@ -193,7 +193,6 @@ def print_allreduce(console: Console, result: AllreduceResult) -> None:
 
 def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
     """A line per codec; GB are of float32, bits those of a full cell's element."""
-    console.print(f"arithmetic: {arithmetic()}")
     table = Table(box=None, pad_edge=False)
     table.add_column("codec", no_wrap=True)
     for title in ("bits", "bytes/element", "encode GB/s", "decode GB/s", "error", "bias"):
@@ -209,6 +208,7 @@ def print_codecs(console: Console, results: Sequence[CodecResult]) -> None:
             "yes" if one.is_biased else "no",
         )
     console.print(table)
+    console.print(f"arithmetic: {arithmetic()}")
 
 
 def _print_profile(console: Console, profile: Profile) -> None:

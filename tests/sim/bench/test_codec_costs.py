@@ -9,6 +9,7 @@ from protocol.errors import ConfigError
 from sim.bench.codec_costs import bench_codecs, measure
 from sim.bench.report import print_codecs
 from training.compression import CODECS
+from training.kernels import arithmetic
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -36,7 +37,8 @@ def test_table_has_a_line_for_each_codec(seed: int) -> None:
     print_codecs(Console(file=text, width=100), [measure(name, 1024, seed) for name in names])
     lines = text.getvalue().splitlines()
     assert lines[0].split()[0] == "codec"
-    assert [line.split()[0] for line in lines[1:]] == [*names]
+    assert [line.split()[0] for line in lines[1:-1]] == [*names]
+    assert lines[-1] == f"arithmetic: {arithmetic()}"
 
 
 @pytest.mark.parametrize(
