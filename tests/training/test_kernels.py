@@ -256,6 +256,7 @@ def test_what_is_no_library_of_ours_is_not_loaded(tmp_path: Path) -> None:
 def test_compiler_that_fails_leaves_what_was_there(
     script: str, said: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(building.VARIABLE, raising=False)
     library = tmp_path / "built.so"
     library.write_bytes(b"of before")
     monkeypatch.setenv("CC", compiler_of(tmp_path, script))

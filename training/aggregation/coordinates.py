@@ -56,7 +56,7 @@ class Coordinates(Rule):
                 sorter.refuse_infinite(block_PB)
                 rows_RB = mixed[:, : len(out_B)]
                 mixer.mix(block_PB, list(rows_RB), spare_BB[0])
-            self.of_wires(sorter.sort(rows_RB), faults, out_B, (spare_BB[0], spare_BB[1]))
+            self.of_rows(sorter, rows_RB, faults, out_B, (spare_BB[0], spare_BB[1]))
             # Makes every zero a positive one: which of two the wires hold, the processor decided.
             np.add(out_B, np.float32(0.0), out=out_B)
         return result_N
@@ -79,6 +79,17 @@ class Coordinates(Rule):
         """The wires that `of_wires` looks at."""
         del f
         return range(rows)
+
+    def of_rows(
+        self,
+        sorter: Sorter,
+        rows_RB: Vector,
+        f: int,
+        out_B: Vector,
+        spare: tuple[Vector, Vector],
+    ) -> None:
+        """Sort one block, and write the result; `spare` may be written to."""
+        self.of_wires(sorter.sort(rows_RB), f, out_B, spare)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
@@ -113,6 +124,18 @@ class TrimmedMean(Coordinates):
     def used(self, rows: int, f: int) -> range:
         """What is not trimmed."""
         return range(f, rows - f)
+
+    def of_rows(
+        self,
+        sorter: Sorter,
+        rows_RB: Vector,
+        f: int,
+        out_B: Vector,
+        spare: tuple[Vector, Vector],
+    ) -> None:
+        """See Coordinates."""
+        if not sorter.mean(rows_RB, out_B):
+            super().of_rows(sorter, rows_RB, f, out_B, spare)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]

@@ -157,6 +157,16 @@ class Sorter:
                 wires = [own_OB[0]] * self._rows
                 wires[self._used.start : self._used.stop] = used_WB
                 return wires
+        return self._run(rows_RB)
+
+    def mean(self, rows_RB: Vector, out_B: Vector) -> bool:
+        """Write the mean of the wires that somebody looks at, added in their order; False if that
+        is to be done by hand, for which nothing is lost."""
+        kernels = kernels_for(rows_RB, out_B)
+        return bool(kernels and self._wiring and kernels.sort_mean(rows_RB, self._wiring, out_B))
+
+    def _run(self, rows_RB: Vector) -> list[Vector]:
+        own_OB = self._own[:, : rows_RB.shape[1]]
         if not self._are_spent:
             self.refuse_infinite(rows_RB)
         return run(self._plan, [*rows_RB, *own_OB])

@@ -39,6 +39,7 @@ _SIGNATURES = {
     "weighted_sum": (_POINTER, _POINTER, _SIZE, _POINTER, _SIZE),
     "scaled_sum": (_POINTER, _SIZE, _FLOAT, _POINTER, _SIZE),
     "sort": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE),),
+    "sort_mean": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER),
     **dict.fromkeys(
         ("products_wide", "products_narrow", "squares"),
         (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
@@ -52,7 +53,7 @@ _SIGNATURES = {
     "sgd": (_POINTER, _POINTER, _FLOAT, _POINTER, _SIZE),
     "nesterov": (*[_POINTER] * 3, _FLOAT, _FLOAT, _POINTER, _POINTER, _SIZE),
 }
-_RESULTS = {"sort": ctypes.c_int, "squared_norm": ctypes.c_double}
+_RESULTS = {"sort": ctypes.c_int, "sort_mean": ctypes.c_int, "squared_norm": ctypes.c_double}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,16 +111,14 @@ class Kernels:
 
         False if some element is not finite: then nothing that was written is of use.
         """
-        pairs, wires = wiring.pairs, wiring.wires
-        assert len(x_PN) == wiring.rows
-        assert out_WN.shape == (len(wires), x_PN.shape[1])
-        return bool(
-            self._library.barnraise_sort(
-                *(_read(x_PN), _stride(x_PN), *x_PN.shape),
-                *(_read(pairs), len(pairs), _read(wires), len(wires)),
-                *(_written(out_WN), _stride(out_WN)),
-            )
-        )
+        assert out_WN.shape == (len(wiring.wires), x_PN.shape[1])
+        places = (*_network(x_PN, wiring), _written(out_WN), _stride(out_WN))
+        return bool(self._library.barnraise_sort(*places))
+
+    def sort_mean(self, x_PN: Vector, wiring: Wiring, out_N: Vector) -> bool:
+        """The same, and to `out_N` the mean of those wires, added in their order."""
+        assert out_N.shape == x_PN.shape[1:]
+        return bool(self._library.barnraise_sort_mean(*_network(x_PN, wiring), _written(out_N)))
 
     def products_wide(self, x_PN: Vector, scales_P: Vector) -> NDArray[np.float64]:
         """The (P, P) products of the integers nearest to each row times its scale, which are below
@@ -243,6 +242,13 @@ def _read(x: NDArray[Any]) -> int:
 def _written(x: NDArray[Any]) -> int:
     assert x.flags.writeable
     return _read(x)
+
+
+def _network(x_PN: Vector, wiring: Wiring) -> tuple[int, ...]:
+    pairs, wires = wiring.pairs, wiring.wires
+    assert len(x_PN) == wiring.rows
+    network = (_read(pairs), len(pairs), _read(wires), len(wires))
+    return (_read(x_PN), _stride(x_PN), *x_PN.shape, *network)
 
 
 def _stride(x_PN: Vector) -> int:

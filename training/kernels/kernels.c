@@ -176,10 +176,11 @@ struct network {
     const int32_t *pairs, *wires;
 };
 
-/* A few coordinates through a network; whether all of them are finite. */
+/* A few coordinates through a network; whether all of them are finite. To `out` go the wires that
+   are asked for, or with `is_mean` their mean, added in that order. */
 static inline __attribute__((always_inline)) int sort_lanes(
     const struct network *network, const float *x, size_t stride, float *out, size_t out_stride,
-    size_t lanes)
+    size_t lanes, int is_mean)
 {
     int32_t tile[ROWS_MAX][LANES] ALIGNED;
     uint32_t most[LANES] ALIGNED;
@@ -208,6 +209,22 @@ static inline __attribute__((always_inline)) int sort_lanes(
             high[k] = higher(a, b);
         }
     }
+    if (is_mean) {
+        float total[LANES] ALIGNED, count = (float)network->num_wires;
+        for (size_t k = 0; k < lanes; k++)
+            total[k] = 0.0f;
+        for (size_t wire = 0; wire < network->num_wires; wire++) {
+            /* By themselves, or the compiler takes one number at a time. */
+            float values[LANES] ALIGNED;
+            for (size_t k = 0; k < lanes; k++)
+                values[k] = value_of(key_of(tile[network->wires[wire]][k]));
+            for (size_t k = 0; k < lanes; k++)
+                total[k] += values[k];
+        }
+        for (size_t k = 0; k < lanes; k++)
+            out[k] = total[k] / count;
+        return 1;
+    }
     for (size_t wire = 0; wire < network->num_wires; wire++) {
         float *to = out + wire * out_stride;
         for (size_t k = 0; k < lanes; k++)
@@ -225,9 +242,22 @@ KERNEL int barnraise_sort(const float *x, size_t stride, size_t rows, size_t n,
     const struct network network = {rows, num_pairs, num_wires, pairs, wires};
     size_t at = 0;
     for (; at + LANES <= n; at += LANES)
-        if (!sort_lanes(&network, x + at, stride, out + at, out_stride, LANES))
+        if (!sort_lanes(&network, x + at, stride, out + at, out_stride, LANES, 0))
             return 0;
-    return at == n || sort_lanes(&network, x + at, stride, out + at, out_stride, n - at);
+    return at == n || sort_lanes(&network, x + at, stride, out + at, out_stride, n - at, 0);
+}
+
+/* The same, and the mean of those wires. */
+KERNEL int barnraise_sort_mean(const float *x, size_t stride, size_t rows, size_t n,
+                               const int32_t *pairs, size_t num_pairs, const int32_t *wires,
+                               size_t num_wires, float *out)
+{
+    const struct network network = {rows, num_pairs, num_wires, pairs, wires};
+    size_t at = 0;
+    for (; at + LANES <= n; at += LANES)
+        if (!sort_lanes(&network, x + at, stride, out + at, 0, LANES, 1))
+            return 0;
+    return at == n || sort_lanes(&network, x + at, stride, out + at, 0, n - at, 1);
 }
 
 /* The exact product of each two rows of integers: the numbers of a row times its scale, rounded; each
