@@ -70,6 +70,8 @@ class Wiring:
         if not 0 < self.rows <= ROWS_MAX:
             raise ValueError(f"a network of {self.rows} wires")
         for named in (self.pairs, self.wires):
+            assert named.dtype == np.int32
+            assert named.flags.c_contiguous
             if named.size and not 0 <= int(named.min()) <= int(named.max()) < self.rows:
                 raise ValueError(f"a network of {self.rows} wires names others")
 
