@@ -153,12 +153,9 @@ _Compiled = Callable[[Kernels, Vector, Vector], Matrix]
 
 
 def _compiled(products: _Compiled, cell_PN: Vector, exponents_P: NDArray[np.int64]) -> Matrix:
-    kernels = kernels_for(cell_PN)
-    return (
-        products(kernels, cell_PN, _scales(exponents_P))
-        if kernels
-        else _untiled(cell_PN, exponents_P)
-    )
+    if kernels := kernels_for(cell_PN):
+        return products(kernels, cell_PN, _scales(exponents_P))
+    return _untiled(cell_PN, exponents_P)  # Of rows that do not lie in one piece.
 
 
 def cell_squares(cell_PN: Vector) -> NDArray[np.float64]:

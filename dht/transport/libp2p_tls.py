@@ -198,10 +198,10 @@ class TlsSession(Session):
         plain = self._decrypted(0) if is_fresh else b""
         while not plain:
             data = await self.link.arrived()
-            size = len(data)
-            if _lib.BIO_write(self.connection._into_ssl, _ffi.from_buffer(data), size) != size:
-                raise MemoryError(f"OpenSSL has no room for {size} bytes")
-            plain = self._decrypted(len(data))
+            size, memory = len(data), self.connection._into_ssl
+            if (taken := _lib.BIO_write(memory, _ffi.from_buffer(data), size)) != size:
+                self._lose_for("OpenSSL takes no more", taken)
+            plain = self._decrypted(size)
         return [plain]
 
     def _decrypted(self, num_arrived: int) -> Bytes:

@@ -3,6 +3,8 @@
 P peers, R rows that are sorted, N elements of a slice, B elements of a block
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from training.aggregation.mixing import Mixer, prepared
@@ -20,6 +22,9 @@ tenth to a quarter less than shorter ones with more calls: 16 to 64 rows, 1 MiB 
 class Coordinates(Rule):
     """A rule over the sorted values of each coordinate. Every row has one vote: ranks have no
     weights, and tokens are the cheapest lie."""
+
+    is_mean: ClassVar[bool] = False
+    """Whether the result is the mean of the wires that are used, in their order."""
 
     def stats(self, slice_PN: Vector) -> Floats:
         """For the steps before the rule: the exact Gram matrix."""
@@ -56,7 +61,9 @@ class Coordinates(Rule):
                 sorter.refuse_infinite(block_PB)
                 rows_RB = mixed[:, : len(out_B)]
                 mixer.mix(block_PB, list(rows_RB), spare_BB[0])
-            self.of_rows(sorter, rows_RB, faults, out_B, (spare_BB[0], spare_BB[1]))
+            if not (self.is_mean and sorter.mean(rows_RB, out_B)):
+                wires = sorter.sort(rows_RB)
+                self.of_wires(wires, faults, out_B, (spare_BB[0], spare_BB[1]))
             # Makes every zero a positive one: which of two the wires hold, the processor decided.
             np.add(out_B, np.float32(0.0), out=out_B)
         return result_N
@@ -79,17 +86,6 @@ class Coordinates(Rule):
         """The wires that `of_wires` looks at."""
         del f
         return range(rows)
-
-    def of_rows(
-        self,
-        sorter: Sorter,
-        rows_RB: Vector,
-        f: int,
-        out_B: Vector,
-        spare: tuple[Vector, Vector],
-    ) -> None:
-        """Sort one block, and write the result; `spare` may be written to."""
-        self.of_wires(sorter.sort(rows_RB), f, out_B, spare)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]
@@ -117,6 +113,8 @@ class Median(Coordinates):
 class TrimmedMean(Coordinates):
     """Of each coordinate the mean without the f lowest and the f highest values."""
 
+    is_mean = True
+
     def comparators(self, rows: int, f: int) -> tuple[Comparator, ...]:
         """Those of what is not trimmed, in no order."""
         return trimming(rows, f)
@@ -124,18 +122,6 @@ class TrimmedMean(Coordinates):
     def used(self, rows: int, f: int) -> range:
         """What is not trimmed."""
         return range(f, rows - f)
-
-    def of_rows(
-        self,
-        sorter: Sorter,
-        rows_RB: Vector,
-        f: int,
-        out_B: Vector,
-        spare: tuple[Vector, Vector],
-    ) -> None:
-        """See Coordinates."""
-        if not sorter.mean(rows_RB, out_B):
-            super().of_rows(sorter, rows_RB, f, out_B, spare)
 
     def of_wires(
         self, wires: list[Vector], f: int, out_B: Vector, spare: tuple[Vector, Vector]

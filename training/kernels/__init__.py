@@ -154,6 +154,7 @@ class Kernels:
     def int8_codes(self, x_BK: Vector, reciprocals_B: Vector) -> NDArray[np.uint8]:
         """The integers nearest to each block times its factor, at most 127: one byte each."""
         (blocks, width), reciprocals_B = x_BK.shape, _plain(reciprocals_B)
+        assert x_BK.flags.c_contiguous
         assert reciprocals_B.size == blocks
         codes_BK = np.empty((blocks, width), dtype=np.uint8)
         self._library.barnraise_int8_codes(
@@ -166,6 +167,7 @@ class Kernels:
         scales_B = _plain(scales_B)
         assert codes_BK.shape == out_BK.shape
         assert codes_BK.flags.c_contiguous
+        assert out_BK.flags.c_contiguous
         assert scales_B.size == len(out_BK)
         self._library.barnraise_int8_values(
             *(_read(codes_BK), *out_BK.shape, _read(scales_B), _written(out_BK))
@@ -173,6 +175,7 @@ class Kernels:
 
     def bounds(self, x_BK: Vector) -> tuple[Vector, Vector]:
         """The least and the largest element of each block, (B,) each; -0 is below 0."""
+        assert x_BK.flags.c_contiguous
         least_B, most_B = np.empty((2, len(x_BK)), dtype=np.float32)
         places = (_written(least_B), _written(most_B))
         self._library.barnraise_bounds(_read(x_BK), *x_BK.shape, *places)
@@ -184,6 +187,7 @@ class Kernels:
         """How many steps each element lies above its block's first level, rounded, from 0 to
         `most`: one byte each."""
         firsts_B, per_step_B = _plain(firsts_B), _plain(per_step_B)
+        assert x_BK.flags.c_contiguous
         assert firsts_B.size == per_step_B.size == len(x_BK)
         codes_BK = np.empty(x_BK.shape, dtype=np.uint8)
         self._library.barnraise_shift_codes(
@@ -199,6 +203,7 @@ class Kernels:
         steps_B, firsts_B = _plain(steps_B), _plain(firsts_B)
         assert codes_BK.shape == out_BK.shape
         assert codes_BK.flags.c_contiguous
+        assert out_BK.flags.c_contiguous
         assert steps_B.size == firsts_B.size == len(out_BK)
         self._library.barnraise_shift_values(
             *(_read(codes_BK), *out_BK.shape),
@@ -206,7 +211,9 @@ class Kernels:
         )
 
     def squared_norm(self, x_N: Vector) -> float:
-        """The sum of squares by halves, of a power of two of elements."""
+        """The sum of squares by halves, of a power of two of elements, at least 2^8."""
+        assert x_N.size >= _STRIPS**2
+        assert not x_N.size & (x_N.size - 1)
         level = np.empty(len(x_N) // _STRIPS, dtype=np.float64)
         return float(self._library.barnraise_squared_norm(_read(x_N), len(x_N), _written(level)))
 

@@ -314,6 +314,7 @@ KERNEL void barnraise_int8_codes(const float *x, size_t blocks, size_t block,
     }
 }
 
+/* out = codes times the scale of their block. */
 KERNEL void barnraise_int8_values(const int8_t *codes, size_t blocks, size_t block,
                                   const float *scales, float *restrict out)
 {
@@ -345,6 +346,7 @@ KERNEL void barnraise_shift_codes(const float *x, size_t blocks, size_t block, c
     }
 }
 
+/* out = codes times the step of their block, from its first level on. */
 KERNEL void barnraise_shift_values(const uint8_t *codes, size_t blocks, size_t block,
                                    const float *steps, const float *firsts, float *restrict out)
 {

@@ -9,7 +9,7 @@ EXACT KERNEL void PRODUCTS(const float *x, size_t stride, size_t rows, size_t n,
 #ifdef __clang__
 #pragma clang fp contract(fast)
 #endif
-    typedef double vector __attribute__((vector_size(VECTOR_BYTES)));
+    typedef double vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
     double tile[ROWS_MAX][TILE] ALIGNED;
     size_t padded = (rows + LEFT - 1) / LEFT * LEFT;
     for (size_t row = rows; row < padded; row++)
