@@ -11,6 +11,7 @@ votes and seals are about. Its vectors are made with the seal, in the memory of 
 somebody holds them: a second step in place of a second state.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,12 +71,22 @@ class OuterStepping:
         self._vectors = [source.take() for source in sources] if keeps else []
         self._roots: list[list[bytes]] = [[b""] * num_cells for _ in sources]
         self._taken: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
 
     def take(self, cell: int, payload: bytes) -> None:
-        """Step one cell, unless these very bytes of it were taken.
+        """Step one cell, unless these very bytes of it were taken, or what came of all is given
+        away already.
 
         Raises DecodeError for bytes that decode to no finite numbers, unless they were checked.
         """
+        # A cell that comes from two peers may be stepped in the loop and in a worker, and a step on
+        # its way to the next vector leaves something else there.
+        with self._lock:
+            if not self._is_over:
+                self._step(cell, payload)
+
+    def _step(self, cell: int, payload: bytes) -> None:
         if self._taken.get(cell) is payload:
             return
         span = self._layout.cell_span(self.fragment, cell)
@@ -94,7 +105,11 @@ class OuterStepping:
     def roots(self, cells: Sequence[bytes]) -> tuple[bytes, ...]:
         """Step what is left of all cells: the roots of the fragment's state cells."""
         for cell, payload in enumerate(cells):
-            self.take(cell, payload)
+            self.take(cell, payload)  # Nobody waits for longer than one cell.
+        with self._lock:
+            self._is_over = True
+            for cell, payload in enumerate(cells):
+                self._step(cell, payload)  # Again what another one took meanwhile, if anything.
         return tuple(root for found in self._roots for root in found)
 
     def finish(self, cells: Sequence[bytes]) -> tuple[Vector, dict[str, Vector], tuple[bytes, ...]]:

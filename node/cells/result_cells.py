@@ -63,8 +63,8 @@ class ResultCells:
 
     def put(self, cell: int, payload: bytes, root: bytes) -> None:
         """Keep a cell that has this root; it replaces another one."""
-        if self.is_on_disk and self._roots.get(cell) == root:
-            return  # It came late, and would take memory again.
+        if self._roots.get(cell) == root and (self.is_on_disk or cell in self._payloads):
+            return  # It came late, and would take memory again, or be stepped again.
         if self._roots.get(cell) != root:
             self._trees.clear()
         self._payloads[cell], self._roots[cell] = payload, root

@@ -70,6 +70,17 @@ def test_step_ahead_of_cells_that_are_not_here_or_of_no_result_waits_for_them():
     assert len(roots) == 1
 
 
+def test_cell_that_comes_a_second_time_is_the_one_that_was_stepped():
+    store = store_of()
+    filled(store)
+    before = store.result_cells(LIST)
+    for item in store.results(LIST, first=0, stop=4):
+        root = store._results[LIST].root(0, 4)
+        again = replace(item, payload=bytes(bytearray(item.payload)))
+        store.put_result(LIST, root, again, first=0, stop=4)
+    assert all(a is b for a, b in zip(before, store.result_cells(LIST), strict=True))
+
+
 def test_result_cells_that_are_replaced_get_the_proofs_of_what_is_there_now():
     store = store_of()
     filled(store)
