@@ -15,7 +15,7 @@ from protocol.gossip import GOSSIP_FRAMES, GossipFrame
 from protocol.identity import PeerId
 from protocol.invitations import CREDENTIAL_BYTES_MAX
 from protocol.messages import MESSAGE_ID_BYTES, Peer, Round, SealCertificate, SignedMessage
-from protocol.wire import Digest, Range, Size, decode, encode
+from protocol.wire import DIGEST_BYTES, Digest, Range, Size, decode, encode
 
 MessageId = Annotated[bytes, Size(MESSAGE_ID_BYTES, MESSAGE_ID_BYTES)]
 """The first eight bytes of a message digest: enough to ask for it, never to believe it."""
@@ -246,13 +246,37 @@ class BulkHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkItem:
-    """Before each item's bytes: its place, its length, and the proof of its root.
+    """What is said of an item: its place, its length, and the proof of its root, node behind node.
 
-    The proof leads to COMMIT.root, AGG.root or the seal's root. The bytes come in pieces of `piece`
-    bytes, the last one shorter; the taker answers a byte for each.
+    The proof leads to COMMIT.root, AGG.root or the seal's root.
     """
 
     index: CellIndex
     length: Annotated[int, Range(0, limits.CHUNK_BYTES)]
+    proof: Annotated[bytes, Size(0, DIGEST_BYTES * limits.PROOF_NODES_MAX)]
+
+    def __post_init__(self) -> None:
+        if len(self.proof) % DIGEST_BYTES:
+            raise ValueError("a proof is whole digests")
+
+    @property
+    def nodes(self) -> tuple[bytes, ...]:
+        """The nodes of the proof."""
+        proof, starts = self.proof, range(0, len(self.proof), DIGEST_BYTES)
+        return tuple([proof[at : at + DIGEST_BYTES] for at in starts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkItems:
+    """Before the bytes of one item or of some, which lie behind one another.
+
+    The bytes come in pieces of `piece` bytes, the last one shorter; the taker answers a byte for
+    each. Several items are one piece together.
+    """
+
+    items: Annotated[tuple[BulkItem, ...], Size(1, limits.ITEMS_TOGETHER_MAX)]
     piece: Annotated[int, Range(limits.PIECE_BYTES_LEAST, limits.PIECE_BYTES_MAX)]
-    proof: Annotated[tuple[Digest, ...], Size(0, 32)]
+
+    def __post_init__(self) -> None:
+        if len(self.items) > 1 and sum(item.length for item in self.items) > self.piece:
+            raise ValueError("several items are one piece together")

@@ -14,9 +14,13 @@ PIECE_BYTES_LEAST = 64
 """A taker answers pieces of no fewer bytes, with a byte each."""
 
 PIECE_BYTES_MIN = 32 * KIB
-PIECE_BYTES_MAX = CHUNK_BYTES
+PIECE_BYTES_MAX = CHUNK_BYTES + 64 * KIB
 """A cell travels in pieces, each of which its taker answers: on a line of 16 kB/s one every two
-seconds, on a fast one one for a chunk. An answer is a step and a record at both ends."""
+seconds, on a fast one one for a chunk, or for four cells of 2^18 codes of 8 bits and their scales.
+An answer is a step and a record at both ends."""
+
+ITEMS_TOGETHER_MAX = 16
+"""Cells of which all is one piece, and said at once."""
 
 CELL_ELEMENTS_MIN = 1 << 10
 CELL_ELEMENTS_MAX = 1 << 18
@@ -67,8 +71,11 @@ STRING_BYTES_MAX = 1 * KIB
 BULK_HEADER_BYTES_MAX = 64
 """Kind, subject, round, number of items: 48 bytes."""
 
-BULK_ITEM_HEADER_BYTES_MAX = 2 * KIB
-"""Index, length and a Merkle proof of at most 32 nodes of 34 bytes; 14 for 12 288 state cells."""
+PROOF_NODES_MAX = 32
+"""Of a cell; 14 for 12 288 state cells."""
+
+BULK_ITEMS_HEADER_BYTES_MAX = 17 * KIB
+"""Of 16 cells index, length and a Merkle proof of at most 32 nodes of 32 bytes."""
 
 MANIFEST_BYTES_MAX = 256 * KIB
 MODEL_FILE_BYTES_MAX = 1 * MIB

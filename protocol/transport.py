@@ -27,8 +27,8 @@ class Stream(Protocol):
         """
         ...
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send every byte, 1 MiB or less at a time.
+    async def send_all(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Send every byte, one part behind the other.
 
         Raises StreamClosedError when the stream is gone. After a cancellation the stream is in an
         unknown position: close it.
@@ -47,8 +47,8 @@ class Stream(Protocol):
         """
         ...
 
-    async def receive_into(self, place: memoryview) -> None:
-        """Fill `place`, memory of the caller's, with the bytes that come next.
+    async def receive_into(self, *places: memoryview) -> None:
+        """Fill one place after the other, memory of the caller's, with the bytes that come next.
 
         Raises StreamClosedError when the stream ends before that; a part is filled then.
         """

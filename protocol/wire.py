@@ -32,7 +32,8 @@ T = TypeVar("T")
 INT_MAX = 2**63 - 1
 
 
-Digest = Annotated[bytes, Size(32, 32)]
+DIGEST_BYTES = 32
+Digest = Annotated[bytes, Size(DIGEST_BYTES, DIGEST_BYTES)]
 """A BLAKE3 digest."""
 
 DigestOrEmpty = Annotated[bytes, Size(0, 32)]

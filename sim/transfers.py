@@ -15,7 +15,7 @@ from node.state_transfer.gathered import WrongStep
 from node.state_transfer.throttle import Throttle
 from protocol import limits
 from protocol.errors import PeerError, StateError
-from protocol.frames import Bulk, BulkHeader, BulkItem
+from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
 from protocol.identity import PeerId
 from protocol.wire import decode, encode
 from sim.nodes import Around, SimNode, Transfer, Wire
@@ -218,12 +218,13 @@ class Transfers:
             while transfer.next < transfer.num_here:
                 item = transfer.items[transfer.next]
                 bulk.check_size(node.store, header, item.index, len(item.payload))
-                if not bulk.can_check(node.core, header, item.index):
+                accept = bulk.admission(node.core, node.store, header, (item,))
+                if accept is None:
                     if transfer.wait_s < 0.0:
                         transfer.wait_s = self._world.now_s + OVERTAKEN_S
                         self.waiting.append(transfer)
                     break
-                bulk.admission(node.core, node.store, header, item)()
+                accept()
                 transfer.next += 1
                 cells.append(item.index)
         finally:
@@ -243,7 +244,7 @@ class Transfers:
                 self._early.append((until_s, push))
         for transfer in self.waiting:
             item = transfer.items[transfer.next]
-            if bulk.can_check(core, transfer.header, item.index):
+            if bulk.admission(core, self._node.store, transfer.header, (item,)) is not None:
                 # Behind what is happening right now: the core is in the middle of an event.
                 self._world.push(now_s, self._node, self._go_on, transfer)
             elif now_s < transfer.wait_s:
@@ -299,13 +300,8 @@ def _as_on_the_wire(header: BulkHeader, items: list[Item]) -> tuple[BulkHeader, 
     header = decode(BulkHeader, encode(header), max_bytes=limits.BULK_HEADER_BYTES_MAX)
     found = []
     for item in items:
-        head = BulkItem(
-            index=item.index,
-            length=len(item.payload),
-            piece=limits.PIECE_BYTES_MIN,
-            proof=item.proof,
-        )
-        data = encode(head)
-        head = decode(BulkItem, data, max_bytes=limits.BULK_ITEM_HEADER_BYTES_MAX)
-        found.append(Item(head.index, item.payload, head.proof))
+        said = BulkItem(index=item.index, length=len(item.payload), proof=b"".join(item.proof))
+        data = encode(BulkItems(items=(said,), piece=limits.PIECE_BYTES_MIN))
+        head = decode(BulkItems, data, max_bytes=limits.BULK_ITEMS_HEADER_BYTES_MAX).items[0]
+        found.append(Item(head.index, item.payload, head.nodes))
     return header, found

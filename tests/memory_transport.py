@@ -55,8 +55,8 @@ class MemoryStream:
     def num_buffered(self) -> int:
         return len(self._buffer)
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
+    async def send_all(self, *parts: bytes | bytearray | memoryview) -> None:
+        view = memoryview(b"".join(parts))
         for start in range(0, len(view), PIECE_BYTES):
             piece = bytes(view[start : start + PIECE_BYTES])
             self._owner.sent_bytes += len(piece)
@@ -79,8 +79,9 @@ class MemoryStream:
         self._owner.received_bytes += num_bytes
         return data
 
-    async def receive_into(self, place: memoryview) -> None:
-        place[:] = await self.receive_exactly(len(place))
+    async def receive_into(self, *places: memoryview) -> None:
+        for place in places:
+            place[:] = await self.receive_exactly(len(place))
 
     async def send_frame(self, frame: bytes) -> None:
         await self.send_all(len(frame).to_bytes(4, "big") + frame)

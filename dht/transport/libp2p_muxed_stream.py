@@ -80,7 +80,7 @@ class MuxedStream(IMuxedStream):
         self._granted_s = trio.current_time()
         self._came = trio.Event()
         self._needed = 1
-        self._place: memoryview | None = None
+        self._places: deque[memoryview] = deque()
         """What is still to be filled of the memory that somebody waits in; see `receive_into`."""
         self._widened = trio.Event()
         self._why = ""
@@ -98,10 +98,14 @@ class MuxedStream(IMuxedStream):
         """Keep bytes that arrived as a part of `whole`."""
         if self._why:
             return
-        if self._place is not None:
-            piece = self._placed(piece, self._place)
-            if not piece:
+        if self._places:
+            rest = self._placed(piece)
+            self._grant(len(piece) - len(rest))
+            if not self._places:
+                self._came.set()
+            if not rest:
                 return
+            piece = rest
         self.num_buffered += len(piece)
         last = self._chunks[-1] if self._chunks else None
         if len(piece) >= SMALL_BYTES and 2 * len(piece) >= len(whole):
@@ -206,30 +210,30 @@ class MuxedStream(IMuxedStream):
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
 
-    def _placed(self, piece: memoryview, place: memoryview) -> memoryview:
+    def _placed(self, piece: memoryview) -> memoryview:
         """Put what fits where somebody waits; the rest."""
-        num_bytes = min(len(piece), len(place))
-        place[:num_bytes] = piece[:num_bytes]
-        self._place = place[num_bytes:] or None
-        if self._place is None:
-            self._came.set()
-        self._grant(num_bytes)
-        return piece[num_bytes:]
+        while piece and self._places:
+            place = self._places.popleft()
+            num_bytes = min(len(piece), len(place))
+            place[:num_bytes] = piece[:num_bytes]
+            piece = piece[num_bytes:]
+            if num_bytes < len(place):
+                self._places.appendleft(place[num_bytes:])
+        return piece
 
-    async def receive_into(self, place: memoryview) -> None:
-        """Fill `place`, as the bytes come. Raises as `readable` does, with a part of it filled."""
-        num_bytes = 0
-        for part in self.take(len(place)):
-            place[num_bytes : num_bytes + len(part)] = part
-            num_bytes += len(part)
-        self._place = place[num_bytes:] or None
-        if self._place is None:
+    async def receive_into(self, *places: memoryview) -> None:
+        """Fill them, as the bytes come. Raises as `readable` does, with a part of them filled."""
+        self._places.extend(place for place in places if place)
+        num_bytes = sum(map(len, places))
+        for part in self.take(num_bytes):
+            self._placed(memoryview(part))
+        if not self._places:
             await self.take_breath(num_bytes)
         try:
-            while self._place is not None:
+            while self._places:
                 await self._more()
         finally:
-            self._place = None
+            self._places.clear()
 
     async def read(self, n: int | None = None) -> bytes:
         """At most `n` bytes, at least one; see `readable`."""
@@ -256,23 +260,24 @@ class MuxedStream(IMuxedStream):
         if self._has_finished:
             raise MuxedStreamClosed("closed here")
 
-    async def write(self, data: bytes | memoryview) -> None:
+    async def write(self, *parts: bytes | memoryview) -> None:
         """Send every byte, as the other end's window allows; whoever waits sets the deadline.
 
         Raises MuxedStreamReset, MuxedStreamClosed.
         """
-        view = memoryview(data)
         await trio.lowlevel.checkpoint_if_cancelled()
-        while view:
-            self.raise_if_not_sending()
-            if self.send_window <= 0:
-                self._widened = trio.Event()
-                await self._widened.wait()
-                continue
-            try:
-                view = view[await self._conn.send_data(self, view) :]
-            except ConnectionClosedError as error:
-                raise MuxedStreamReset(str(error)) from error
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                self.raise_if_not_sending()
+                if self.send_window <= 0:
+                    self._widened = trio.Event()
+                    await self._widened.wait()
+                    continue
+                try:
+                    view = view[await self._conn.send_data(self, view) :]
+                except ConnectionClosedError as error:
+                    raise MuxedStreamReset(str(error)) from error
 
     def write_soon(self, data: bytes) -> bool:
         """Send a few bytes with what goes next; False, and nothing is sent, if there is no room.

@@ -19,8 +19,8 @@ SMALL_PART_BYTES = 16 * limits.KIB
 
 FRAME_LENGTH_BYTES = 4
 
-COUNTED_BYTES = limits.CHUNK_BYTES + limits.BULK_ITEM_HEADER_BYTES_MAX + FRAME_LENGTH_BYTES
-"""Payload is counted so much at a time: a cell and what is said of it are not cut."""
+COUNTED_BYTES = limits.PIECE_BYTES_MAX + limits.BULK_ITEMS_HEADER_BYTES_MAX + FRAME_LENGTH_BYTES
+"""Payload is counted so much at a time: a piece and what is said of it are not cut."""
 
 LINGER_S_MAX = 120.0
 """How long a closed stream waits for the other end to close. It may still be busy reading what we
@@ -91,14 +91,21 @@ class Libp2pStream:
         """The proven identity of the other end."""
         return self._peer
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+    async def send_all(self, *parts: bytes | bytearray | memoryview) -> None:
         """Send every byte. Raises StreamClosedError; a cancelled stream is to be closed."""
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), COUNTED_BYTES):
-            piece = view[start : start + COUNTED_BYTES]
-            self._traffic.sent += len(piece)
-            self._moved.sent += len(piece)
-            await self.send_raw(piece)
+        views = [memoryview(part).cast("B") for part in parts]
+        if sum(map(len, views)) <= COUNTED_BYTES:
+            await self._send_counted(*views)
+            return
+        for view in views:
+            for start in range(0, len(view), COUNTED_BYTES):
+                await self._send_counted(view[start : start + COUNTED_BYTES])
+
+    async def _send_counted(self, *parts: memoryview) -> None:
+        num_bytes = sum(map(len, parts))
+        self._traffic.sent += num_bytes
+        self._moved.sent += num_bytes
+        await self.send_raw(*parts)
 
     async def receive_exactly(self, num_bytes: int) -> bytes:
         """Exactly `num_bytes` bytes. Raises StreamClosedError; cancelled, it is to be closed."""
@@ -107,16 +114,17 @@ class Libp2pStream:
         self._moved.received += num_bytes
         return data
 
-    async def receive_into(self, place: memoryview) -> None:
-        """Fill `place`. Raises StreamClosedError; cancelled, the stream is to be closed."""
+    async def receive_into(self, *places: memoryview) -> None:
+        """Fill all. Raises StreamClosedError; cancelled, the stream is to be closed."""
         self._raise_if_closed()
         try:
-            await self._muxed.receive_into(place)
+            await self._muxed.receive_into(*places)
         except MuxedStreamError as error:
             raise self._receiving_failed(error) from error
         self._raise_if_closed()
-        self._traffic.received += len(place)
-        self._moved.received += len(place)
+        num_bytes = sum(map(len, places))
+        self._traffic.received += num_bytes
+        self._moved.received += num_bytes
 
     async def send_soon(self, data: bytes) -> None:
         """Send a few bytes with what goes next; see `protocol.transport.Stream`."""
@@ -142,12 +150,12 @@ class Libp2pStream:
             raise LimitError(f"a frame of {num_bytes} bytes where {max_bytes} are allowed")
         return await self.receive_exactly(num_bytes)
 
-    async def send_raw(self, data: bytes | memoryview) -> None:
+    async def send_raw(self, *parts: bytes | memoryview) -> None:
         """Send every byte, not counted as payload."""
         self._raise_if_closed()
         with trio.CancelScope() as self._sending:
             try:
-                await self._muxed.write(data)
+                await self._muxed.write(*parts)
             except MuxedStreamError as error:
                 raise StreamClosedError(f"sending failed: {root_message(error)}") from error
         self._raise_if_closed()

@@ -176,36 +176,37 @@ def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
     return find(index, fragment=fragment)
 
 
-def can_check(core: NodeCore, header: BulkHeader, index: int) -> bool:
-    """Whether the message that commits to this cell is here: the COMMIT or the AGG."""
-    if header.bulk is Bulk.PART:
-        return part_root(core, header.subject, header.round) is not None
-    return _place(core, header, index) is not None
-
-
 def admission(
-    core: NodeCore, store: ShardStore, header: BulkHeader, item: Item
-) -> Callable[[], None]:
-    """The check of a part or result that `can_check`, to be run anywhere; it keeps the cell.
+    core: NodeCore, store: ShardStore, header: BulkHeader, items: Sequence[Item]
+) -> Callable[[], None] | None:
+    """The check of parts or results, to be run anywhere; it keeps the cells. None while a message
+    that commits to one of them is not here: the COMMIT or an AGG.
 
     Running it raises ProofError or DecodeError, which is the sender's fault.
     """
     fragment = store.layout.fragment_of(header.round)
     if header.bulk is Bulk.PART:
         root = part_root(core, header.subject, header.round)
-        assert root is not None
-        return partial(store.put_part, root, item, fragment=fragment)
-    place = _place(core, header, item.index)
-    assert place is not None
-    slice_of = {"first": place.first, "stop": place.stop, "fragment": fragment}
-    put = partial(store.put_result, header.subject, place.root, item, **slice_of)
-    ahead = stepping_ahead(core, store, header.subject, (item.index,))
+        return None if root is None else partial(_put_parts, store, root, items, fragment)
+    places = []
+    for item in items:
+        if (place := _place(core, header, item.index)) is None:
+            return None
+        places.append(place)
+    ahead = stepping_ahead(core, store, header.subject, [item.index for item in items])
 
     def put_and_step() -> None:
-        put()
+        for item, place in zip(items, places, strict=True):
+            span = {"first": place.first, "stop": place.stop, "fragment": fragment}
+            store.put_result(header.subject, place.root, item, **span)
         ahead()
 
     return put_and_step
+
+
+def _put_parts(store: ShardStore, root: bytes, items: Iterable[Item], fragment: int) -> None:
+    for item in items:
+        store.put_part(root, item, fragment=fragment)
 
 
 def stepping_ahead(

@@ -27,7 +27,7 @@ read: so both ends see a line move that takes long for a cell. Where it takes th
 fast one, pieces are large, a cell in the end: each answer is a record on the wire, at both ends."""
 
 WINDOW_BYTES_START = 64 * limits.KIB
-WINDOW_BYTES_MAX = 4 * limits.MIB
+WINDOW_BYTES_MAX = PIECES_PER_WINDOW * limits.PIECE_BYTES_MAX
 """Of each transfer under way at a time. At 100 ms there and back, the most makes 40 MB/s."""
 
 QUEUED_S = 1.0
@@ -167,9 +167,12 @@ class Pace:
 
     @property
     def piece_bytes(self) -> int:
-        """How large the pieces of the next cell are: powers of two, a part of the window."""
+        """How large the pieces of the next cell are: powers of two, a part of the window; of the
+        largest window the largest piece."""
+        if self.window_bytes == WINDOW_BYTES_MAX:
+            return limits.PIECE_BYTES_MAX
         size = limits.PIECE_BYTES_MIN
-        while size < limits.PIECE_BYTES_MAX and 2 * size * PIECES_PER_WINDOW <= self.window_bytes:
+        while size < limits.CHUNK_BYTES and 2 * size * PIECES_PER_WINDOW <= self.window_bytes:
             size *= 2
         return size
 

@@ -1,6 +1,6 @@
 """One bulk stream on its way in: cells are read, answered, timed, and told of."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,8 +14,8 @@ from node.cells.cell_memory import LARGE_BYTES
 from node.cells.line_limits import LineLimits
 from node.cells.shard_store import Item, ShardStore
 from protocol import limits
-from protocol.errors import NetworkError, PeerError, StreamClosedError
-from protocol.frames import BulkHeader, BulkItem
+from protocol.errors import LimitError, NetworkError, PeerError, StreamClosedError
+from protocol.frames import BulkHeader, BulkItem, BulkItems
 from protocol.transport import Stream
 from protocol.wire import decode
 
@@ -23,11 +23,12 @@ TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
 
 
-READ_AHEAD_CELLS = 1
-"""Of a stream, behind the one that is checked and kept, and before the one that is read."""
+READ_AHEAD = 1
+"""Cells of a stream, or some that came together, behind those that are checked and kept, and before
+those that are read."""
 
-Take = Callable[[Item], Awaitable[bool]]
-"""Checks a cell and keeps it; whether the next one is to come."""
+Take = Callable[[Sequence[Item]], Awaitable[bool]]
+"""Checks cells that came together and keeps them; whether the next ones are to come."""
 
 
 class Owner(Protocol):
@@ -58,37 +59,59 @@ class Inbound:
     timed_bytes: int = 0
     timed_s: float = -1.0
     piece_s: float = -1.0
+    num_left: int = field(init=False)
+    """Cells that are not read yet."""
 
-    async def item(self) -> Item:
-        """The next cell. Raises ProofError for one of another size, DecodeError, LimitError."""
-        data = await self.stream.receive_frame(limits.BULK_ITEM_HEADER_BYTES_MAX)
-        head = decode(BulkItem, data)
-        bulk.check_size(self.owner.store, self.header, head.index, head.length)
-        is_large = head.length >= LARGE_BYTES
-        memory = self.owner.store.memory
-        place = memory.take(head.length) if is_large else memoryview(bytearray(head.length))
-        num_unsaid, left = 0, head.length
+    def __post_init__(self) -> None:
+        self.num_left = self.header.items
+
+    async def items(self) -> list[Item]:
+        """The next cell, or those that come together. Raises ProofError for one of another size,
+        DecodeError, LimitError."""
+        data = await self.stream.receive_frame(limits.BULK_ITEMS_HEADER_BYTES_MAX)
+        head = decode(BulkItems, data)
+        self.num_left -= len(head.items)
+        if self.num_left < 0:
+            raise LimitError(f"more cells than the {self.header.items} of the header")
+        for item in head.items:
+            bulk.check_size(self.owner.store, self.header, item.index, item.length)
+        places = [self._place(item.length) for item in head.items]
+        if len(places) == 1:
+            await self._receive_pieces(places[0], head.piece)
+        else:
+            await self._receive_piece(*places)
+            await self._say_through(1)
+        return [_item(item, place) for item, place in zip(head.items, places, strict=True)]
+
+    def _place(self, num_bytes: int) -> memoryview:
+        if num_bytes >= LARGE_BYTES:
+            return self.owner.store.memory.take(num_bytes)
+        return memoryview(bytearray(num_bytes))
+
+    async def _receive_pieces(self, place: memoryview, piece_bytes: int) -> None:
+        num_unsaid, left = 0, len(place)
         while left:
-            piece = min(left, head.piece)
+            piece = min(left, piece_bytes)
             if num_unsaid and self.stream.num_buffered < piece:
                 await self._say_through(num_unsaid)  # The sender may wait for it.
                 num_unsaid = 0
-            if left < head.length:
+            if left < len(place):
                 await self.tell_if_due()  # The last piece is told with the cell.
             # Whole pieces that are here are taken together: each taking is a copy and a step.
-            here = self.stream.num_buffered // head.piece * head.piece
+            here = self.stream.num_buffered // piece_bytes * piece_bytes
             size = left if left <= self.stream.num_buffered else max(piece, here)
-            begin = head.length - left
-            await self.stream.receive_into(place[begin : begin + size])
-            await self.line.after_receiving(size, self.scope)
-            self._time(size)
-            put_off(self.scope, self.piece_s)
-            num_unsaid += -(-size // head.piece)
+            begin = len(place) - left
+            await self._receive_piece(place[begin : begin + size])
+            num_unsaid += -(-size // piece_bytes)
             left -= size
         await self._say_through(num_unsaid)
-        # Read like bytes, and written by nobody from here on.
-        payload: bytes = place.toreadonly() if is_large else bytes(place)  # type: ignore[assignment]
-        return Item(head.index, payload, head.proof)
+
+    async def _receive_piece(self, *places: memoryview) -> None:
+        await self.stream.receive_into(*places)
+        size = sum(map(len, places))
+        await self.line.after_receiving(size, self.scope)
+        self._time(size)
+        put_off(self.scope, self.piece_s)
 
     async def _say_through(self, num_pieces: int) -> None:
         """Of all pieces that were there together at once, and with what goes there anyway: each
@@ -138,17 +161,17 @@ class Inbound:
 
         The line does not wait for hashes and disks. Raises what `take` and the stream raise.
         """
-        send, receive = trio.open_memory_channel[Item](READ_AHEAD_CELLS)
+        send, receive = trio.open_memory_channel[list[Item]](READ_AHEAD)
         failure: PeerError | NetworkError | None = None
         num_taken = 0
 
         async def takes(scope: trio.CancelScope) -> None:
             nonlocal failure, num_taken
             try:
-                async for item in receive:
-                    if not await take(item):
+                async for items in receive:
+                    if not await take(items):
                         break
-                    num_taken += 1
+                    num_taken += len(items)
                     await self.tell_if_due()
                 else:
                     return
@@ -161,10 +184,8 @@ class Inbound:
             # What was whole before a stream broke is taken still.
             try:
                 async with send:
-                    for _ in range(self.header.items):
-                        if not is_wanted():
-                            break
-                        await _put(send, await self.item())
+                    while self.num_left and is_wanted():
+                        await _put(send, await self.items())
             except (PeerError, NetworkError) as error:
                 failure = error
         if failure is not None:
@@ -175,9 +196,16 @@ class Inbound:
         return True
 
 
-async def _put(send: trio.MemorySendChannel[Item], item: Item) -> None:
+def _item(head: BulkItem, place: memoryview) -> Item:
+    # Read like bytes, and written by nobody from here on.
+    is_large = len(place) >= LARGE_BYTES
+    payload: bytes = place.toreadonly() if is_large else bytes(place)  # type: ignore[assignment]
+    return Item(head.index, payload, head.nodes)
+
+
+async def _put(send: trio.MemorySendChannel[list[Item]], items: list[Item]) -> None:
     """Where there is room, without a step of the loop."""
     try:
-        send.send_nowait(item)
+        send.send_nowait(items)
     except trio.WouldBlock:
-        await send.send(item)
+        await send.send(items)

@@ -1,7 +1,11 @@
-"""One cell on its way out: its header, then its pieces, as the taker answers them."""
+"""Cells on their way out: what is said of them, then their pieces, as the taker answers them.
+
+As many cells as are one piece go together: each header, answer and step of the loop costs as much
+for a cell of a few bytes as for one of many.
+"""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import trio
 
@@ -9,7 +13,7 @@ from node.cells.bulk_queue import Meter
 from node.cells.line_limits import Pause
 from node.cells.shard_store import Item
 from protocol import limits
-from protocol.frames import BulkItem
+from protocol.frames import BulkItem, BulkItems
 from protocol.transport import Stream
 from protocol.wire import encode
 
@@ -31,10 +35,29 @@ THROUGH = b"\x01"
 """The taker's answer to a piece."""
 
 
-def _pieces(num_bytes: int, piece_bytes: int) -> Iterator[int]:
-    """The sizes of the pieces in which both ends count a cell."""
-    for start in range(0, num_bytes, piece_bytes):
-        yield min(piece_bytes, num_bytes - start)
+def piece_bytes(meter: Meter, pause: Pause | None) -> int:
+    """How large the next pieces are. What is held back goes in small ones, or it would come in
+    gusts."""
+    return meter.piece_bytes if pause is None else limits.PIECE_BYTES_MIN
+
+
+def num_together(items: Sequence[Item], piece: int) -> int:
+    """How many of the first of them, at least one, go together. On a line whose pieces are the
+    smallest both ends see each cell move."""
+    if piece <= limits.PIECE_BYTES_MIN:
+        return 1
+    num_bytes = 0
+    for count, item in enumerate(items[: limits.ITEMS_TOGETHER_MAX]):
+        num_bytes += len(item.payload)
+        if count and num_bytes > piece:
+            return count
+    return min(len(items), limits.ITEMS_TOGETHER_MAX)
+
+
+def _pieces(num_bytes: int, piece: int) -> Iterator[int]:
+    """The sizes of the pieces in which both ends count what is sent."""
+    for start in range(0, num_bytes, piece):
+        yield min(piece, num_bytes - start)
 
 
 def put_off(scope: trio.CancelScope, now_s: float) -> None:
@@ -43,41 +66,61 @@ def put_off(scope: trio.CancelScope, now_s: float) -> None:
         scope.deadline = now_s + STALL_S
 
 
-async def send_item(
+async def send_items(
     stream: Stream,
-    item: Item,
+    items: Sequence[Item],
     meter: Meter,
     scope: trio.CancelScope,
     pause: Pause | None,
 ) -> None:
-    """A cell and what is said of it. As much as may be under way goes in one piece: each write
-    ends a record on the wire, however short."""
-    # What is held back goes piece by piece, or it would come in gusts.
-    piece_bytes = meter.piece_bytes if pause is None else limits.PIECE_BYTES_MIN
-    payload = item.payload
-    head = BulkItem(index=item.index, length=len(payload), piece=piece_bytes, proof=item.proof)
-    encoded = encode(head)
-    said = len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
-    view, sizes = memoryview(payload), deque(_pieces(len(payload), piece_bytes))
+    """One cell, or some that are one piece (`num_together`), and what is said of them. As much as
+    may be under way goes at once: each write ends a record on the wire, however short."""
+    piece = piece_bytes(meter, pause)
+    sizes = deque(_pieces(sum(len(item.payload) for item in items), piece))
+    said, waiting = _to_send(items, piece)
     while sizes:
         while not meter.has_room(sizes[0]):
             await await_through(stream, meter, scope)
         if pause is not None:
             await pause(sizes[0], scope)
-        now_s, size = trio.current_time(), 0
-        while sizes and meter.has_room(sizes[0]) and not (pause is not None and size):
+        now_s, size = trio.current_time(), said
+        while sizes and meter.has_room(sizes[0]) and not (pause is not None and size > said):
             meter.sent(sizes[0], now_s)
             size += sizes.popleft()
-        if said:
-            num_joined = min(size, JOINED_BYTES)
-            await stream.send_all(said + view[:num_joined])
-            said, view, size = b"", view[num_joined:], size - num_joined
-        if size:
-            await stream.send_all(view[:size])
-            view = view[size:]
+        said = 0
+        await stream.send_all(*_taken(waiting, size))
         put_off(scope, trio.current_time())
     if said:  # A cell of no bytes.
-        await stream.send_all(said)
+        await stream.send_all(waiting.popleft())
+
+
+def _to_send(items: Sequence[Item], piece: int) -> tuple[int, deque[memoryview]]:
+    """What goes on the stream, in parts, of which as few as need not be are copies; and how many
+    bytes of it are not the cells'."""
+    heads = tuple(
+        BulkItem(index=item.index, length=len(item.payload), proof=b"".join(item.proof))
+        for item in items
+    )
+    head = encode(BulkItems(items=heads, piece=piece))
+    said = len(head).to_bytes(LENGTH_BYTES, "big") + head
+    first, *more = [memoryview(item.payload) for item in items]
+    joined: list[bytes | memoryview] = [said, first[:JOINED_BYTES]]
+    rest, room = [first[JOINED_BYTES:]], JOINED_BYTES - len(first)
+    for part in more:
+        room -= len(part)
+        (joined if room >= 0 else rest).append(part)
+    return len(said), deque(part for part in (memoryview(b"".join(joined)), *rest) if part)
+
+
+def _taken(waiting: deque[memoryview], num_bytes: int) -> Iterator[memoryview]:
+    """So many of the bytes that wait."""
+    while num_bytes:
+        part = waiting.popleft()
+        if len(part) > num_bytes:
+            waiting.appendleft(part[num_bytes:])
+            part = part[:num_bytes]
+        num_bytes -= len(part)
+        yield part
 
 
 async def await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -> None:

@@ -5,7 +5,8 @@ What is sent when is decided in `node.cells.bulk_queue`.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -17,7 +18,7 @@ from node.cells.bulk_queue import Meter, Pace, PushQueue
 from node.cells.bulk_receiving import TOLD_EVERY_S as TOLD_EVERY_S
 from node.cells.bulk_receiving import Inbound
 from node.cells.bulk_sending import STALL_S as STALL_S
-from node.cells.bulk_sending import await_through, send_item
+from node.cells.bulk_sending import await_through, num_together, piece_bytes, send_items
 from node.cells.shard_store import Item, ShardStore, State
 from node.core import NodeCore
 from node.durable.write_ahead import WriteAhead
@@ -204,12 +205,14 @@ class BulkStreams:
                 await stream.send_frame(encode(header))
                 num_left = header.items
                 while found := await cells.more():
-                    for item in found:
-                        num_left -= 1
-                        if not is_limited and meter.is_rest(num_left * len(item.payload)):
+                    found = [self._hooks.sent_item(push.bulk, item) for item in found]
+                    while found:
+                        count = num_together(found, piece_bytes(meter, pause))
+                        items, found = found[:count], found[count:]
+                        num_left -= count
+                        if not is_limited and meter.is_rest(num_left * len(items[0].payload)):
                             is_sent()
-                        sent = self._hooks.sent_item(push.bulk, item)
-                        await send_item(stream, sent, meter, scope, pause)
+                        await send_items(stream, items, meter, scope, pause)
                 is_sent()
                 # It is under way until the taker has it: the system's buffers hold a round's bytes.
                 while meter.under_way:
@@ -260,14 +263,16 @@ class BulkStreams:
         owner, header, peer = self._owner, inbound.header, inbound.stream.peer
         round_index = owner.core.machine.view.index
 
-        async def take(item: Item) -> bool:
-            if not bulk.can_check(owner.core, header, item.index):
+        async def take(items: Sequence[Item]) -> bool:
+            cells = [item.index for item in items]
+            accept = bulk.admission(owner.core, owner.store, header, items)
+            if accept is None:
                 inbound.timed_s = -1.0  # The line does not wait: this node does.
-                if not await self._is_checkable(header, item.index):
-                    logger.info("cells of nothing known peer=%s", short_id(peer))
-                    return False
-            accept = bulk.admission(owner.core, owner.store, header, item)
-            if len(item.payload) <= SMALL_BYTES:
+                accept = await self._admission(header, items)
+            if accept is None:
+                logger.info("cells of nothing known peer=%s", short_id(peer))
+                return False
+            if sum(len(item.payload) for item in items) <= SMALL_BYTES:
                 accept()
             else:
                 await self._checks.run(accept)
@@ -275,26 +280,32 @@ class BulkStreams:
                 view = owner.core.machine.standing.about(header.subject)
                 if view is not None:
                     digest, index = header.subject, view.index
-                    here = owner.store.results_to_keep(digest, (item.index,), round_index=index)
+                    here = owner.store.results_to_keep(digest, cells, round_index=index)
                     owner.ahead.offer(index, digest, here)
-            inbound.cells.append(item.index)
+            inbound.cells.extend(cells)
             return True
 
         if await inbound.take_all(take) and header.bulk is Bulk.PART:
             self._tell_parts(peer, round_index, header.items, "in")
 
-    async def _is_checkable(self, header: BulkHeader, index: int) -> bool:
+    async def _admission(
+        self, header: BulkHeader, items: Sequence[Item]
+    ) -> Callable[[], None] | None:
+        """The check, once the message that commits to the cells is here; None if it stays away."""
+        owner, accept = self._owner, None
         with trio.move_on_after(OVERTAKEN_S):
-            while not bulk.can_check(self._owner.core, header, index):
-                await self._owner.changed()
-        return bulk.can_check(self._owner.core, header, index)
+            while accept is None:
+                await owner.changed()
+                accept = bulk.admission(owner.core, owner.store, header, items)
+        return accept
 
     async def _receive_fetched(self, inbound: Inbound) -> None:
         """Cells of a state or step; what nobody asked for any more is nobody's fault."""
         peer, header = inbound.stream.peer, inbound.header
 
-        async def take(item: Item) -> bool:
-            await self.fetching.take(peer, header, item)
+        async def take(items: Sequence[Item]) -> bool:
+            for item in items:
+                await self.fetching.take(peer, header, item)
             return True
 
         await inbound.take_all(take, lambda: self.fetching.takes(header))
@@ -305,11 +316,12 @@ class BulkStreams:
         if work is None:
             raise LimitError("work in a run without audits")
 
-        async def take(item: Item) -> bool:
-            is_kept = await self._owner.compute(lambda: work.keep(subject, item))
-            if is_kept:
+        async def take(items: Sequence[Item]) -> bool:
+            for item in items:
+                if not await self._owner.compute(partial(work.keep, subject, item)):
+                    return False
                 inbound.cells.append(item.index)
-            return is_kept
+            return True
 
         await inbound.take_all(take, lambda: work.wants(subject))
 

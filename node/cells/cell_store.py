@@ -224,23 +224,21 @@ class CellStore(StateStore):
         )
         if len(payloads) != len(numels) or not fits:
             raise StateError("the trainer's contribution does not fit the grid")
-        norms = tuple(
-            norm
-            for cell, payload in enumerate(payloads)
-            for norm in cell_norms(
-                self._decoded(self._codec, payload, self.layout.cell_numel(fragment, cell)),
-                self.layout.cell_elements,
-            )
-        )
+        norms: list[float] = []
+        roots = []
+        for payload, numel in zip(payloads, numels, strict=True):
+            x_N = self._decoded(self._codec, payload, numel)
+            norms.extend(cell_norms(x_N, self.layout.cell_elements))
+            roots.append(cell_root(payload))  # Now, while it is in the cache.
         if max(norms) > limits.CELL_NORM_MAX:
             raise StateError(f"training diverged: a cell of the contribution has norm {max(norms)}")
-        tree = MerkleTree([cell_root(payload) for payload in payloads])
+        tree = MerkleTree(roots)
         root = tree.root
         assert root is not None
         self._parts[root] = {
             cell: Item(cell, payload, tree.proof(cell)) for cell, payload in enumerate(payloads)
         }
-        return root, norms
+        return root, tuple(norms)
 
     def decode(self, payloads: Sequence[bytes], *, fragment: int = 0) -> Vector:
         """The vector of the fragment that the payloads of a whole contribution stand for."""

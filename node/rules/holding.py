@@ -1,6 +1,7 @@
 """Which cells of a round are here and which are missing, and what was announced of them. Pure."""
 
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
 from node.rules.asking import Asking
 from node.rules.ballots import Ballots
@@ -43,10 +44,7 @@ class Holding(Asking):
         held = self.parts.get(commit)
         if held is None:
             return tuple(range(piece.first, piece.stop))
-        for first in range(piece.first, piece.stop):
-            if first not in held:
-                return tuple(cell for cell in range(first, piece.stop) if cell not in held)
-        return ()
+        return tuple(filterfalse(held.__contains__, range(piece.first, piece.stop)))
 
     def missing_results(self, digest: bytes) -> tuple[int, ...]:
         """Cells whose result for that LIST is not here."""
@@ -55,7 +53,7 @@ class Holding(Asking):
             return tuple(range(self.num_cells))
         if len(held) == self.num_cells:
             return ()
-        return tuple(cell for cell in range(self.num_cells) if cell not in held)
+        return tuple(filterfalse(held.__contains__, range(self.num_cells)))
 
     def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
         """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""

@@ -22,7 +22,7 @@ class StockStream:
     def __init__(self, net_stream: INetStream) -> None:
         self._net = net_stream
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+    async def send_all(self, data: bytes | bytearray | memoryview, /) -> None:
         """Send every byte."""
         await self._net.write(bytes(data))
 

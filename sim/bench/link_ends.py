@@ -40,7 +40,7 @@ Task = dict[str, Any]
 class Channel(Protocol):
     """What a transfer needs of a stream."""
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+    async def send_all(self, data: bytes | bytearray | memoryview, /) -> None:
         """Send every byte."""
         ...
 

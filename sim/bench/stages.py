@@ -38,10 +38,13 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("receive, decrypt", ("libp2p_link.py _receive_into", "libp2p_link.py arrived")),
     ("receive, decrypt", ("libp2p_muxed_stream.py feed", "libp2p_muxed_stream.py take")),
     ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_yamux.py feed", "libp2p_link.py read")),
-    ("receive, decrypt", ("bulk_receiving.py item", "_receive_cells")),
+    (
+        "receive, decrypt",
+        ("bulk_receiving.py items", "bulk_receiving.py _receive", "_receive_cells"),
+    ),
     (
         "send, encrypt",
-        ("libp2p_session.py send", "libp2p_session.py write", "_send_items", "send_item"),
+        ("libp2p_session.py send", "libp2p_session.py write", "_send_items", "send_items"),
     ),
     ("send, encrypt", ("libp2p_tls.py send", "libp2p_stream.py send", "libp2p_link.py write")),
     ("send, encrypt", ("libp2p_link.py _send_some",)),

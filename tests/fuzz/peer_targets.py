@@ -21,7 +21,7 @@ from protocol.errors import (
     StateError,
     StreamClosedError,
 )
-from protocol.frames import Bulk, BulkHeader, BulkItem, Hello, Refusal, encode_frame
+from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Hello, Refusal, encode_frame
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION
 from protocol.wire import encode
@@ -89,14 +89,15 @@ class Sent:
     def num_buffered(self) -> int:
         return len(self._data)
 
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+    async def send_all(self, *parts: bytes | bytearray | memoryview) -> None:
         """Nobody reads."""
 
     async def send_soon(self, data: bytes) -> None:
         """Nobody reads."""
 
-    async def receive_into(self, place: memoryview) -> None:
-        place[:] = await self.receive_exactly(len(place))
+    async def receive_into(self, *places: memoryview) -> None:
+        for place in places:
+            place[:] = await self.receive_exactly(len(place))
 
     async def send_frame(self, frame: bytes) -> None:
         """Nobody reads."""
@@ -159,8 +160,8 @@ def _desks() -> tuple[Desk, bytes]:
     parts = [framed(encode(BulkHeader(bulk=Bulk.PART, subject=digest, round=1, items=len(items))))]
     for item in items:
         size, piece = len(item.payload), limits.PIECE_BYTES_MIN
-        head = BulkItem(index=item.index, length=size, piece=piece, proof=item.proof)
-        parts += [framed(encode(head)), item.payload]
+        said = BulkItem(index=item.index, length=size, proof=b"".join(item.proof))
+        parts += [framed(encode(BulkItems(items=(said,), piece=piece))), item.payload]
     return target, b"".join(parts)
 
 

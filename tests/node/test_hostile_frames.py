@@ -33,7 +33,15 @@ from node.reporting.narrator import FAULTS_SHOWN_MAX
 from node.state.stored_manifest import read_signed_manifest
 from protocol import limits
 from protocol.errors import BarnraiseError
-from protocol.frames import Bulk, BulkHeader, BulkItem, Messages, decode_frame, encode_frame
+from protocol.frames import (
+    Bulk,
+    BulkHeader,
+    BulkItem,
+    BulkItems,
+    Messages,
+    decode_frame,
+    encode_frame,
+)
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
 from protocol.messages import SignedMessage
@@ -201,23 +209,29 @@ async def test_replayed_frames_of_earlier_rounds_change_nothing(honest: Honest) 
     assert honest.faults(liar) == []
 
 
+def said(*items: BulkItem) -> bytes:
+    return encode(BulkItems(items=items, piece=limits.PIECE_BYTES_MAX))
+
+
 async def test_bulk_streams_that_break_the_rules_are_faults(honest: Honest, seed: int) -> None:
     rng = random.Random(f"{seed}/bulk")
     header = encode(BulkHeader(bulk=Bulk.PART, subject=rng.randbytes(32), round=1, items=2))
-    huge = BulkItem(index=0, length=limits.CHUNK_BYTES, piece=limits.PIECE_BYTES_MAX, proof=())
-    far = BulkItem(index=2**31, length=8, piece=limits.PIECE_BYTES_MIN, proof=())
+    huge = said(BulkItem(index=0, length=limits.CHUNK_BYTES, proof=b""))
+    far = said(BulkItem(index=2**31, length=8, proof=b""))
+    many = said(*(BulkItem(index=n, length=0, proof=b"") for n in range(3)))
     wrong = {
         "a frame of": framed(b"", claimed=limits.BULK_HEADER_BYTES_MAX + 1),
         "BulkHeader": framed(rng.randbytes(40)),
-        "instead of": framed(header) + framed(encode(huge)) + bytes(1000),
-        "cell 2147483648 of": framed(header) + framed(encode(far)),
-        "BulkItem": framed(header) + framed(rng.randbytes(100)),
+        "instead of": framed(header) + framed(huge) + bytes(1000),
+        "cell 2147483648 of": framed(header) + framed(far),
+        "BulkItems": framed(header) + framed(rng.randbytes(100)),
+        "more cells than the 2": framed(header) + framed(many),
     }
     async with attack(honest) as liar:
         async with liar.linked():
             # Cut short, or the state of a source that was given up: no fault, and nothing stays.
             late = encode(BulkHeader(bulk=Bulk.STATE, subject=rng.randbytes(32), round=1, items=1))
-            short = framed(header) + framed(encode(huge))[:-1]
+            short = framed(header) + framed(huge)[:-1]
             for data in (b"\x00", framed(header), short, framed(late)):
                 await liar.send_raw(BULK_PROTOCOL, data)
             for words, data in wrong.items():

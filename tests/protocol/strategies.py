@@ -16,6 +16,7 @@ from protocol.frames import (
     Branch,
     BulkHeader,
     BulkItem,
+    BulkItems,
     Chain,
     Heartbeat,
     Hello,
@@ -74,7 +75,7 @@ FRAMES = (
     *GOSSIP_FRAMES.values(),
     *(WantBranch, Branch, Welcome, Lacking),
 )
-BULK = (BulkHeader, BulkItem)
+BULK = (BulkHeader, BulkItems)
 TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, SignedManifest)
 
 # Long values test nothing that short ones do not, and cost time; `test_limits` has the long ones.
@@ -196,6 +197,22 @@ def _bucket_ids(draw: st.DrawFn) -> BucketIds:
 
 
 @st.composite
+def _bulk_items(draw: st.DrawFn) -> BulkItems:
+    hints, piece = fields_of(BulkItem), draw(values(fields_of(BulkItems)["piece"]))
+    count = draw(st.integers(1, limits.ITEMS_TOGETHER_MAX))
+    most = limits.CHUNK_BYTES if count == 1 else min(piece // count, limits.CHUNK_BYTES)
+    items = tuple(
+        BulkItem(
+            index=draw(values(hints["index"])),
+            length=draw(st.integers(0, most)),
+            proof=bytes(32) * draw(st.integers(0, limits.PROOF_NODES_MAX)),
+        )
+        for _ in range(count)
+    )
+    return BulkItems(items=items, piece=piece)
+
+
+@st.composite
 def _clocks(draw: st.DrawFn) -> SealClock:
     hints = fields_of(SealClock)
     bounds = sorted(draw(st.sets(st.integers(0, 2**62), max_size=8)))
@@ -295,6 +312,7 @@ SPECIAL: dict[Any, Any] = {
     Have: _haves,
     Digests: _digests,
     BucketIds: _bucket_ids,
+    BulkItems: _bulk_items,
     SealClock: _clocks,
     Roster: _rosters,
     ModelSpec: _models,

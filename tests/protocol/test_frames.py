@@ -8,6 +8,7 @@ from protocol.frames import (
     Bulk,
     BulkHeader,
     BulkItem,
+    BulkItems,
     Chain,
     Hello,
     Messages,
@@ -84,6 +85,33 @@ def test_want_names_cells():
             encode_frame(Want(bulk=Bulk.PART, subject=digest(1), cells=cells))
 
 
+def items(
+    *, index: int = 0, length: int = 1, piece: int = PIECE, proof: bytes = b"", count: int = 1
+) -> BulkItems:
+    item = BulkItem(index=index, length=length, proof=proof)
+    return BulkItems(items=(item,) * count, piece=piece)
+
+
+def test_proof_that_is_no_whole_digests_is_refused():
+    good = encode(items(proof=bytes(32)))
+    wrong = good.replace(b"\xc4\x20" + bytes(32), b"\xc4\x1f" + bytes(31))
+    assert decode(BulkItems, good).items[0].nodes == (bytes(32),)
+    with pytest.raises(DecodeError, match="whole digests"):
+        decode(BulkItems, wrong)
+
+
+def test_items_that_are_no_piece_together_are_refused():
+    most = limits.CHUNK_BYTES
+    assert decode(BulkItems, encode(items(length=most))).items[0].length == most, "one may be more"
+    good = encode(items(length=PIECE // 4, count=4))
+    decode(BulkItems, good)
+    # The length of the first of them, one more.
+    number = (PIECE // 4).to_bytes(2, "big")
+    wrong = good.replace(b"\xcd" + number, b"\xcd" + (PIECE // 4 + 1).to_bytes(2, "big"), 1)
+    with pytest.raises(DecodeError, match="one piece"):
+        decode(BulkItems, wrong)
+
+
 @pytest.mark.parametrize("header", BULK, ids=lambda header: type(header).__name__)
 def test_bulk_header_decodes_to_itself(header):
     assert decode(type(header), encode(header)) == header
@@ -94,12 +122,13 @@ def test_bulk_header_decodes_to_itself(header):
     [
         BulkHeader(bulk=Bulk.PART, subject=digest(1), round=1, items=0),
         BulkHeader(bulk=Bulk.PART, subject=bytes(31), round=1, items=1),
-        BulkItem(index=-1, length=1, piece=PIECE, proof=()),
-        BulkItem(index=0, length=limits.CHUNK_BYTES + 1, piece=PIECE, proof=()),
-        BulkItem(index=0, length=1, piece=limits.PIECE_BYTES_LEAST - 1, proof=()),
-        BulkItem(index=0, length=1, piece=limits.PIECE_BYTES_MAX + 1, proof=()),
-        BulkItem(index=0, length=1, piece=PIECE, proof=(bytes(32),) * 33),
-        BulkItem(index=0, length=1, piece=PIECE, proof=(bytes(31),)),
+        items(index=-1),
+        items(length=limits.CHUNK_BYTES + 1),
+        items(piece=limits.PIECE_BYTES_LEAST - 1),
+        items(piece=limits.PIECE_BYTES_MAX + 1),
+        items(proof=bytes(32 * 33)),
+        items(count=0),
+        items(count=limits.ITEMS_TOGETHER_MAX + 1),
     ],
     ids=repr,
 )

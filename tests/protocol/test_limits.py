@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.frames import (
     BulkHeader,
-    BulkItem,
+    BulkItems,
     Chain,
     Heartbeat,
     Messages,
@@ -253,7 +253,7 @@ def test_refusal_holds_a_manifest_as_large_as_a_frame_allows():
 def test_headers_of_bulk_streams_fit_their_limits():
     assert largest(BulkHeader) == 44
     assert largest(BulkHeader) <= limits.BULK_HEADER_BYTES_MAX
-    assert largest(BulkItem) <= limits.BULK_ITEM_HEADER_BYTES_MAX
+    assert 16 * limits.KIB < largest(BulkItems) <= limits.BULK_ITEMS_HEADER_BYTES_MAX
 
 
 def test_proof_of_a_state_cell_fits_its_header():

@@ -11,7 +11,7 @@ from protocol import entries, evidence, frames, invitations, limits, manifest, m
 from protocol.entries import Entry, EntryHeader, SignedHeader
 from protocol.entry_kinds import RULES, Accusation, EntryKind
 from protocol.evidence import Evidence
-from protocol.frames import BulkHeader, BulkItem
+from protocol.frames import BulkHeader, BulkItem, BulkItems
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import (
     Held,
@@ -55,7 +55,7 @@ def test_frame_stands_in_the_table_with_its_fields(number):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Slot, SignedMessage, BulkHeader, BulkItem, RunManifest, SignedManifest),
+        *(Slot, SignedMessage, BulkHeader, BulkItems, BulkItem, RunManifest, SignedManifest),
         *(SealValue, SealCertificate, Roster, SeatRecord, SealClock, Held),
         *(Entry, Evidence, SignedHeader),
     ],
@@ -100,7 +100,8 @@ def test_entries_and_evidence_are_told_apart_as_the_page_says():
         ("| Chain | 1 seal |", limits.CHAIN_SEALS_PER_FRAME_MAX == 1),
         ("| 12 288 cells |", limits.WANT_CELLS_MAX == 12_288),
         ("| item | 1 MiB |", limits.CHUNK_BYTES == limits.MIB),
-        ("| item header | 2 KiB |", limits.BULK_ITEM_HEADER_BYTES_MAX == 2 * limits.KIB),
+        ("| items' header | 17 KiB |", limits.BULK_ITEMS_HEADER_BYTES_MAX == 17 * limits.KIB),
+        ("| items together | 16, of 1088 KiB |", limits.PIECE_BYTES_MAX == 1088 * limits.KIB),
         ("| manifest | 256 KiB |", limits.MANIFEST_BYTES_MAX == 256 * limits.KIB),
         ("| entry | 16 KiB |", limits.ENTRY_BYTES_MAX == 16 * limits.KIB),
         ("| evidence | 16 KiB |", limits.EVIDENCE_BYTES_MAX == 16 * limits.KIB),

@@ -19,6 +19,7 @@ from protocol.frames import (
     Bulk,
     BulkHeader,
     BulkItem,
+    BulkItems,
     Chain,
     Frame,
     Heartbeat,
@@ -270,7 +271,10 @@ FRAMES: tuple[Frame, ...] = (
 )
 BULK = (
     BulkHeader(bulk=Bulk.PART, subject=COMMIT_DIGEST, round=42, items=12_288),
-    BulkItem(index=4, length=1 << 20, piece=1 << 18, proof=(digest(0xB6), digest(0xB7))),
+    BulkItems(
+        items=(BulkItem(index=4, length=1 << 20, proof=digest(0xB6) + digest(0xB7)),),
+        piece=1 << 18,
+    ),
 )
 
 EXAMPLES: dict[str, object] = {

@@ -36,6 +36,28 @@ async def test_pieces_of_a_stream_fill_memory_of_the_callers_in_any_sizes(world)
                 await stream.receive_into(memoryview(bytearray(1)))
 
 
+async def test_several_places_are_filled_and_several_parts_sent_one_behind_the_other(world):
+    data = bytes(range(256)) * 4096
+
+    async def send(stream: Stream) -> None:
+        await stream.send_all(data[:3], b"", memoryview(data)[3:300_000])
+        # More than is counted at a time.
+        await stream.send_all(data[300_000:], bytes(MIB), b"last")
+
+    with trio.fail_after(DEADLINE_S):
+        async with world.open({ECHO: send}) as server, world.open() as client:
+            await client.connect(server.peer_id, server.addresses())
+            stream = await client.open_stream(server.peer_id, ECHO)
+            sizes = (1, 0, 70_000, 200_000, 10, MIB - 270_011)
+            places = [memoryview(bytearray(size)) for size in sizes]
+            await stream.receive_into(*places[:3])
+            await stream.receive_into(*places[3:], memoryview(bytearray(0)))
+            assert b"".join(places) == data
+            await stream.receive_exactly(MIB)
+            assert await stream.receive_exactly(4) == b"last"
+            assert client.traffic()[1] == server.traffic()[0] == 2 * MIB + 4
+
+
 async def test_closing_wakes_who_waits_for_memory_to_be_filled(world):
     async def half(stream: Stream) -> None:
         await stream.send_all(b"x" * 1000)

@@ -1,10 +1,12 @@
 """A stream of cells is read while they are checked and kept, but not far ahead of that."""
 
+from collections.abc import Sequence
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.cells.bulk_receiving import READ_AHEAD_CELLS, Inbound
+from node.cells.bulk_receiving import READ_AHEAD, Inbound
 from node.cells.bulk_sending import THROUGH
 from node.cells.bulk_streams import STREAMS_MAX
 from node.cells.line_limits import LineLimits
@@ -25,7 +27,8 @@ class Transfer:
         self.began: list[int] = []
         self.error: PeerError | None = None
 
-    async def take(self, item: Item) -> bool:
+    async def take(self, items: Sequence[Item]) -> bool:
+        (item,) = items
         self.began.append(item.index)
         await self.go_on.wait()
         if self.error is not None and item.index == 1:
@@ -66,7 +69,7 @@ async def test_line_does_not_wait_for_a_cell_that_is_checked_and_reads_no_furthe
     transfer = Transfer()
     answered = await transferred(transfer)
     # One is checked, some wait, and one was read that finds no place.
-    assert answered == 1 + READ_AHEAD_CELLS + 1 < len(CELLS)
+    assert answered == 1 + READ_AHEAD + 1 < len(CELLS)
     assert transfer.began == [0, 1, 2], "in their order, until one had enough"
 
 

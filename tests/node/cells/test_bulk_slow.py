@@ -29,8 +29,8 @@ class SlowStream:
         self._near, self._far = stream_pair(line.near, line.far)
         line.nursery.start_soon(line.takes, self._far)
 
-    async def send_all(self, data) -> None:
-        line = self._line
+    async def send_all(self, *parts) -> None:
+        line, data = self._line, b"".join(parts)
         line.sent += len(data)
         some = max(64, len(data) // 16)  # A line brings what it is given bit by bit.
         for start in range(0, len(data), some):
@@ -48,8 +48,9 @@ class SlowStream:
     async def send_soon(self, data) -> None:
         await self.send_all(data)
 
-    async def receive_into(self, place: memoryview) -> None:
-        place[:] = await self.receive_exactly(len(place))
+    async def receive_into(self, *places: memoryview) -> None:
+        for place in places:
+            place[:] = await self.receive_exactly(len(place))
 
     async def send_frame(self, frame: bytes) -> None:
         await self.send_all(len(frame).to_bytes(4, "big") + frame)
@@ -100,10 +101,10 @@ class LongLine(SlowLine):
 class YieldingStream(SlowStream):
     """Others have their turn before bytes are on the line, as with a socket."""
 
-    async def send_all(self, data) -> None:
+    async def send_all(self, *parts) -> None:
         with trio.move_on_after(0.01):
             await trio.Event().wait()
-        await super().send_all(data)
+        await super().send_all(*parts)
 
 
 @asynccontextmanager

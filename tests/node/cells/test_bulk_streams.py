@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from node.cells.shard_store import Item
 from node.hooks import FlipByte, NodeHooks
 from protocol import limits
 from protocol.errors import PeerError, StreamClosedError
-from protocol.frames import Bulk, BulkHeader, BulkItem, Heartbeat
+from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Heartbeat
 from protocol.identity import Ed25519Signer
 from protocol.messages import Commit, Kind
 from protocol.wire import encode
@@ -149,15 +150,13 @@ def good_transfer() -> tuple[Desk, Desk, BulkHeader, list[Item]]:
     return source, target, header, items
 
 
-def head(item: Item, **changes: object) -> BulkItem:
-    fields = {
-        "index": item.index,
-        "length": len(item.payload),
-        "piece": PIECE,
-        "proof": item.proof,
-        **changes,
-    }
-    return BulkItem(**fields)  # type: ignore[arg-type]
+def head(*items: Item, piece: int = PIECE, **changes: Any) -> BulkItems:
+    """What is said of one item, or of some that come together; `changes` are of each."""
+    said: list[dict[str, Any]] = [
+        {"index": item.index, "length": len(item.payload), "proof": b"".join(item.proof), **changes}
+        for item in items
+    ]
+    return BulkItems(items=tuple(BulkItem(**fields) for fields in said), piece=piece)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +166,10 @@ def head(item: Item, **changes: object) -> BulkItem:
         ({"length": 0}, "instead of"),
         ({"index": 4}, "cell 4 of 4"),
         ({"index": 1}, "Merkle"),
-        ({"proof": ()}, "Merkle"),
+        ({"proof": b""}, "Merkle"),
     ],
 )
-async def test_a_lying_item_header_is_a_fault(changes: dict[str, object], reason: str) -> None:
+async def test_a_lying_item_header_is_a_fault(changes: dict[str, Any], reason: str) -> None:
     _, target, header, items = good_transfer()
     data = frame(header) + frame(head(items[0], **changes)) + items[0].payload
     with pytest.raises((PeerError, ExceptionGroup)):

@@ -16,7 +16,7 @@ from node.cells.work_desk import EARLY_S, ERA_ROUNDS, WAITING_MAX, WorkDesk, Wor
 from node.hooks import NodeHooks
 from protocol import limits
 from protocol.errors import PeerError
-from protocol.frames import Bulk, BulkHeader, BulkItem
+from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_proof
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import AuditSpec
@@ -327,10 +327,11 @@ async def refused(pair: Pair, why: str, *data: bytes) -> None:
     assert [why in reason for reason in pair.auditor.desk.faults()] == [True]
 
 
-def head_of(index: int, length: int) -> BulkItem:
+def head_of(index: int, length: int) -> BulkItems:
     roots = pair_roots()
     proof = merkle_proof(roots, index) if index < len(roots) else ()
-    return BulkItem(index=index, length=length, piece=limits.PIECE_BYTES_MIN, proof=proof)
+    item = BulkItem(index=index, length=length, proof=b"".join(proof))
+    return BulkItems(items=(item,), piece=limits.PIECE_BYTES_MIN)
 
 
 def pair_roots() -> list[bytes]:
