@@ -148,6 +148,9 @@ class SharedStore(ShardStore):
             found = states[key] = super()._take(digest, step)
         return found
 
+    def _decode_part(self, payload: bytes, row_N: Vector) -> None:
+        row_N[:] = self._decoded(self._codec, payload, len(row_N), is_checked=True)
+
     def _check(self, codec: Codec, payload: bytes, numel: int) -> None:
         self._decoded(codec, payload, numel)
 

@@ -29,6 +29,7 @@ from training.compression import (
     Codec,
     admits,
     check_payload,
+    decode_into,
     decode_to_read,
     encode_to_read,
     make_codec,
@@ -311,9 +312,12 @@ class CellStore(StateStore):
             numel = self.layout.cell_numel(fragment, cell)
             cell_PN = rows_PN[:, :numel]
             for row_N, (_, root) in zip(cell_PN, entries, strict=True):
-                payload = self._parts[root][cell].payload
-                row_N[:] = self._decoded(self._codec, payload, numel, is_checked=True)
+                self._decode_part(self._parts[root][cell].payload, row_N)
             yield cell, cell_PN
+
+    def _decode_part(self, payload: bytes, row_N: Vector) -> None:
+        """SEAM: write the numbers of a checked part; a simulated world decodes each once."""
+        decode_into(self._codec, payload, row_N)
 
     def _check(self, codec: Codec, payload: bytes, numel: int) -> None:
         """SEAM: raise DecodeError for what is no cell; a simulated world decodes it here."""

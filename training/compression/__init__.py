@@ -17,6 +17,7 @@ from training.compression.seam import (
     admits,
     bits_per_element,
     check_payload,
+    decode_into,
     decode_to_read,
     join_cells,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "codec_named",
     "common_lots",
     "cosine",
+    "decode_into",
     "decode_to_read",
     "dense",
     "encode_to_read",

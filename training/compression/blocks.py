@@ -24,8 +24,9 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 BLOCK = 1024
-_WORK = 1 << 17
-"""Elements that are worked on at once, so that what lies between two steps stays in the cache."""
+_WORK = 1 << 18
+"""Elements that are worked on at once: the largest cell. What lies between two steps stays in the
+cache, where it is float32."""
 
 _SCALE_LEAST = np.float32(2.0**-100)
 """A block of smaller numbers is sent as zeros: the reciprocal of its scale would not be finite."""
@@ -76,12 +77,14 @@ def packed_bytes(numel: int, bits: int) -> int:
 
 
 class BlockCodec:
-    """What block codecs share. `bits` is that of a code, `floats` are per block."""
+    """What block codecs share. `bits` is that of a code, `floats` are per block; `work` elements
+    are worked on at once."""
 
     is_biased = True
     bits: ClassVar[int]
     block: ClassVar[int] = BLOCK
     floats: ClassVar[int] = 1
+    work: ClassVar[int] = _WORK
 
     def payload_bytes(self, numel: int) -> int:
         """4 bytes per float of a block, and the packed codes."""
@@ -91,7 +94,7 @@ class BlockCodec:
         """Block by block; the smallest error of each element on its own, if not said otherwise."""
         flat_N = as_float32(x_N)
         heads, codes = [], []
-        for start, stop, width in spans(len(flat_N), self.block):
+        for start, stop, width in spans(len(flat_N), self.block, self.work):
             x_BK = flat_N[start:stop].reshape(-1, width)
             # Of absurd numbers a mean may be infinite: then none of the block is sent.
             with np.errstate(over="ignore"):
@@ -128,7 +131,7 @@ class BlockCodec:
 
     def _runs(self, packed: Codes, numel: int) -> Iterator[tuple[slice, Codes, slice, int]]:
         """What is worked on at once: which blocks, their codes, their elements, how many each."""
-        for start, stop, width in spans(numel, self.block):
+        for start, stop, width in spans(numel, self.block, self.work):
             codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
             of_blocks = slice(start // self.block, -(-stop // self.block))
             yield of_blocks, codes, slice(start, stop), width
@@ -142,11 +145,11 @@ class BlockCodec:
         raise NotImplementedError
 
 
-def spans(numel: int, block: int) -> list[tuple[int, int, int]]:
+def spans(numel: int, block: int, work: int = _WORK) -> list[tuple[int, int, int]]:
     """(first, behind the last, elements per block) of runs of whole blocks, and of the rest; each
     is worked on at once."""
     whole = numel - numel % block
-    runs = [(start, min(start + _WORK, whole), block) for start in range(0, whole, _WORK)]
+    runs = [(start, min(start + work, whole), block) for start in range(0, whole, work)]
     return [*runs, (whole, numel, numel - whole)] if numel > whole else runs
 
 
@@ -202,27 +205,32 @@ class Int8Codec(BlockCodec):
         """See Codec."""
         head_BF, packed = self._cut(payload, numel)
         self._refuse(head_BF, packed)
-        x_N = self._restored(head_BF, packed, numel)
+        x_N = self._restored(head_BF, packed, np.empty(numel, dtype=np.float32))
         if head_BF.max(initial=0.0) > _SCALE_SURE and not all_finite(x_N):
             raise DecodeError(_NOBODY_SENDS)
         return x_N
 
     def decode_to_read(
-        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: Floats | None = None,
     ) -> Floats:
         """See Checking."""
         if not is_checked:
             return self.decode(payload, numel)
-        return self._restored(*self._cut(payload, numel), numel)
+        x_N = np.empty(numel, dtype=np.float32) if out_N is None else out_N
+        return self._restored(*self._cut(payload, numel), x_N)
 
     def _refuse(self, head_BF: Floats, packed: Codes) -> None:
         if (head_BF < 0.0).any() or packed.view(np.int8).min(initial=0) == -128:
             raise DecodeError(_NOBODY_SENDS)
 
-    def _restored(self, head_BF: Floats, packed: Codes, numel: int) -> Floats:
-        x_N = np.empty(numel, dtype=np.float32)
+    def _restored(self, head_BF: Floats, packed: Codes, x_N: Floats) -> Floats:
         with np.errstate(over="ignore"):
-            for of_blocks, codes, span, width in self._runs(packed, numel):
+            for of_blocks, codes, span, width in self._runs(packed, len(x_N)):
                 out_BK = x_N[span].reshape(-1, width)
                 codes_BK = codes.view(np.int8).reshape(out_BK.shape)
                 if kernels := kernels_for(x_N[span]):
@@ -344,6 +352,7 @@ class Dense2BitCodec(BlockCodec):
     bits = 2
     block = 4096
     floats = 4
+    work = 1 << 17  # With float64 in between.
 
     def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
         wide_BK = x_BK.astype(np.float64)

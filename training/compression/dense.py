@@ -41,9 +41,15 @@ class DenseCodec:
         self.decode_to_read(payload, numel)
 
     def decode_to_read(
-        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """See Checking."""
+        del out_N  # One pass in any case: here, or where it is read.
         size = memoryview(payload).nbytes
         if size != self.payload_bytes(numel):
             raise DecodeError(f"{size} bytes for {numel} elements of {self._dtype.itemsize}")

@@ -109,9 +109,15 @@ class Checking(Protocol):
         ...
 
     def decode_to_read(
-        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """As `decode`; may lie in the payload's memory. A payload that `is_checked` is good."""
+        """As `decode`; may lie in the payload's memory, or be written to `out_N`. A payload that
+        `is_checked` is good."""
         ...
 
 
@@ -130,6 +136,18 @@ def decode_to_read(
     if _is_checking(type(codec)):
         return cast("Checking", codec).decode_to_read(payload, numel, is_checked=is_checked)
     return codec.decode(payload, numel)
+
+
+def decode_into(codec: Codec, payload: bytes | memoryview, out_N: NDArray[np.float32]) -> None:
+    """As `decode_to_read` of a payload that was checked; the numbers are written to `out_N`."""
+    numel = len(out_N)
+    if _is_checking(type(codec)):
+        checking = cast("Checking", codec)
+        x_N = checking.decode_to_read(payload, numel, is_checked=True, out_N=out_N)
+    else:
+        x_N = codec.decode(payload, numel)
+    if x_N is not out_N:
+        out_N[:] = x_N
 
 
 def check_payload(codec: Codec, payload: bytes | memoryview, numel: int) -> None:

@@ -41,7 +41,8 @@ _STEP_LEAST = np.float32(2.0**-120)
 def _seed_of(x_N: Floats, seed: int | None) -> bytes:
     if seed is not None:
         return seed.to_bytes(SEED_BYTES, "little")
-    return blake3(x_N.astype("<f4", copy=False).tobytes()).digest(length=SEED_BYTES)
+    wire_N = np.ascontiguousarray(x_N, dtype="<f4")
+    return blake3(wire_N.view(np.uint8).data).digest(length=SEED_BYTES)
 
 
 def _draw(seed: bytes, count: int) -> NDArray[np.uint32]:
@@ -126,13 +127,19 @@ class RandomShiftCodec:
             self.decode(payload, numel)
 
     def decode_to_read(
-        self, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: Floats | None = None,
     ) -> Floats:
         """See Checking."""
         if not is_checked:
             return self.decode(payload, numel)
         first_B, step_B, packed = self._cut(payload, numel)
-        codes_N, x_N = unpack_codes(packed, self._bits, numel), np.empty(numel, dtype=np.float32)
+        codes_N = unpack_codes(packed, self._bits, numel)
+        x_N = np.empty(numel, dtype=np.float32) if out_N is None else out_N
         with np.errstate(invalid="ignore", over="ignore"):
             for start, stop, width in spans(numel, BLOCK):
                 x_BK = x_N[start:stop].reshape(-1, width)
