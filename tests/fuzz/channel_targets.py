@@ -125,6 +125,7 @@ def _codec_covers(name: str) -> tuple[str, ...]:
     return (
         *own,
         "training.compression.seam.Codec.decode",
+        "training.compression.seam.decode_into",
         "training.compression.seam.decode_to_read",
         "training.compression.seam.Checking.decode_to_read",
         "training.compression.dense.DenseCodec.decode_to_read",
