@@ -15,7 +15,8 @@ import trio
 from protocol.errors import BarnraiseError
 
 TOGETHER_MAX = 8
-"""Cells in one trip. Sums and steps wait that long for the worker: some milliseconds."""
+"""Of cells, or of some that came together, in one trip. Sums and steps wait that long for the
+worker: some milliseconds."""
 
 
 class Compute(Protocol):

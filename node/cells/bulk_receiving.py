@@ -80,7 +80,7 @@ class Inbound:
             await self._receive_pieces(places[0], head.piece)
         else:
             await self._receive_piece(*places)
-            await self._say_through(1)
+            await self._say_through(int(any(places)))  # Of no bytes there is no piece.
         return [_item(item, place) for item, place in zip(head.items, places, strict=True)]
 
     def _place(self, num_bytes: int) -> memoryview:

@@ -120,20 +120,36 @@ async def test_cells_that_come_together_are_answered_once_and_kept_each_by_itsel
     assert all(type(item.payload) is bytes for some in taken for item in some)
 
 
-async def test_large_cells_that_come_together_lie_in_places_of_their_own():
+async def test_cells_of_no_bytes_are_no_piece_and_not_answered(monkeypatch):
+    monkeypatch.setattr("node.cells.bulk.check_size", lambda *_: None)
+    header = BulkHeader(bulk=Bulk.PART, subject=bytes(32), round=1, items=4)
+    desk, items = Desk(FOUNDER_SEED, toy_manifest()), items_of([0, 0, 5, 0])
+    network = MemoryNetwork()
+    async with network.open(signer_seed=b"a" * 32) as a, network.open(signer_seed=b"b" * 32) as b:
+        near, far = stream_pair(a, b)
+        inbound = Inbound(far, desk, trio.CancelScope(), header, LineLimits())
+        for some, answers in ((items[:2], b""), (items[2:], THROUGH)):
+            await near.send_all(frame(head(*some)), *(item.payload for item in some))
+            assert await inbound.items() == some
+            with trio.move_on_after(0.05):
+                assert await near.receive_exactly(1) == answers
+                answers = b""
+            assert answers == b""
+
+
+async def test_large_cells_that_come_together_lie_in_places_of_their_own(monkeypatch):
+    monkeypatch.setattr("node.cells.bulk.check_size", lambda *_: None)
     header = BulkHeader(bulk=Bulk.PART, subject=bytes(32), round=1, items=2)
     desk, items = Desk(FOUNDER_SEED, toy_manifest()), items_of([LARGE_BYTES, LARGE_BYTES + 1])
     network = MemoryNetwork()
     async with network.open(signer_seed=b"a" * 32) as a, network.open(signer_seed=b"b" * 32) as b:
         near, far = stream_pair(a, b)
         inbound = Inbound(far, desk, trio.CancelScope(), header, LineLimits())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("node.cells.bulk.check_size", lambda *_: None)
-            async with trio.open_nursery() as nursery:
-                said = head(*items, piece=limits.PIECE_BYTES_MAX)
-                parts = (frame(said), *(item.payload for item in items))
-                nursery.start_soon(near.send_all, *parts)
-                found = await inbound.items()
+        async with trio.open_nursery() as nursery:
+            said = head(*items, piece=limits.PIECE_BYTES_MAX)
+            parts = (frame(said), *(item.payload for item in items))
+            nursery.start_soon(near.send_all, *parts)
+            found = await inbound.items()
     assert [bytes(item.payload) for item in found] == [item.payload for item in items]
     first, second = (cast("memoryview", item.payload) for item in found)
     assert first.readonly
