@@ -15,7 +15,7 @@ import trio
 from protocol.errors import BarnraiseError
 
 TOGETHER_MAX = 8
-"""Of cells, or of some that came together, in one trip. Sums and steps wait that long for the
+"""In one trip, each of a cell or of some that came together. Sums and steps wait that long for the
 worker: some milliseconds."""
 
 
