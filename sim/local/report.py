@@ -213,6 +213,7 @@ def draw_plot(result: Result, path: Path) -> None:
     # matplotlib takes half a second to load, and only this needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -228,7 +229,8 @@ def draw_plot(result: Result, path: Path) -> None:
         if one.undone_s is not None and one.fault.lasts_s:
             axes.axvspan(one.at_s, one.undone_s, color=_COLOURS[kind], alpha=0.08, linewidth=0)
     axes.set_title(
-        f"{result.options.peers} real nodes: rounds sealed, and faults dealt",
+        f"{result.options.peers} real nodes: rounds sealed"
+        + (", and faults dealt" if result.story.dealt else ""),
         loc="left",
         color=_INK,
         fontsize=12,
@@ -236,6 +238,7 @@ def draw_plot(result: Result, path: Path) -> None:
     )
     axes.set_xlabel("seconds", color=_MUTED)
     axes.set_ylabel("round", color=_MUTED)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=_LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_MUTED, length=0)
