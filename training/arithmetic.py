@@ -7,7 +7,6 @@ same bits. `np.sum`, `np.dot` and `np.linalg.norm` are not used: their order of 
 the processor and the library.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -101,11 +100,17 @@ def _folded(level: NDArray[np.float64]) -> float:
 def squared_norm(x_N: Vector) -> float:
     """Sum of squares in float64 by `tree_sum`; a float32 squared is exact in float64."""
     numel = len(x_N)
-    if numel >= _STRIPS * _STRIP_BLOCK and not numel & (numel - 1):
+    if is_folded(numel):
         kernels = kernels_for(x_N)
         return kernels.squared_norm(x_N) if kernels else _folded(_folded_squares(x_N))
     wide_N = np.multiply(x_N, x_N, dtype=np.float64)
     return tree_sum(wide_N)
+
+
+def is_folded(numel: int) -> bool:
+    """Whether the squares of so many elements are added up in strips as they are made: where the
+    tree has no zeros, and strips have whole blocks of up to 2048."""
+    return numel >= _STRIPS * _STRIP_BLOCK and not numel & (numel - 1)
 
 
 def _folded_squares(x_N: Vector) -> NDArray[np.float64]:
@@ -124,14 +129,6 @@ def _folded_squares(x_N: Vector) -> NDArray[np.float64]:
             half //= 2
         np.add(block[0], block[1], out=level[span])
     return level
-
-
-def cell_norms(x_N: Vector, cell_elements: int) -> tuple[float, ...]:
-    """L2 norm of each cell, in order; the root is exact IEEE."""
-    return tuple(
-        math.sqrt(squared_norm(x_N[start : start + cell_elements]))
-        for start in range(0, len(x_N), cell_elements)
-    )
 
 
 def all_finite(x_N: NDArray[np.floating]) -> bool:

@@ -20,12 +20,12 @@ from training.compression.blocks import (
     BlockCodec,
     Dense2BitCodec,
     Int4Codec,
-    Int8Codec,
     TernaryCodec,
     packed_bytes,
 )
 from training.compression.dense import Float16Codec
 from training.compression.indices import GapIndices, PlainIndices, low_bits, plain_width
+from training.compression.int8 import Int8Codec
 from training.compression.sparse import TopKCodec
 
 _CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ rule here subtracts. All is element-wise float32, one operation at a time, equal
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
 from training.kernels import kernels_for
+from training.lattice import Lattice
 from training.registry import Registry
 
 Slots = Mapping[str, NDArray[np.float32]]
@@ -66,6 +68,22 @@ class OuterOptimizer(Protocol):
         ...
 
 
+@runtime_checkable
+class StepsOnLattice(Protocol):
+    """An OuterOptimizer that decodes and steps at once, where something was compiled for it."""
+
+    def step_on_lattice(
+        self,
+        anchor_N: NDArray[np.float32],
+        lattice: Lattice,
+        info: OuterInfo,
+        out: OuterStep,
+    ) -> bool:
+        """As `step` on the numbers of `lattice`, to the bit; False, and nothing is done, where that
+        one is to be asked."""
+        ...
+
+
 OUTER_OPTIMIZERS: Registry[OuterOptimizer] = Registry("outer optimizer")
 """Factories `(learning_rate, momentum)`."""
 
@@ -77,6 +95,12 @@ def make_outer(spec: OuterSpec) -> OuterOptimizer:
         later = OUTER_OPTIMIZERS[then.optimizer](then.learning_rate, then.momentum)
         rule = Staged(rule, later, then.from_round)
     return rule
+
+
+@cache
+def steps_on_lattice(kind: type[OuterOptimizer]) -> bool:
+    """Whether rules of this kind are StepsOnLattice."""
+    return issubclass(kind, StepsOnLattice)  # Slow: Python looks for each method by name.
 
 
 class Staged:
@@ -161,21 +185,37 @@ class Nesterov:
         np.subtract(anchor_N, update_N, out=out.anchor_N)
         return out
 
+    def step_on_lattice(
+        self,
+        anchor_N: NDArray[np.float32],
+        lattice: Lattice,
+        info: OuterInfo,
+        out: OuterStep,
+    ) -> bool:
+        """See StepsOnLattice."""
+        before_N, written = info.slots.get("momentum"), (out.anchor_N, out.slots["momentum"])
+        if before_N is None or not (kernels := kernels_for(anchor_N, before_N, *written)):
+            return False
+        numbers = (float(self._learning_rate), float(self._momentum))
+        kernels.shift_nesterov(lattice, (anchor_N, before_N), numbers, written)
+        return True
+
 
 OUTER_OPTIMIZERS.register("nesterov", Nesterov)
+
+
+def _refuse_momentum(name: str, momentum: float) -> None:
+    if momentum != 0.0:
+        raise ConfigError(f"the outer optimizer {name} has no momentum: set 0 or take nesterov")
 
 
 class Sgd:
     """theta <- theta - lr g. With lr = 1 it is FedAvg: the anchor becomes the mean of the peers."""
 
     slots: tuple[str, ...] = ()
-    _name = "sgd"
 
     def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
-        if momentum != 0.0:
-            raise ConfigError(
-                f"the outer optimizer {self._name} has no momentum: set 0 or take nesterov"
-            )
+        _refuse_momentum("sgd", momentum)
         self._learning_rate = np.float32(learning_rate)
 
     def step(
@@ -193,6 +233,20 @@ class Sgd:
         else:
             np.subtract(anchor_N, self._learning_rate * aggregate_N, out=out.anchor_N)
         return out
+
+    def step_on_lattice(
+        self,
+        anchor_N: NDArray[np.float32],
+        lattice: Lattice,
+        info: OuterInfo,
+        out: OuterStep,
+    ) -> bool:
+        """See StepsOnLattice."""
+        del info
+        if not (kernels := kernels_for(anchor_N, out.anchor_N)):
+            return False
+        kernels.shift_sgd(anchor_N, lattice, float(self._learning_rate), out.anchor_N)
+        return True
 
 
 OUTER_OPTIMIZERS.register("sgd", Sgd)
@@ -227,11 +281,15 @@ class HeavyBall:
 OUTER_OPTIMIZERS.register("heavy_ball", HeavyBall)
 
 
-class Sign(Sgd):
+class Sign:
     """theta <- theta - lr sign(g): every element moves as far, and one of no direction stays
     (signSGD, Bernstein et al. 2018). Not linear: nobody can tell its own share of a step."""
 
-    _name = "sign"
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
+        _refuse_momentum("sign", momentum)
+        self._sgd = Sgd(learning_rate)
 
     def step(
         self,
@@ -242,7 +300,7 @@ class Sign(Sgd):
     ) -> OuterStep:
         """See OuterOptimizer."""
         sign_N: NDArray[np.float32] = np.sign(aggregate_N)
-        return super().step(anchor_N, sign_N, info, out)
+        return self._sgd.step(anchor_N, sign_N, info, out)
 
 
 OUTER_OPTIMIZERS.register("sign", Sign)

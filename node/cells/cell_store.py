@@ -4,6 +4,7 @@ Plain synchronous arithmetic on numpy arrays. The node calls it from worker thre
 inline; both run this very code. Nothing here is believed before it is checked against a root.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +25,10 @@ from protocol.grid import (
 )
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, Floats, coefficients_of
-from training.arithmetic import cell_norms
+from training.arithmetic import squared_norm
 from training.compression import (
     Codec,
+    adder_of,
     admits,
     check_payload,
     decode_into,
@@ -228,8 +230,7 @@ class CellStore(StateStore):
         norms: list[float] = []
         roots = []
         for payload, numel in zip(payloads, numels, strict=True):
-            x_N = self._decoded(self._codec, payload, numel)
-            norms.extend(cell_norms(x_N, self.layout.cell_elements))
+            norms.append(self._norm(payload, numel))
             roots.append(cell_root(payload))  # Now, while it is in the cache.
         if max(norms) > limits.CELL_NORM_MAX:
             raise StateError(f"training diverged: a cell of the contribution has norm {max(norms)}")
@@ -240,6 +241,14 @@ class CellStore(StateStore):
             cell: Item(cell, payload, tree.proof(cell)) for cell, payload in enumerate(payloads)
         }
         return root, tuple(norms)
+
+    def _norm(self, payload: bytes, numel: int) -> float:
+        """L2 norm of what a payload decodes to. Raises DecodeError."""
+        adder = adder_of(self._codec)
+        squares = adder.squared_norm(payload, numel) if adder else None
+        if squares is None:
+            squares = squared_norm(self._decoded(self._codec, payload, numel))
+        return math.sqrt(squares)
 
     def decode(self, payloads: Sequence[bytes], *, fragment: int = 0) -> Vector:
         """The vector of the fragment that the payloads of a whole contribution stand for."""
@@ -259,8 +268,10 @@ class CellStore(StateStore):
     def measure(self, entries: Entries, *, first: int, stop: int, fragment: int = 0) -> bytes:
         """What the rule asks of cells [first, stop) to judge whole vectors, in its wire form."""
         squares, stats = self._squares_of(entries, fragment), []
-        for cell, cell_PN in self._rows(entries, first, stop, fragment):
-            found = self.aggregator.measure(cell_PN)
+        rows_PN = self._blank_rows(entries)
+        for cell in range(first, stop):
+            cell_PN = rows_PN[:, : self.layout.cell_numel(fragment, cell)]
+            found = self.aggregator.measure(self._decode_rows(entries, cell, cell_PN))
             stats.append(found.stats)
             if found.squares_CP is not None:
                 squares[cell] = found.squares_CP
@@ -283,14 +294,26 @@ class CellStore(StateStore):
         two reducers of one slice: where it leads to no factors the result is zero.
         """
         weights_P = np.array([float(entry.weight) for entry, _ in entries])
-        rule, held = self.aggregator, self._results_of(digest)
-        factors = coefficients_of(rule, grams, weights_P)
-        squares = self._squares_of(entries, fragment)
-        for cell, cell_PN in self._rows(entries, first, stop, fragment):
-            sum_N = rule.combine_measured(cell_PN, factors, squares.get(cell))
+        held, factors = self._results_of(digest), coefficients_of(self.aggregator, grams, weights_P)
+        for cell, sum_N in self._sums(entries, factors, first, stop, fragment):
             payload = self.memory.copied(encode_to_read(self._result_codec, sum_N))
             held.put(cell, payload, cell_root(payload))
         return held.root(first, stop)
+
+    def _sums(
+        self, entries: Entries, factors: Vector, first: int, stop: int, fragment: int
+    ) -> Iterator[tuple[int, Vector]]:
+        """Cell by cell what the rule makes of the parts."""
+        rule, adder, rows_PN = self.aggregator, adder_of(self._codec), self._blank_rows(entries)
+        squares = self._squares_of(entries, fragment)
+        for cell in range(first, stop):
+            numel, known, sum_N = self.layout.cell_numel(fragment, cell), squares.get(cell), None
+            if adder and (factors_P := rule.row_factors(factors, known)) is not None:
+                sum_N = adder.weighted_sum(self._payloads(entries, cell), factors_P, numel)
+            if sum_N is None:
+                cell_PN = self._decode_rows(entries, cell, rows_PN[:, :numel])
+                sum_N = rule.combine_measured(cell_PN, factors, known)
+            yield cell, sum_N
 
     def _squares_of(self, entries: Entries, fragment: int) -> dict[int, Floats]:
         """By cell the squared norms (1, P) that were measured in these very contributions: a pass
@@ -302,18 +325,18 @@ class CellStore(StateStore):
             kept = self._squares = key, {}
         return kept[1]
 
-    def _rows(
-        self, entries: Entries, first: int, stop: int, fragment: int
-    ) -> Iterator[tuple[int, Vector]]:
-        """Cell by cell the decoded parts as rows, in a buffer that the next cell takes."""
-        # One for all cells: what is written is in the cache, and no page of it is new.
-        rows_PN = np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
-        for cell in range(first, stop):
-            numel = self.layout.cell_numel(fragment, cell)
-            cell_PN = rows_PN[:, :numel]
-            for row_N, (_, root) in zip(cell_PN, entries, strict=True):
-                self._decode_part(self._parts[root][cell].payload, row_N)
-            yield cell, cell_PN
+    def _payloads(self, entries: Entries, cell: int) -> list[bytes]:
+        return [self._parts[root][cell].payload for _, root in entries]
+
+    def _blank_rows(self, entries: Entries) -> Vector:
+        """For one cell after the other: what is written is in the cache, and no page is new."""
+        return np.empty((len(entries), self.layout.cell_elements), dtype=np.float32)
+
+    def _decode_rows(self, entries: Entries, cell: int, out_PN: Vector) -> Vector:
+        """The parts of a cell, in the memory that is given."""
+        for payload, row_N in zip(self._payloads(entries, cell), out_PN, strict=True):
+            self._decode_part(payload, row_N)
+        return out_PN
 
     def _decode_part(self, payload: bytes, row_N: Vector) -> None:
         """SEAM: write the numbers of a checked part; a simulated world decodes each once."""

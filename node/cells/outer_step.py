@@ -14,13 +14,21 @@ somebody holds them: a second step in place of a second state.
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.grid import Layout, cell_root
-from training.compression import Codec, decode_to_read
-from training.outer import OuterInfo, OuterOptimizer, OuterStep
+from training.compression import Codec, decode_to_read, lattice_of
+from training.outer import (
+    OuterInfo,
+    OuterOptimizer,
+    OuterStep,
+    StepsOnLattice,
+    blank_step,
+    steps_on_lattice,
+)
 from training.spare_vectors import VectorSource, is_held_elsewhere
 
 Vector = NDArray[np.float32]
@@ -39,6 +47,32 @@ class StepRules:
 
     spare: VectorSource
     """Where the slots come from."""
+
+    def step(
+        self,
+        before: Sequence[Vector],
+        payload: bytes,
+        round_index: int,
+        out: OuterStep | None,
+        *,
+        is_checked: bool,
+    ) -> OuterStep:
+        """That of one cell: of its anchor and slots before, and its encoded result.
+
+        Raises DecodeError for bytes that decode to no finite numbers, unless they were checked.
+        """
+        outer, codec, anchor_N = self.outer, self.codec, before[0]
+        slots = dict(zip(outer.slots, before[1:], strict=True))
+        info = OuterInfo(round=round_index, slots=slots)
+        if is_checked and steps_on_lattice(type(outer)):
+            lattice = lattice_of(codec, payload, len(anchor_N))
+            out = out or blank_step(anchor_N, outer.slots)
+            if lattice and cast("StepsOnLattice", outer).step_on_lattice(
+                anchor_N, lattice, info, out
+            ):
+                return out
+        aggregate_N = decode_to_read(codec, payload, len(anchor_N), is_checked=is_checked)
+        return outer.step(anchor_N, aggregate_N, info, out)
 
     def sources(self) -> list[VectorSource]:
         """Of the anchor and of each slot."""
@@ -60,7 +94,7 @@ class OuterStepping:
     ) -> None:
         """`anchor_N` and `slots` are the state before, which is only read. Without `keeps` only the
         roots of the next one are found. With `is_checked` all cells were, before they come here."""
-        self._layout, self._outer, self._codec = rules.layout, rules.outer, rules.codec
+        self._rules, self._layout = rules, rules.layout
         self._before_N, self._slots = anchor_N, slots
         self._round = round_index
         self.fragment = rules.layout.fragment_of(round_index)
@@ -90,13 +124,10 @@ class OuterStepping:
         if self._taken.get(cell) is payload:
             return
         span = self._layout.cell_span(self.fragment, cell)
-        numel, is_checked = span.stop - span.start, self._is_checked
-        aggregate_N = decode_to_read(self._codec, payload, numel, is_checked=is_checked)
-        names = self._outer.slots
-        slots = {name: self._slots[name][span] for name in names}
-        info = OuterInfo(round=self._round, slots=slots)
+        names = self._rules.outer.slots
+        before = [self._before_N[span], *(self._slots[name][span] for name in names)]
         out = _step_into([vector_N[span] for vector_N in self._vectors], names)
-        step = self._outer.step(self._before_N[span], aggregate_N, info, out)
+        step = self._rules.step(before, payload, self._round, out, is_checked=self._is_checked)
         pieces = (step.anchor_N, *(step.slots[name] for name in names))
         for roots, piece_N in zip(self._roots, pieces, strict=True):
             roots[cell] = cell_root(piece_N.astype("<f4", copy=False).data)
@@ -117,11 +148,12 @@ class OuterStepping:
         state cells. The other fragments are what they were before."""
         roots = self.roots(cells)
         stepped = self._layout.fragment_span(self.fragment)
-        before = (self._before_N, *(self._slots[name] for name in self._outer.slots))
+        names = self._rules.outer.slots
+        before = (self._before_N, *(self._slots[name] for name in names))
         for vector_N, before_N in zip(self._vectors, before, strict=True):
             for rest in (slice(stepped.start), slice(stepped.stop, None)):
                 vector_N[rest] = before_N[rest]
-        slots = dict(zip(self._outer.slots, self._vectors[1:], strict=True))
+        slots = dict(zip(names, self._vectors[1:], strict=True))
         return self._vectors[0], slots, roots
 
 
@@ -146,13 +178,9 @@ def step_over(
         targets.append(vectors[place] if is_free else source.take())
     for cell, payload in enumerate(cells):
         span = layout.cell_span(fragment, cell)
-        numel = span.stop - span.start
-        aggregate_N = decode_to_read(rules.codec, payload, numel, is_checked=True)
-        pieces = [vector_N[span] for vector_N in vectors]
-        slots = dict(zip(rules.outer.slots, pieces[1:], strict=True))
-        info = OuterInfo(round=round_index, slots=slots)
+        before = [vector_N[span] for vector_N in vectors]
         out = _step_into([target_N[span] for target_N in targets], rules.outer.slots)
-        rules.outer.step(pieces[0], aggregate_N, info, out)
+        rules.step(before, payload, round_index, out, is_checked=True)
     whole = layout.fragment_span(fragment)
     for target_N, vector_N in zip(targets, vectors, strict=True):
         if target_N is not vector_N:

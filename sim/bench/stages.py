@@ -23,9 +23,9 @@ _CODECS = ("blocks", "cosine", "dense", "lowrank", "seeded", "sparse")
 
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hash", ("protocol/grid.py",)),
-    ("norms", ("arithmetic.py squared_norm", "arithmetic.py cell_norms")),
-    ("sum", ("cell_store.py reduce", "training/aggregation")),
-    ("decode", tuple(f"compression/{name}.py decode" for name in _CODECS)),
+    ("norms", ("arithmetic.py squared_norm", "compression/int8.py squared_norm")),
+    ("sum", ("cell_store.py reduce", "training/aggregation", "compression/int8.py weighted_sum")),
+    ("decode", tuple(f"compression/{name}.py decode" for name in (*_CODECS, "int8"))),
     ("outer step", ("node/cells/outer_step.py", "training/outer.py")),
     ("encode", ("compression/feedback.py", *(f"compression/{c}.py encode" for c in _CODECS))),
     ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),

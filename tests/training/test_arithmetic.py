@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from training.arithmetic import (
     all_finite,
-    cell_norms,
     squared_norm,
     tree_sum,
     weighted_sum,
@@ -88,14 +87,6 @@ def test_squared_norm_is_the_tree_of_the_squares_to_the_bit(seed: int, numel: in
 
 def test_squared_norm_survives_values_whose_square_is_no_float32() -> None:
     assert squared_norm(np.array([1e30, -1e30], dtype=np.float32)) == pytest.approx(2e60)
-
-
-def test_cell_norms_cover_every_element_once(seed: int) -> None:
-    x_N = rows_of(seed, peers=1, numel=2500)[0]
-    norms = cell_norms(x_N, 1024)
-    assert len(norms) == 3
-    assert norms[2] == pytest.approx(float(np.linalg.norm(x_N[2048:].astype(np.float64))))
-    assert math.fsum(n * n for n in norms) == pytest.approx(squared_norm(x_N))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

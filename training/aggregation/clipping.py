@@ -107,10 +107,21 @@ class TwoLevelCaf(Linear):
         if squares_CP is None:
             squares_CP = np.array([cell_squares(slice_PN[:, span]) for span in spans])
         for span, squares_P in zip(spans, squares_CP, strict=True):
-            factors_P = clip_factors(squares_P, CELL_SLACK)
-            scaled_P = (factors_P * coefficients.astype(np.float64)).astype(np.float32)
-            result_N[span] = weighted_sum(slice_PN[:, span], scaled_P)
+            result_N[span] = weighted_sum(slice_PN[:, span], _clipped(coefficients, squares_P))
         return result_N
+
+    def row_factors(self, coefficients: Vector, squares_CP: Floats | None) -> Vector | None:
+        """Those of a cell whose norms are known."""
+        if squares_CP is None or len(squares_CP) != 1:
+            return None
+        return _clipped(coefficients, squares_CP[0])
+
+
+def _clipped(coefficients: Vector, squares_P: Floats) -> Vector:
+    """The factor of each row of one cell, which is clipped by these norms."""
+    factors_P = clip_factors(squares_P, CELL_SLACK)
+    clipped_P: Vector = (factors_P * coefficients.astype(np.float64)).astype(np.float32)
+    return clipped_P
 
 
 def clip_factors(squares_P: Floats, slack: float = 1.0) -> Floats:

@@ -45,6 +45,11 @@ class Linear(Rule):
         """The factor of each row; `shares_P` are the capped shares of the tokens."""
         raise NotImplementedError
 
+    def row_factors(self, coefficients: Vector, squares_CP: Floats | None) -> Vector | None:
+        """The coefficients."""
+        del squares_CP
+        return coefficients
+
     def combine(self, slice_PN: Vector, coefficients: Vector) -> Vector:
         """Weighted sum in the order of the rows."""
         return weighted_sum(slice_PN, coefficients)

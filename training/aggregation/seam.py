@@ -79,6 +79,11 @@ class Aggregator(Protocol):
         """`combine`, to the bit, with what `measure` found in this very slice, if it is known."""
         ...
 
+    def row_factors(self, coefficients: Vector, squares_CP: Floats | None) -> Vector | None:
+        """The factor of each row, (P,), where `combine_measured` of one cell is the weighted sum of
+        the rows, to the bit; None where it is another thing, or hangs on what is not known yet."""
+        ...
+
     def __call__(self, updates_PN: Vector, weights_P: Floats | None = None) -> Aggregate:
         """All three parts at once, for whole vectors in one place; equal weights by default.
 
@@ -156,6 +161,11 @@ class Rule:
         """`combine`, which needs none of it."""
         del squares_CP
         return self.combine(slice_PN, coefficients)
+
+    def row_factors(self, coefficients: Vector, squares_CP: Floats | None) -> Vector | None:
+        """None: it is another thing."""
+        del coefficients, squares_CP
+        return None
 
     def __call__(self, updates_PN: Vector, weights_P: Floats | None = None) -> Aggregate:
         """See Aggregator."""

@@ -4,7 +4,7 @@ What is aggregated is the *decoded wire bytes*, never the sender's sharper copy;
 the difference and adds it to its next contribution (error feedback).
 """
 
-from training.compression import blocks, cosine, dense, lowrank, seeded, sparse
+from training.compression import blocks, cosine, dense, int8, lowrank, seeded, sparse
 from training.compression.dense import encode_to_read
 from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
 from training.compression.results import result_codec
@@ -14,12 +14,14 @@ from training.compression.seam import (
     Codec,
     DrawsLots,
     Vector,
+    adder_of,
     admits,
     bits_per_element,
     check_payload,
     decode_into,
     decode_to_read,
     join_cells,
+    lattice_of,
 )
 from training.compression.seeded import common_lots
 from training.compression.settings import codec_defaults, codec_named, make_codec
@@ -32,6 +34,7 @@ __all__ = [
     "Encoded",
     "ErrorFeedback",
     "Vector",
+    "adder_of",
     "admits",
     "bits_per_element",
     "blocks",
@@ -44,7 +47,9 @@ __all__ = [
     "decode_to_read",
     "dense",
     "encode_to_read",
+    "int8",
     "join_cells",
+    "lattice_of",
     "lowrank",
     "make_codec",
     "make_feedback",

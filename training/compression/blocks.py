@@ -31,10 +31,7 @@ cache, where it is float32."""
 _SCALE_LEAST = np.float32(2.0**-100)
 """A block of smaller numbers is sent as zeros: the reciprocal of its scale would not be finite."""
 
-_SCALE_SURE = np.float32(2.0**120)
-"""Times a level of eight bits it is finite."""
-
-_NOBODY_SENDS = "a payload holds a code or a scale that nobody sends"
+NOBODY_SENDS = "a payload holds a code or a scale that nobody sends"
 
 _FINITE_MOST = np.float32(np.finfo(np.float32).max)
 
@@ -105,16 +102,16 @@ class BlockCodec:
 
     def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
         """See Codec."""
-        head_BF, packed = self._cut(payload, numel)
+        head_BF, packed = self.cut(payload, numel)
         x_N = np.empty(numel, dtype=np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
-            for of_blocks, codes, span, width in self._runs(packed, numel):
+            for of_blocks, codes, span, width in self.runs(packed, numel):
                 self._restore(codes, head_BF[of_blocks], x_N[span].reshape(-1, width))
                 if not all_finite(x_N[span]):
-                    raise DecodeError(_NOBODY_SENDS)
+                    raise DecodeError(NOBODY_SENDS)
         return x_N
 
-    def _cut(self, payload: bytes | memoryview, numel: int) -> tuple[Floats, Codes]:
+    def cut(self, payload: bytes | memoryview, numel: int) -> tuple[Floats, Codes]:
         """The floats of each block, and the packed codes of all; the codes are not looked at."""
         view = memoryview(payload).cast("B")
         if view.nbytes != self.payload_bytes(numel):
@@ -129,7 +126,7 @@ class BlockCodec:
         check_padding(packed, self.bits, numel)
         return head_BF, packed
 
-    def _runs(self, packed: Codes, numel: int) -> Iterator[tuple[slice, Codes, slice, int]]:
+    def runs(self, packed: Codes, numel: int) -> Iterator[tuple[slice, Codes, slice, int]]:
         """What is worked on at once: which blocks, their codes, their elements, how many each."""
         for start, stop, width in spans(numel, self.block, self.work):
             codes = packed[start * self.bits // 8 : packed_bytes(stop, self.bits)]
@@ -178,70 +175,6 @@ def reciprocal(scale_B1: Floats) -> Floats:
 def checked_scale(head_BF: Floats) -> Floats:
     """The scale of each block; NaN for a negative one."""
     return np.where(head_BF >= 0, head_BF, np.float32(np.nan))
-
-
-class Int8Codec(BlockCodec):
-    """255 levels, -127 to 127 times the block's largest magnitude / 127: 1 + 4/1024 bytes."""
-
-    bits = 8
-
-    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
-        scale_B1 = rounded_up(largest(x_BK) / np.float32(127), 127)
-        reciprocal_B1 = reciprocal(scale_B1)
-        if kernels := kernels_for(x_BK.reshape(-1)):
-            return scale_B1, kernels.int8_codes(x_BK, reciprocal_B1)
-        level_BK = x_BK * reciprocal_B1
-        np.rint(level_BK, out=level_BK)
-        return scale_B1, level_BK.astype(np.int8).view(np.uint8)
-
-    def check(self, payload: bytes | memoryview, numel: int) -> None:
-        """See Checking. The codes alone say it, but for scales near the largest number."""
-        head_BF, packed = self._cut(payload, numel)
-        self._refuse(head_BF, packed)
-        if head_BF.max(initial=0.0) > _SCALE_SURE:
-            self.decode(payload, numel)
-
-    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
-        """See Codec."""
-        head_BF, packed = self._cut(payload, numel)
-        self._refuse(head_BF, packed)
-        x_N = self._restored(head_BF, packed, np.empty(numel, dtype=np.float32))
-        if head_BF.max(initial=0.0) > _SCALE_SURE and not all_finite(x_N):
-            raise DecodeError(_NOBODY_SENDS)
-        return x_N
-
-    def decode_to_read(
-        self,
-        payload: bytes | memoryview,
-        numel: int,
-        *,
-        is_checked: bool = False,
-        out_N: Floats | None = None,
-    ) -> Floats:
-        """See Checking."""
-        if not is_checked:
-            return self.decode(payload, numel)
-        x_N = np.empty(numel, dtype=np.float32) if out_N is None else out_N
-        return self._restored(*self._cut(payload, numel), x_N)
-
-    def _refuse(self, head_BF: Floats, packed: Codes) -> None:
-        if (head_BF < 0.0).any() or packed.view(np.int8).min(initial=0) == -128:
-            raise DecodeError(_NOBODY_SENDS)
-
-    def _restored(self, head_BF: Floats, packed: Codes, x_N: Floats) -> Floats:
-        with np.errstate(over="ignore"):
-            for of_blocks, codes, span, width in self._runs(packed, len(x_N)):
-                out_BK = x_N[span].reshape(-1, width)
-                codes_BK = codes.view(np.int8).reshape(out_BK.shape)
-                if kernels := kernels_for(x_N[span]):
-                    kernels.int8_values(codes_BK, head_BF[of_blocks], out_BK)
-                else:
-                    np.copyto(out_BK, codes_BK)
-                    out_BK *= head_BF[of_blocks]
-        return x_N
-
-
-CODECS.register("int8", Int8Codec)
 
 
 class TableCodec(BlockCodec):

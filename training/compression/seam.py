@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.arithmetic import all_finite
+from training.lattice import Lattice
 from training.registry import Registry
 
 FEEDBACK_BITS = 6.0
@@ -119,6 +120,56 @@ class Checking(Protocol):
         """As `decode`; may lie in the payload's memory, or be written to `out_N`. A payload that
         `is_checked` is good."""
         ...
+
+
+@runtime_checkable
+class OnLattice(Protocol):
+    """A Codec whose numbers lie on a lattice, so that some need not decode them."""
+
+    def lattice(self, payload: bytes | memoryview, numel: int) -> Lattice | None:
+        """That of a payload which was checked, in its memory; None where codes are no bytes."""
+        ...
+
+
+@runtime_checkable
+class AddsCodes(Protocol):
+    """A Codec with sums of what payloads decode to that make no vector of it, to the bit; None
+    where they are to be decoded: where nothing was compiled for so many elements."""
+
+    def weighted_sum(
+        self,
+        payloads: Sequence[bytes | memoryview],
+        coefficients_P: NDArray[np.float32],
+        numel: int,
+    ) -> NDArray[np.float32] | None:
+        """See `arithmetic.weighted_sum`; the payloads were checked."""
+        ...
+
+    def squared_norm(self, payload: bytes | memoryview, numel: int) -> float | None:
+        """See `arithmetic.squared_norm`. Raises DecodeError as `decode` does."""
+        ...
+
+
+@cache
+def _adds_codes(kind: type[Codec]) -> bool:
+    return issubclass(kind, AddsCodes)
+
+
+def adder_of(codec: Codec) -> AddsCodes | None:
+    """The codec as one that adds up payloads; None if it does not."""
+    return cast("AddsCodes", codec) if _adds_codes(type(codec)) else None
+
+
+@cache
+def _is_on_lattice(kind: type[Codec]) -> bool:
+    return issubclass(kind, OnLattice)
+
+
+def lattice_of(codec: Codec, payload: bytes | memoryview, numel: int) -> Lattice | None:
+    """Of a payload that was checked; None where numbers are not sent so."""
+    if _is_on_lattice(type(codec)):
+        return cast("OnLattice", codec).lattice(payload, numel)
+    return None
 
 
 @cache

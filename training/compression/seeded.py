@@ -2,9 +2,9 @@
 
     payload = seed, 8 bytes | what follows from it
 
-Whoever decodes draws the same from the seed. Without one given to the constructor the vector's own
-hash is taken: another one in each round and for each peer, and the same wherever the same vector is
-encoded again.
+Whoever decodes draws the same from the seed. Without one given to the constructor it is made of the
+vector's own bits: another one in each round and for each peer, and the same wherever the same
+vector is encoded again.
 
 N elements, B blocks of K
 """
@@ -26,10 +26,14 @@ from training.compression.blocks import (
 from training.compression.dense import Float16Codec
 from training.compression.seam import CODECS, Vector, as_float32
 from training.kernels import kernels_for
+from training.lattice import Lattice
 
 Floats = NDArray[np.float32]
 
 SEED_BYTES = 8
+_FOLD = 1 << 14
+"""Of a longer vector the bits of every so-manieth element are added up, and the sums are hashed."""
+
 _LARGEST = np.float32(2.0**125)
 """Beyond it the width of a block's range is no float32; larger numbers are clamped."""
 
@@ -41,8 +45,14 @@ _STEP_LEAST = np.float32(2.0**-120)
 def _seed_of(x_N: Floats, seed: int | None) -> bytes:
     if seed is not None:
         return seed.to_bytes(SEED_BYTES, "little")
-    wire_N = np.ascontiguousarray(x_N, dtype="<f4")
-    return blake3(wire_N.view(np.uint8).data).digest(length=SEED_BYTES)
+    words_N = np.ascontiguousarray(x_N, dtype="<f4").view("<u4")
+    hasher, whole = blake3(), len(words_N) - len(words_N) % _FOLD
+    if whole:
+        # Added up first: to hash all of a large cell takes four times as long. That somebody can
+        # find another vector of the same sums is no matter: it is sent with the same shifts.
+        sums = np.add.reduce(words_N[:whole].reshape(-1, _FOLD), axis=0, dtype="<u4")
+        hasher.update(sums.data.cast("B"))
+    return hasher.update(words_N[whole:].tobytes()).digest(length=SEED_BYTES)
 
 
 def _draw(seed: bytes, count: int) -> NDArray[np.uint32]:
@@ -152,6 +162,13 @@ class RandomShiftCodec:
                     x_BK *= step_B[of_span, None]
                     x_BK += first_B[of_span, None]
         return x_N
+
+    def lattice(self, payload: bytes | memoryview, numel: int) -> Lattice | None:
+        """See OnLattice."""
+        if self._bits != 8:
+            return None
+        first_B, step_B, packed = self._cut(payload, numel)
+        return Lattice(packed, step_B, first_B, BLOCK)
 
     def _cut(
         self, payload: bytes | memoryview, numel: int

@@ -19,16 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.kernels.building import LIBRARY, VARIABLE, source_digest
+from training.lattice import Lattice
 
 logger = logging.getLogger(__name__)
 
 Vector = NDArray[np.float32]
+Codes = NDArray[np.uint8]
 
 ROWS_MAX = 64
 """Of `sort` and products: the seats of a group."""
 
 _STRIPS = 16
 """Of `squared_norm`, as in `kernels.c`."""
+
+_LANES = 64
+"""Of sums of codes, as there."""
 
 _FEWEST = 2048
 """Elements of the shortest vector for which a call pays."""
@@ -46,14 +51,21 @@ _SIGNATURES = {
     ),
     "int8_codes": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "int8_values": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
+    "int8_sum": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE),
+    "int8_squared_norm": (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER),
     "bounds": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "shift_codes": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _FLOAT, _POINTER),
     "shift_values": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER),
     "squared_norm": (_POINTER, _SIZE, _POINTER),
     "sgd": (_POINTER, _POINTER, _FLOAT, _POINTER, _SIZE),
+    "shift_sgd": (_POINTER, _SIZE, *[_POINTER] * 3, _FLOAT, _POINTER, _SIZE),
     "nesterov": (*[_POINTER] * 3, _FLOAT, _FLOAT, _POINTER, _POINTER, _SIZE),
+    "shift_nesterov": (_POINTER, _SIZE, *[_POINTER] * 4, _FLOAT, _FLOAT, *[_POINTER] * 2, _SIZE),
 }
-_RESULTS = {"sort": ctypes.c_int, "sort_mean": ctypes.c_int, "squared_norm": ctypes.c_double}
+_RESULTS = {
+    **dict.fromkeys(("sort", "sort_mean"), ctypes.c_int),
+    **dict.fromkeys(("squared_norm", "int8_squared_norm"), ctypes.c_double),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +185,32 @@ class Kernels:
             *(_read(codes_BK), *out_BK.shape, _read(scales_B), _written(out_BK))
         )
 
+    def int8_sum(
+        self, coded: Sequence[tuple[Codes, Vector]], factors_P: Vector, block: int, out_N: Vector
+    ) -> None:
+        """The sum of factor times row, first row first; of each the codes, in whole blocks of a
+        multiple of 64, and the scale of each block."""
+        factors_P, coded = _plain(factors_P), [(codes_N, _plain(s)) for codes_N, s in coded]
+        assert len(factors_P) == len(coded)
+        assert block % _LANES == len(out_N) % block == 0
+        assert all(_are_coded(codes_N, s, block, len(out_N)) for codes_N, s in coded)
+        codes = _pointers([_read(codes_N) for codes_N, _ in coded])
+        scales = _pointers([_read(scales_B) for _, scales_B in coded])
+        self._library.barnraise_int8_sum(
+            *(codes, scales, _read(factors_P), len(coded), block, _written(out_N), len(out_N))
+        )
+
+    def int8_squared_norm(self, codes_N: Codes, scales_B: Vector, block: int) -> float:
+        """`squared_norm` of each code times the scale of its block, of which a sixteenth of all has
+        whole ones."""
+        scales_B, numel = _plain(scales_B), codes_N.size
+        assert numel % (_STRIPS * block) == block % _STRIPS == 0
+        assert not numel & (numel - 1)
+        assert _are_coded(codes_N, scales_B, block, numel)
+        level = np.empty(numel // _STRIPS, dtype=np.float64)
+        places = (_read(codes_N), block, _read(scales_B), numel, _written(level))
+        return float(self._library.barnraise_int8_squared_norm(*places))
+
     def bounds(self, x_BK: Vector) -> tuple[Vector, Vector]:
         """The least and the largest element of each block, (B,) each; -0 is below 0."""
         assert x_BK.flags.c_contiguous
@@ -224,6 +262,15 @@ class Kernels:
             _read(anchor_N), _read(aggregate_N), rate, _written(out_N), len(out_N)
         )
 
+    def shift_sgd(self, anchor_N: Vector, lattice: Lattice, rate: float, out_N: Vector) -> None:
+        """The same of an aggregate that lies on a lattice."""
+        assert anchor_N.shape == lattice.codes_N.shape == out_N.shape
+        steps_B, firsts_B = _plain(lattice.steps_B), _plain(lattice.firsts_B)
+        coded = (_read(lattice.codes_N), lattice.block, _read(steps_B), _read(firsts_B))
+        self._library.barnraise_shift_sgd(
+            *(*coded, _read(anchor_N), rate, _written(out_N), len(out_N))
+        )
+
     def nesterov(
         self,
         vectors: tuple[Vector, Vector, Vector],
@@ -236,10 +283,29 @@ class Kernels:
         places = (*map(_read, vectors), *numbers, *map(_written, out))
         self._library.barnraise_nesterov(*places, len(out[0]))
 
+    def shift_nesterov(
+        self,
+        lattice: Lattice,
+        before: tuple[Vector, Vector],
+        numbers: tuple[float, float],
+        out: tuple[Vector, Vector],
+    ) -> None:
+        """The same of an aggregate that lies on a lattice; of anchor and momentum before."""
+        assert len({x.shape for x in (lattice.codes_N, *before, *out)}) == 1
+        steps_B, firsts_B = _plain(lattice.steps_B), _plain(lattice.firsts_B)
+        coded = (_read(lattice.codes_N), lattice.block, _read(steps_B), _read(firsts_B))
+        places = (*coded, *map(_read, before), *numbers, *map(_written, out))
+        self._library.barnraise_shift_nesterov(*places, len(out[0]))
+
 
 def _plain(x: Vector) -> Vector:
     """The few numbers that say what to do with many: where they lie in a message, perhaps."""
     return x if x.flags.c_contiguous and x.flags.aligned else np.array(x, dtype=np.float32)
+
+
+def _are_coded(codes_N: Codes, scales_B: Vector, block: int, numel: int) -> bool:
+    is_plain = codes_N.itemsize == 1 and codes_N.flags.c_contiguous
+    return is_plain and codes_N.size == numel and scales_B.size * block == numel
 
 
 def _read(x: NDArray[Any]) -> int:

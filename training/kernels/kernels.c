@@ -87,14 +87,18 @@ static inline int32_t lower(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static inline int32_t higher(int32_t a, int32_t b) { return a > b ? a : b; }
 
+#ifdef __GNUC__
+#define FETCH(place) __builtin_prefetch(place)
+#else
+#define FETCH(place)
+#endif
+
 /* Of many rows only a few elements each are read at a time, which no processor foresees. Behind the
    end nothing is read: it is a hint. */
 static inline void fetch_ahead(const float *x, size_t ahead)
 {
-#ifdef __GNUC__
     for (size_t k = 0; k < LANES; k += 16)
-        __builtin_prefetch(x + k + ahead);
-#endif
+        FETCH(x + k + ahead);
 }
 
 const char *barnraise_source(void) { return BARNRAISE_SOURCE; }
@@ -327,6 +331,30 @@ KERNEL void barnraise_int8_values(const int8_t *codes, size_t blocks, size_t blo
     }
 }
 
+/* out = the sum of factor times row, first row first, of rows of codes; n is a multiple of the block,
+   and that of LANES. */
+KERNEL void barnraise_int8_sum(const int8_t *const *codes, const float *const *scales,
+                               const float *factors, size_t num_rows, size_t block,
+                               float *restrict out, size_t n)
+{
+    for (size_t at = 0; at < n; at += LANES) {
+        float total[LANES] ALIGNED;
+        for (size_t row = 0; row < num_rows; row++) {
+            const int8_t *from = codes[row] + at;
+            FETCH(from + 4 * AHEAD);
+            float factor = factors[row], scale = scales[row][at / block];
+            if (row == 0)
+                for (size_t k = 0; k < LANES; k++)
+                    total[k] = factor * ((float)from[k] * scale);
+            else
+                for (size_t k = 0; k < LANES; k++)
+                    total[k] += factor * ((float)from[k] * scale);
+        }
+        for (size_t k = 0; k < LANES; k++)
+            out[at + k] = total[k];
+    }
+}
+
 /* codes = how many steps x lies above its block's first level, rounded, from 0 to `most`. */
 KERNEL void barnraise_shift_codes(const float *x, size_t blocks, size_t block, const float *firsts,
                                   const float *per_step, float most, uint8_t *restrict codes)
@@ -376,6 +404,28 @@ KERNEL void barnraise_bounds(const float *x, size_t blocks, size_t block, float 
     }
 }
 
+/* Of each lane the sum of its strips by halves. */
+static inline __attribute__((always_inline)) void fold_strips(double *square, size_t lanes,
+                                                              double *restrict sums)
+{
+    for (size_t half = STRIPS / 2; half; half /= 2)
+        for (size_t i = 0; i < half * lanes; i++)
+            square[i] += square[half * lanes + i];
+    for (size_t k = 0; k < lanes; k++)
+        sums[k] = square[k];
+}
+
+/* The sum of a power of two of values by halves, which are overwritten. */
+static inline __attribute__((always_inline)) double folded(double *restrict level, size_t width)
+{
+    while (width > 1) {
+        width /= 2;
+        for (size_t i = 0; i < width; i++)
+            level[i] += level[width + i];
+    }
+    return level[0];
+}
+
 /* The sum of squares in float64, halves added to halves; n is a power of two, and `level` has room
    for n / STRIPS, which is at least STRIP_LANES. */
 KERNEL double barnraise_squared_norm(const float *x, size_t n, double *restrict level)
@@ -388,19 +438,29 @@ KERNEL double barnraise_squared_norm(const float *x, size_t n, double *restrict 
             for (size_t k = 0; k < STRIP_LANES; k++)
                 square[strip][k] = (double)from[k] * (double)from[k];
         }
-        for (size_t half = STRIPS / 2; half; half /= 2)
-            for (size_t strip = 0; strip < half; strip++)
-                for (size_t k = 0; k < STRIP_LANES; k++)
-                    square[strip][k] += square[strip + half][k];
-        for (size_t k = 0; k < STRIP_LANES; k++)
-            level[at + k] = square[0][k];
+        fold_strips(square[0], STRIP_LANES, level + at);
     }
-    while (width > 1) {
-        width /= 2;
-        for (size_t i = 0; i < width; i++)
-            level[i] += level[width + i];
+    return folded(level, width);
+}
+
+/* The same of codes times the scale of their block; a strip has whole blocks. */
+KERNEL double barnraise_int8_squared_norm(const int8_t *codes, size_t block, const float *scales,
+                                          size_t n, double *restrict level)
+{
+    size_t width = n / STRIPS;
+    for (size_t at = 0; at < width; at += LANES) {
+        double square[STRIPS][LANES] ALIGNED;
+        for (size_t strip = 0; strip < STRIPS; strip++) {
+            size_t first = strip * width + at;
+            float scale = scales[first / block];
+            for (size_t k = 0; k < LANES; k++) {
+                double value = (float)codes[first + k] * scale;
+                square[strip][k] = value * value;
+            }
+        }
+        fold_strips(square[0], LANES, level + at);
     }
-    return level[0];
+    return folded(level, width);
 }
 
 /* The outer steps of training/outer.py. What is written may be what is read. */
@@ -410,6 +470,23 @@ KERNEL void barnraise_sgd(const float *anchor, const float *aggregate, float lea
     INDEPENDENT
     for (size_t i = 0; i < n; i++)
         out[i] = anchor[i] - learning_rate * aggregate[i];
+}
+
+/* The same on an aggregate that is still coded: times the step of its block, from its first level on,
+   and never in memory. The last block may be shorter. */
+KERNEL void barnraise_shift_sgd(const uint8_t *codes, size_t block, const float *steps,
+                                const float *firsts, const float *anchor, float learning_rate,
+                                float *out, size_t n)
+{
+    for (size_t b = 0; b * block < n; b++) {
+        float step = steps[b], first = firsts[b];
+        size_t stop = (b + 1) * block < n ? (b + 1) * block : n;
+        INDEPENDENT
+        for (size_t i = b * block; i < stop; i++) {
+            float gradient = (float)codes[i] * step + first;
+            out[i] = anchor[i] - learning_rate * gradient;
+        }
+    }
 }
 
 KERNEL void barnraise_nesterov(const float *anchor, const float *aggregate, const float *momentum,
@@ -423,5 +500,24 @@ KERNEL void barnraise_nesterov(const float *anchor, const float *aggregate, cons
         float update = (factor * velocity + gradient) * learning_rate;
         anchor_out[i] = anchor[i] - update;
         momentum_out[i] = velocity;
+    }
+}
+
+KERNEL void barnraise_shift_nesterov(const uint8_t *codes, size_t block, const float *steps,
+                                     const float *firsts, const float *anchor,
+                                     const float *momentum, float learning_rate, float factor,
+                                     float *anchor_out, float *momentum_out, size_t n)
+{
+    for (size_t b = 0; b * block < n; b++) {
+        float step = steps[b], first = firsts[b];
+        size_t stop = (b + 1) * block < n ? (b + 1) * block : n;
+        INDEPENDENT
+        for (size_t i = b * block; i < stop; i++) {
+            float gradient = (float)codes[i] * step + first;
+            float velocity = factor * momentum[i] + gradient;
+            float update = (factor * velocity + gradient) * learning_rate;
+            anchor_out[i] = anchor[i] - update;
+            momentum_out[i] = velocity;
+        }
     }
 }
