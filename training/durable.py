@@ -253,7 +253,9 @@ def in_blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
         view = view.cast("B")
         if len(small) + len(view) >= _CHUNK_BYTES:
             if small:
-                missing = max(0, _CHUNK_BYTES - len(small))
+                missing = -len(small) % BLOCK_BYTES
+                if len(view) - missing < _CHUNK_BYTES:
+                    missing = max(0, _CHUNK_BYTES - len(small))
                 small += view[:missing]
                 view = view[missing:]
                 yield bytes(small)

@@ -36,6 +36,7 @@ from training.durable import (
     replace_durably,
 )
 from training.exchange import RunClock
+from training.past_cache import BLOCK_BYTES
 from training.safetensors_form import file_parts
 
 logger = logging.getLogger(__name__)
@@ -272,7 +273,7 @@ def check_header(path: Path, num_tensors: int) -> None:
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > _HEADER_BYTES_PER_TENSOR_MAX * (num_tensors + 1):
+    if length > _HEADER_BYTES_PER_TENSOR_MAX * (num_tensors + 1) + BLOCK_BYTES:
         raise CheckpointError(f"{path} claims a header of {length} bytes")
 
 

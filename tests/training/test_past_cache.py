@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from training import past_cache
 from training.durable import SYSTEM_FILES, in_blocks, replace_durably
@@ -146,10 +146,68 @@ def test_write_that_stops_short_goes_on_through_the_cache(tmp_path, rng, monkeyp
     assert (tmp_path / "file").read_bytes() == data
 
 
+def read_as_the_library_writes(data: bytes) -> bytes:
+    """Without the blanks by which the tensors begin at a block."""
+    stop = 8 + int.from_bytes(data[:8], "little")
+    head = data[8:stop].rstrip(b" ")
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head + data[stop:]
+
+
 def test_tensors_in_a_file_are_those_bytes_that_the_library_writes(rng):
     tensors = {
         name: np.arange(rng.randrange(40), dtype="<f4").reshape(-1, 1)
         for name in ("b", "a/ü", 'quo"ted', "layer.10.w", "layer.2.w")
     }
     for found in (tensors, {"one": np.ones((2, 3), "<f4")}, {}):
-        assert b"".join(map(bytes, file_parts(found))) == save(found)
+        head, *parts = map(bytes, file_parts(found))
+        assert len(head) % BLOCK_BYTES == 0
+        data = b"".join((head, *parts))
+        assert read_as_the_library_writes(data) == save(found)
+        read = load(data)
+        assert sorted(read) == sorted(found)
+        assert all(np.array_equal(read[name], found[name]) for name in found)
+
+
+def test_tensors_behind_one_another_are_one_piece_and_no_others(rng):
+    vector_N = np.arange(100, dtype="<f4")
+    names = "abcdefg"
+    a, b, c = vector_N[:40].reshape(4, 10), vector_N[40:41], vector_N[41:90]
+    for views, num_pieces in (
+        ((a, b, c), 1),
+        ((a, b, c, vector_N[91:]), 2),  # One element is missing.
+        ((b, a, c), 3),
+        ((a, b.copy(), c), 3),
+        ((c, vector_N), 2),
+        ((vector_N.astype("<f4").copy(), a, b), 2),
+        ((vector_N.reshape(10, 10).T.copy(), a), 2),
+        ((np.frombuffer(vector_N.tobytes()[4:], "<f4")[:3], a), 2),
+    ):
+        tensors = dict(zip(names, views, strict=False))
+        _, *parts = file_parts(tensors)
+        assert len(parts) == num_pieces
+        assert b"".join(map(bytes, parts)) == b"".join(view.tobytes() for view in views)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct writes on this system")
+def test_tensors_that_begin_at_a_page_are_written_from_there(tmp_path, monkeypatch):
+    if not takes_direct(tmp_path):
+        pytest.skip("no direct writes on this file system")
+    pages = mmap.mmap(-1, 8 * DIRECT_BYTES_MIN)
+    vector_N = np.frombuffer(pages, dtype="<f4")
+    vector_N[:] = np.arange(len(vector_N))
+    tensors = {"a": vector_N[:1000], "b": vector_N[1000:-7], "c": vector_N[-7:]}
+    begin, direct = vector_N.ctypes.data, []
+    write = os.pwrite
+
+    def counts(descriptor, data, at):
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        direct.append(begin <= address < begin + vector_N.nbytes)
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", counts)
+    replace_durably(tmp_path / "file", file_parts(tensors))
+    assert direct
+    assert all(direct)
+    read = load((tmp_path / "file").read_bytes())
+    assert all(np.array_equal(read[name], tensors[name]) for name in tensors)
