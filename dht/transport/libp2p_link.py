@@ -21,9 +21,10 @@ from multiaddr import Multiaddr
 from protocol import limits
 from protocol.identity import PeerId
 
-READ_AHEAD_BYTES = 256 * limits.KIB
+READ_AHEAD_BYTES = 512 * limits.KIB
 READ_BYTES_START = 16 * limits.KIB
-"""One read of the socket: four full records. More gains nothing and is held per connection."""
+"""One read of the socket, of which there are two to a cell. More leaves a core's cache before it is
+decrypted, and is held per connection."""
 
 UNYIELDED_BYTES_MAX = 512 * limits.KIB
 UNYIELDED_BYTES_A_WRITE = 16 * limits.KIB

@@ -193,9 +193,11 @@ class Yamux(IMuxedConn):
 
     async def _answer_late(self) -> None:
         while not self.is_closed:
-            await self._has_patient.wait()
-            await trio.sleep(PATIENCE_S)
+            # Set again while this slept: of a line with much traffic it is one step each time.
+            if not self._has_patient.is_set():
+                await self._has_patient.wait()
             self._has_patient = trio.Event()
+            await trio.sleep(PATIENCE_S)
             if self._unsent:
                 self._has_unsent.set()
 

@@ -51,15 +51,25 @@ class Checks:
         self._due.append(due)
         try:
             # Whoever has the turn goes for all that are due by the time when the worker is free.
-            async with self._turn:
+            await self._take_turn()
+            try:
                 if not due.is_done:
                     await self._compute(self._work_off)
+            finally:
+                self._turn.release()
         finally:
             if not due.is_done:
                 with suppress(ValueError):  # It is being done.
                     self._due.remove(due)
         if due.error is not None:
             raise due.error
+
+    async def _take_turn(self) -> None:
+        """As a rule it is nobody's, and then it takes no step of the loop."""
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turn.acquire()
 
     def _work_off(self) -> None:
         for _ in range(TOGETHER_MAX):

@@ -1,5 +1,7 @@
 """Checks that wait for the worker go there together, and each of them answers for itself."""
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -97,3 +99,16 @@ async def test_check_that_is_cancelled_is_not_done_and_the_others_are(gone):
         free.set()
     assert done == [number for number in range(3) if number != gone]
     assert scopes[gone].cancelled_caught
+
+
+async def test_check_that_nobody_is_before_waits_for_the_worker_alone():
+    done = []
+
+    async def compute(work):
+        work()
+
+    checks = Checks(compute)
+    for number in range(3):
+        with pytest.raises(StopIteration):  # Through, without a step of the loop.
+            checks.run(partial(done.append, number)).send(None)
+    assert done == [0, 1, 2]
