@@ -102,7 +102,7 @@ async def test_check_that_is_cancelled_is_not_done_and_the_others_are(gone):
 
 
 async def test_check_that_nobody_is_before_waits_for_the_worker_alone():
-    done = []
+    done: list[int] = []
 
     async def compute(work):
         work()
