@@ -41,7 +41,11 @@ class _MappedVector:
                 places = {name: entry["data_offsets"] for name, entry in header.items()}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise CheckpointError(f"{path} has no header of ours") from error
-        self._data: Vector = np.memmap(path, dtype="<f4", mode="r", offset=_LENGTH_BYTES + length)
+        begin = _LENGTH_BYTES + length
+        numel = (path.stat().st_size - begin) // 4
+        if numel <= 0:  # Torn within the header's blanks, for instance.
+            raise CheckpointError(f"{path} ends too early")
+        self._data: Vector = np.memmap(path, "<f4", mode="r", offset=begin, shape=(numel,))
         self._starts, self._offsets, start = [], [], 0
         for index in (index for fragment in spec.fragments for index in fragment):
             tensor = spec.tensors[index]

@@ -208,7 +208,7 @@ async def test_damaged_checkpoint_is_not_served_wherever_it_is_damaged(
         if source is not None:  # A bit of a name that nobody reads, or of the header's blanks.
             swarm.check(source, 3)
         swarm.served.forget_old(1e9)
-    for size in (0, 7, 8, 100, len(whole) - 4, len(whole) - 1):
+    for size in (0, 7, 8, 100, 3000, 4096, 4097, len(whole) - 4, len(whole) - 1):
         path.write_bytes(whole[:size])
         assert swarm.find(Bulk.STATE, 3) is None
 
