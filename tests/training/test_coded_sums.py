@@ -222,3 +222,5 @@ def test_compiled_sums_of_codes_refuse_what_does_not_fit() -> None:
     for norm_of in ((codes_N[:-BLOCK], scales_B[:-1]), (codes_N, scales_B[1:])):
         with pytest.raises(AssertionError):
             KERNELS.int8_squared_norm(*norm_of, BLOCK)
+    with pytest.raises(AssertionError):
+        KERNELS.int8_squared_norm(codes_N[:256], np.ones(16, dtype=np.float32), 16)

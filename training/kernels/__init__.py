@@ -204,7 +204,7 @@ class Kernels:
         """`squared_norm` of each code times the scale of its block, of which a sixteenth of all has
         whole ones."""
         scales_B, numel = _plain(scales_B), codes_N.size
-        assert numel % (_STRIPS * block) == block % _STRIPS == 0
+        assert numel % (_STRIPS * block) == block % _LANES == 0
         assert not numel & (numel - 1)
         assert _are_coded(codes_N, scales_B, block, numel)
         level = np.empty(numel // _STRIPS, dtype=np.float64)
