@@ -41,8 +41,8 @@ class Muxer(Protocol):
         """Send a frame without data soon."""
         ...
 
-    async def send_data(self, stream: "MuxedStream", data: memoryview) -> int:
-        """Send what may be sent now; how many bytes."""
+    async def send_data(self, stream: "MuxedStream", waiting: deque[memoryview]) -> None:
+        """Take of what waits what may be sent now, perhaps nothing, and send it."""
         ...
 
     def post_data(self, stream_id: int, data: bytes) -> bool:
@@ -266,18 +266,17 @@ class MuxedStream(IMuxedStream):
         Raises MuxedStreamReset, MuxedStreamClosed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                self.raise_if_not_sending()
-                if self.send_window <= 0:
-                    self._widened = trio.Event()
-                    await self._widened.wait()
-                    continue
-                try:
-                    view = view[await self._conn.send_data(self, view) :]
-                except ConnectionClosedError as error:
-                    raise MuxedStreamReset(str(error)) from error
+        waiting = deque(memoryview(part) for part in parts if part)
+        while waiting:
+            self.raise_if_not_sending()
+            if self.send_window <= 0:
+                self._widened = trio.Event()
+                await self._widened.wait()
+                continue
+            try:
+                await self._conn.send_data(self, waiting)
+            except ConnectionClosedError as error:
+                raise MuxedStreamReset(str(error)) from error
 
     def write_soon(self, data: bytes) -> bool:
         """Send a few bytes with what goes next; False, and nothing is sent, if there is no room.

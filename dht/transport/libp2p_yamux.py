@@ -9,6 +9,7 @@ may have any muxer.
 
 import logging
 import struct
+from collections import deque
 from weakref import WeakSet
 
 import trio
@@ -33,8 +34,8 @@ DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 
 JOINED_BYTES_MAX = 4096
-"""Up to so many bytes travel in one record with their header; above, a second record costs less
-than the copy."""
+"""Parts of a frame up to so long travel in one record with what goes before them; above, a second
+record costs less than the copy."""
 
 INBOUND_STREAMS_MAX = 256
 """Streams that one connection may have open to us. The library opens no more than 256 itself, so
@@ -227,10 +228,10 @@ class Yamux(IMuxedConn):
         except trio.WouldBlock:
             await self._sending.acquire()
 
-    async def send_data(self, stream: MuxedStream, data: memoryview) -> int:
-        """Send what fits the stream's window and one frame; how many bytes that was.
+    async def send_data(self, stream: MuxedStream, waiting: deque[memoryview]) -> None:
+        """Take of what waits what fits the stream's window and one frame, and send it.
 
-        Cancelled, they are all sent or none is, and the stream's position is unknown.
+        Cancelled, it is all sent or nothing is, and the stream's position is unknown.
         Raises ConnectionClosedError, and MuxedStreamReset.
         """
         await self._take_turn()
@@ -238,17 +239,13 @@ class Yamux(IMuxedConn):
             stream.raise_if_not_sending()
             # What opens a stream goes before its bytes.
             room = SEND_BYTES_MAX - HEADER.size - len(self._unsent)
-            num_bytes = min(len(data), stream.send_window, room)
+            num_bytes = min(sum(map(len, waiting)), stream.send_window, room)
             if num_bytes <= 0:
-                return 0
+                return
             stream.send_window -= num_bytes
             head = self._unsent + HEADER.pack(0, DATA, 0, stream.stream_id, num_bytes)
             self._unsent.clear()
-            parts: tuple[Bytes, ...] = (bytes(head), data[:num_bytes])
-            if num_bytes <= JOINED_BYTES_MAX:
-                parts = (b"".join(parts),)
-            await self.secured_conn.send(parts)
-            return num_bytes
+            await self.secured_conn.send(_gathered(head, waiting, num_bytes))
         finally:
             self._sending.release()
 
@@ -362,6 +359,26 @@ class Yamux(IMuxedConn):
         if self.streams.pop(stream.stream_id, None) is not None and not stream.is_ours:
             self._num_inbound -= 1
             self._usual_window = stream.window_target
+
+
+def _gathered(head: bytearray, waiting: deque[memoryview], num_bytes: int) -> list[Bytes]:
+    """`head` and so many of the bytes that wait, of which few are copied."""
+    found: list[Bytes] = [head]
+    while num_bytes:
+        part = waiting.popleft()
+        if len(part) > num_bytes:
+            waiting.appendleft(part[num_bytes:])
+            part = part[:num_bytes]
+        num_bytes -= len(part)
+        if len(part) > JOINED_BYTES_MAX:
+            found.append(part)
+            continue
+        last = found[-1]
+        if isinstance(last, bytearray):
+            last += part
+        else:
+            found.append(bytearray(part))
+    return found
 
 
 class Muxers(MuxerMultistream):

@@ -20,11 +20,6 @@ from protocol.wire import encode
 STALL_S = 10.0
 """A transfer of which no piece moves for so long is given up; the round does without it."""
 
-JOINED_BYTES = 259 * limits.KIB
-"""Of a cell goes out in one piece with what is said of it, a copy; the rest from where it lies. A
-cell of 2^18 codes of 8 bits is all in it: the KiB or two beyond 256 would be a record of their own.
-"""
-
 STALL_SPARE_S = 1.0
 """By so much a deadline may be too early: moving one costs the loop as much as a step."""
 
@@ -95,21 +90,15 @@ async def send_items(
 
 
 def _to_send(items: Sequence[Item], piece: int) -> tuple[int, deque[memoryview]]:
-    """What goes on the stream, in parts, of which as few as need not be are copies; and how many
-    bytes of it are not the cells'."""
+    """What goes on the stream, in parts; and how many bytes of it are not the cells'."""
     heads = tuple(
         BulkItem(index=item.index, length=len(item.payload), proof=b"".join(item.proof))
         for item in items
     )
     head = encode(BulkItems(items=heads, piece=piece))
     said = len(head).to_bytes(LENGTH_BYTES, "big") + head
-    first, *more = [memoryview(item.payload) for item in items]
-    joined: list[bytes | memoryview] = [said, first[:JOINED_BYTES]]
-    rest, room = [first[JOINED_BYTES:]], JOINED_BYTES - len(first)
-    for part in more:
-        room -= len(part)
-        (joined if room >= 0 else rest).append(part)
-    return len(said), deque(part for part in (memoryview(b"".join(joined)), *rest) if part)
+    parts = (memoryview(part) for part in (said, *(item.payload for item in items)))
+    return len(said), deque(part for part in parts if part)
 
 
 def _taken(waiting: deque[memoryview], num_bytes: int) -> Iterator[memoryview]:

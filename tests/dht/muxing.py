@@ -27,7 +27,7 @@ class Muxer:
         self.posted.append((stream_id, data))
         return True
 
-    async def send_data(self, stream, data):
+    async def send_data(self, stream, waiting):
         raise NotImplementedError
 
     def forget(self, stream):
