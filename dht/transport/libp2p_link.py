@@ -7,8 +7,9 @@ in the background.
 
 import ipaddress
 import os
+import sys
 from collections.abc import Awaitable, Callable
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SO_RCVLOWAT, SOL_SOCKET
 
 import trio
 from libp2p.abc import IMuxedConn, IRawConnection
@@ -25,6 +26,14 @@ READ_AHEAD_BYTES = 512 * limits.KIB
 READ_BYTES_START = 16 * limits.KIB
 """One read of the socket, of which there are two to a cell. More leaves a core's cache before it is
 decrypted, and is held per connection."""
+
+WOKEN_LATER_S = 0.005
+WOKEN_BYTES_MIN = 64 * limits.KIB
+"""What is on its way, and comes within so long, is waited for together. Less is not worth asking
+the system for."""
+
+_IS_WOKEN_LATER = sys.platform == "linux"
+"""Whether a socket that waits for more (SO_RCVLOWAT) is not readable before."""
 
 UNYIELDED_BYTES_MAX = 512 * limits.KIB
 UNYIELDED_BYTES_A_WRITE = 16 * limits.KIB
@@ -79,6 +88,9 @@ class Link(IRawConnection):
         self._place = bytearray(0)
         """Where `arrived` reads to. Most links never need a large one."""
         self._is_full = True
+        self._woken_bytes = 1
+        self._read_s = trio.current_time()
+        self._bytes_a_second = 0.0
         self._unyielded_bytes = 0
         self._backlog: list[tuple[memoryview, trio.Event]] = []
         self._backlog_bytes = 0
@@ -108,13 +120,18 @@ class Link(IRawConnection):
             self._raise_if_lost()
         self._ahead_start = 0
 
-    async def arrived(self) -> memoryview:
-        """What has arrived, in memory that the next call writes to. Raises as `read` does."""
+    async def arrived(self, due: int = 0) -> memoryview:
+        """What has arrived, in memory that the next call writes to. Raises as `read` does.
+
+        `due` bytes are on their way at least: on a fast line it waits for all of them. A step of
+        the loop for each handful would be several for what the other end sent at once.
+        """
         if self._socket is None or self._ahead_start < len(self._ahead):
             return memoryview(await self.read())
         self._raise_if_lost()
         num_bytes = 0
         try:
+            self._wake_for(self._socket, due)
             num_bytes = await _receive_into(self._socket, self._roomy_place())
         except (OSError, trio.ClosedResourceError) as error:
             self.lose(f"receiving failed: {error}")
@@ -122,8 +139,21 @@ class Link(IRawConnection):
         if not num_bytes:
             self.lose("closed by the other end")
             self._raise_if_lost()
+        now_s = trio.current_time()
+        self._bytes_a_second = num_bytes / max(now_s - self._read_s, 1e-6)
+        self._read_s = now_s
         self._is_full = num_bytes == len(self._place)
         return memoryview(self._place)[:num_bytes]
+
+    def _wake_for(self, socket: trio.socket.SocketType, due: int) -> None:
+        """Have the system wake this end when so many bytes are here. Raises OSError."""
+        soon = int(self._bytes_a_second * WOKEN_LATER_S)
+        num_bytes = min(due, soon, READ_AHEAD_BYTES)
+        if num_bytes < WOKEN_BYTES_MIN or not _IS_WOKEN_LATER:
+            num_bytes = 1
+        if num_bytes != self._woken_bytes:
+            self._woken_bytes = num_bytes
+            socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, num_bytes)
 
     def _roomy_place(self) -> bytearray:
         """Larger than the last time if that was filled. A new one: the old one may be in use."""

@@ -8,6 +8,7 @@ stay standard: a stock peer sees records like any other.
 
 import struct
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +34,17 @@ SEND_BYTES_MAX = 516 * limits.KIB
 """Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
 in three. More leaves a core's cache on its way, and what is encrypted cannot be overtaken."""
 
+JOINED_BYTES_MAX = 4096
+"""Parts of a frame up to so long travel in one record with what goes before them; above, a second
+record costs less than the copy."""
+
 _BUFFER_BYTES = SEND_BYTES_MAX + 4 * limits.KIB
 """For the largest send: 18 bytes for each record of Noise, 22 for each of TLS, which are 16 KiB."""
 
 _SPARE_BUFFERS_MAX = 8
+_RECORD_BYTES_MAX = 64 * limits.KIB
+"""Of Noise. So much of what is due may be here, and not be decrypted."""
+
 _TAG_BYTES = 16
 _LENGTH = struct.Struct("!H")
 _NONCE = struct.Struct("<4xQ")
@@ -81,8 +89,11 @@ class Session(BaseSession):
         """
 
     @abstractmethod
-    async def receive(self) -> list[Bytes]:
-        """What arrives next, decrypted; never nothing. Raises ConnectionClosedError."""
+    async def receive(self, due: int = 0) -> list[Bytes]:
+        """What arrives next, decrypted; never nothing. Raises ConnectionClosedError.
+
+        `due` plain bytes are on their way at least: it may wait for more than the first of them.
+        """
 
     def spare_buffer(self) -> bytearray:
         """Memory to encrypt a send into; for `write_out`."""
@@ -142,6 +153,26 @@ def shown(place: memoryview, stop: int) -> Bytes:
     return place[:stop] if 2 * stop >= len(place) else bytes(place[:stop])
 
 
+def gathered(head: bytearray, waiting: deque[memoryview], num_bytes: int) -> list[Bytes]:
+    """`head` and so many of the bytes that wait, of which few are copied."""
+    found: list[Bytes] = [head]
+    while num_bytes:
+        part = waiting.popleft()
+        if len(part) > num_bytes:
+            waiting.appendleft(part[num_bytes:])
+            part = part[:num_bytes]
+        num_bytes -= len(part)
+        if len(part) > JOINED_BYTES_MAX:
+            found.append(part)
+            continue
+        last = found[-1]
+        if isinstance(last, bytearray):
+            last += part
+        else:
+            found.append(bytearray(part))
+    return found
+
+
 class NoiseSession(Session):
     """Noise after the library's handshake: ChaCha20-Poly1305 over records of up to 65 535 bytes."""
 
@@ -174,10 +205,10 @@ class NoiseSession(Session):
             self._num_sent += 1
         await self.write_out(buffer, stop)
 
-    async def receive(self) -> list[Bytes]:
+    async def receive(self, due: int = 0) -> list[Bytes]:
         """The next records in plain; see `Session.receive`."""
         while True:
-            data = await self.link.arrived()
+            data = await self.link.arrived(due - _RECORD_BYTES_MAX)
             try:
                 found = self._decrypted(data)
             except InvalidTag as error:

@@ -191,17 +191,16 @@ class TlsSession(Session):
             is_all = num_bytes < room
             await self.write_out(buffer, max(0, num_bytes))
 
-    async def receive(self) -> list[Bytes]:
+    async def receive(self, due: int = 0) -> list[Bytes]:
         """What arrives next, in plain; see `Session.receive`."""
         # Records may have come with the last words of the handshake.
         is_fresh, self._is_fresh = self._is_fresh, False
         plain = self._decrypted(0) if is_fresh else b""
         while not plain:
-            data = await self.link.arrived()
-            size, memory = len(data), self.connection._into_ssl
-            if (taken := _lib.BIO_write(memory, _ffi.from_buffer(data), size)) != size:
-                self._lose_for("OpenSSL takes no more", taken)
-            plain = self._decrypted(size)
+            # Of the record that is due, some may be here already.
+            data = await self.link.arrived(due - _RECORD_BYTES_MAX)
+            _offer(self.connection, data)
+            plain = self._decrypted(len(data))
         return [plain]
 
     def _decrypted(self, num_arrived: int) -> Bytes:
@@ -231,6 +230,19 @@ class TlsSession(Session):
     def _lose(self, reason: str, error: SSL.Error) -> NoReturn:
         self.link.lose(reason)
         raise ConnectionClosedError(reason, transport="tcp") from error
+
+
+def _offer(connection: SSL.Connection, data: memoryview) -> None:
+    """Let OpenSSL read this next, from where it lies until all is read: what is written into its
+    own memory is zeroed, and copied, before it is read.
+
+    It keeps what it needs of a record that is not whole.
+    """
+    memory = _lib.BIO_new_mem_buf(_ffi.from_buffer(data), len(data))
+    assert memory != _ffi.NULL, "no memory"
+    _lib.BIO_set_mem_eof_return(memory, -1)  # Of its end: more comes later.
+    _lib.SSL_set_bio(connection._ssl, memory, connection._from_ssl)  # Frees the one before.
+    connection._into_ssl = None  # That of the handshake is gone.
 
 
 def _read_records(ssl: object, view: memoryview) -> tuple[int, int]:

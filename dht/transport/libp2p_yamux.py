@@ -24,7 +24,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
 from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START, MuxedStream
-from dht.transport.libp2p_session import SEND_BYTES_MAX, Bytes, Session
+from dht.transport.libp2p_session import SEND_BYTES_MAX, Bytes, Session, gathered
 from protocol import limits
 
 HEADER = struct.Struct("!BBHII")
@@ -32,10 +32,6 @@ HEADER = struct.Struct("!BBHII")
 
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
-
-JOINED_BYTES_MAX = 4096
-"""Parts of a frame up to so long travel in one record with what goes before them; above, a second
-record costs less than the copy."""
 
 INBOUND_STREAMS_MAX = 256
 """Streams that one connection may have open to us. The library opens no more than 256 itself, so
@@ -51,7 +47,7 @@ UNREAD_BYTES_OF_ALL_MAX = 256 * limits.MIB
 """The same over all connections: else many peers whose streams nobody reads would hold as many
 times that much."""
 
-PATIENCE_S = 0.004
+PATIENCE_S = 0.01
 """So long an answer that is not urgent waits for something that goes the same way. Alone it is a
 record, a call of the system and a step of the loop at both ends: as much as a quarter of a MiB."""
 
@@ -91,6 +87,8 @@ class Yamux(IMuxedConn):
         self._unsent = bytearray()
         self._has_unsent = trio.Event()
         self._has_patient = trio.Event()
+        self._late_s = 0.0
+        """When the patience of what waits ends, if anything does."""
         self._head = bytearray()
         self._left = 0
         self._flags = 0
@@ -188,9 +186,20 @@ class Yamux(IMuxedConn):
         """Send a few bytes with what goes next, or a little later; False if much waits already."""
         if len(self._unsent) + len(data) > UNSENT_BYTES_MAX // 2:
             return False
+        if not self._unsent:
+            self._late_s = trio.current_time() + PATIENCE_S
         self._unsent += HEADER.pack(0, DATA, 0, stream_id, len(data)) + data
-        self._has_patient.set()
+        self._answer_if_late()
         return True
+
+    def _answer_if_late(self) -> None:
+        """Where more of a frame is on its way, what waits is looked at again when that is here: a
+        timer costs the loop more than a step. Otherwise one is set."""
+        if self._left:
+            if trio.current_time() >= self._late_s:
+                self._has_unsent.set()
+        else:
+            self._has_patient.set()
 
     async def _answer_late(self) -> None:
         while not self.is_closed:
@@ -245,7 +254,7 @@ class Yamux(IMuxedConn):
             stream.send_window -= num_bytes
             head = self._unsent + HEADER.pack(0, DATA, 0, stream.stream_id, num_bytes)
             self._unsent.clear()
-            await self.secured_conn.send(_gathered(head, waiting, num_bytes))
+            await self.secured_conn.send(gathered(head, waiting, num_bytes))
         finally:
             self._sending.release()
 
@@ -256,8 +265,10 @@ class Yamux(IMuxedConn):
         try:
             self.feed(self.secured_conn.unread())
             while True:
-                for data in await self.secured_conn.receive():
+                for data in await self.secured_conn.receive(self._left):
                     self.feed(data)
+                if self._unsent:
+                    self._answer_if_late()
         except ConnectionClosedError as error:
             link.lose(str(error))
         except ProtocolError as error:
@@ -359,26 +370,6 @@ class Yamux(IMuxedConn):
         if self.streams.pop(stream.stream_id, None) is not None and not stream.is_ours:
             self._num_inbound -= 1
             self._usual_window = stream.window_target
-
-
-def _gathered(head: bytearray, waiting: deque[memoryview], num_bytes: int) -> list[Bytes]:
-    """`head` and so many of the bytes that wait, of which few are copied."""
-    found: list[Bytes] = [head]
-    while num_bytes:
-        part = waiting.popleft()
-        if len(part) > num_bytes:
-            waiting.appendleft(part[num_bytes:])
-            part = part[:num_bytes]
-        num_bytes -= len(part)
-        if len(part) > JOINED_BYTES_MAX:
-            found.append(part)
-            continue
-        last = found[-1]
-        if isinstance(last, bytearray):
-            last += part
-        else:
-            found.append(bytearray(part))
-    return found
 
 
 class Muxers(MuxerMultistream):

@@ -80,7 +80,7 @@ class Pipe(Session):
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(str(error)) from error
 
-    async def receive(self):
+    async def receive(self, due=0):
         try:
             return [await self.into.receive()]
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:

@@ -120,7 +120,7 @@ class NoSession(Session):
     async def send(self, parts: Sequence[Bytes]) -> None:
         raise NotImplementedError
 
-    async def receive(self) -> list[Bytes]:
+    async def receive(self, due: int = 0) -> list[Bytes]:
         raise NotImplementedError
 
 
@@ -158,7 +158,7 @@ class Arrived:
     def __init__(self, data: bytes) -> None:
         self._pieces = list(_pieces(data))[::-1]
 
-    async def arrived(self) -> bytes:
+    async def arrived(self, due: int) -> bytes:
         if not self._pieces:
             raise ConnectionClosedError("ended")
         return self._pieces.pop()

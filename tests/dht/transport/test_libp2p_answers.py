@@ -50,6 +50,38 @@ async def test_answer_that_is_not_urgent_goes_with_the_next_frame_or_a_little_la
         await one.close()
 
 
+async def test_answer_that_is_not_urgent_goes_when_more_of_a_frame_has_come(autojump_clock):
+    """No timer is set while it is on its way, and none is missed when it ends."""
+    one, two = muxers()
+    sent_s: list[float] = []
+    comes, goes = two.secured_conn.out, two.secured_conn.into
+
+    async def notes():
+        while True:
+            await goes.receive()
+            sent_s.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(notes)
+        await comes.send(frame(WINDOW_UPDATE, SYN, 2, 0) + frame(DATA, 0, 2, 300, bytes(100)))
+        stream: Any = await one.accept_stream()
+        await trio.testing.wait_all_tasks_blocked()
+        sent_s.clear()
+        assert stream.write_soon(b"a")
+        await trio.sleep(1)
+        assert sent_s == []
+        await comes.send(bytes(100))
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent_s == [trio.current_time()]
+        # The frame ends before the patience does.
+        assert stream.write_soon(b"b")
+        await comes.send(bytes(100))
+        await trio.sleep(1)
+        assert sent_s[1:] == [pytest.approx(sent_s[0] + PATIENCE_S)]
+        nursery.cancel_scope.cancel()
+
+
 async def test_answer_for_which_there_is_no_room_is_the_callers_again():
     muxer, _ = muxers()
     stream: Any = await muxer.open_stream()

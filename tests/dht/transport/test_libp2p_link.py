@@ -1,6 +1,7 @@
 """A link takes few steps of the loop for many bytes, and never keeps the loop for itself."""
 
 import socket
+import sys
 
 import pytest
 import trio
@@ -81,3 +82,61 @@ async def test_link_that_is_lost_wakes_its_reader_and_its_writer():
                 nursery.start_soon(write, ends.link)
                 await wait_all_tasks_blocked(0.05)
                 ends.link.lose("pulled")
+
+
+async def hurry(ends):
+    """Have the link see a fast line."""
+    for _ in range(20):
+        ends.far.sendall(bytes(64 * KIB))
+        left = 64 * KIB
+        while left:
+            left -= len(await ends.link.arrived())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every byte wakes the reader")
+async def test_reader_is_woken_once_for_what_is_due_on_a_fast_line():
+    found: list[int] = []
+
+    async def read(link):
+        found.append(len(await link.arrived(256 * KIB)))
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                await hurry(ends)
+                nursery.start_soon(read, ends.link)
+                for _ in range(3):
+                    ends.far.sendall(bytes(64 * KIB))
+                    await wait_all_tasks_blocked(0.02)
+                assert not found
+                ends.far.sendall(bytes(64 * KIB))
+                await wait_all_tasks_blocked(0.02)
+                assert found == [256 * KIB]
+                # Of which nothing is due wakes it at the first byte, as ever.
+                ends.far.sendall(b"x")
+                assert bytes(await ends.link.arrived()) == b"x"
+
+
+async def test_reader_on_a_slow_line_is_woken_for_each_byte():
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                await hurry(ends)
+                # 16 KiB in a tenth of a second: of which 64 KiB take longer than it waits.
+                await wait_all_tasks_blocked(0.1)
+                ends.far.sendall(bytes(16 * KIB))
+                assert len(await ends.link.arrived()) == 16 * KIB
+                ends.far.sendall(b"c")
+                assert bytes(await ends.link.arrived(256 * KIB)) == b"c"
+
+
+async def test_reader_who_waits_for_more_is_told_of_the_end():
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                await hurry(ends)
+                ends.far.sendall(b"of much")
+                ends.far.close()
+                assert bytes(await ends.link.arrived(256 * KIB)) == b"of much"
+                with pytest.raises(ConnectionClosedError, match="closed by the other end"):
+                    await ends.link.arrived(256 * KIB)

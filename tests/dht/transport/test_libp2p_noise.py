@@ -20,7 +20,7 @@ class KeyedLink:
     async def write(self, data):
         self.data += data
 
-    async def arrived(self):
+    async def arrived(self, due=0):
         data, self.data = bytes(self.data), bytearray()
         return data
 

@@ -138,7 +138,7 @@ async def test_error_of_a_record_holds_no_memory_of_ours_for_openssl():
             session = only_link(client).muxed.secured_conn
             link, reasons = session.link, list[str]()
 
-            async def arrived():
+            async def arrived(due):
                 return junk
 
             session.link = SimpleNamespace(arrived=arrived, lose=reasons.append)

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import deque
+from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
@@ -17,7 +18,7 @@ from libp2p.stream_muxer.exceptions import (
 
 from dht.transport import libp2p_yamux
 from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_MAX, WINDOW_BYTES_START
-from dht.transport.libp2p_session import SEND_BYTES_MAX
+from dht.transport.libp2p_session import JOINED_BYTES_MAX, SEND_BYTES_MAX
 from dht.transport.libp2p_yamux import (
     ACK,
     DATA,
@@ -97,6 +98,37 @@ async def test_answers_that_wait_leave_with_a_full_frame():
     taken = MIB - len(waiting[0])
     assert taken + len(HEADER.pack(0, 0, 0, 0, 0)) * 5002 == SEND_BYTES_MAX
     assert not one._unsent
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_parts_of_any_size_go_in_frames_as_full_as_may_be(seed):
+    rng = random.Random(seed)
+    one, _ = muxers()
+    stream: Any = await one.open_stream()
+    stream.send_window = window = rng.choice([1, 5000, 3 * MIB])
+    sizes = [rng.choice([1, 20, 4096, 4097, 100_000, 600_000]) for _ in range(12)]
+    waiting = deque(memoryview(rng.randbytes(size)) for size in sizes)
+    whole, records, frames = b"".join(waiting), list[list[Any]](), list[bytes]()
+
+    async def keeps(parts):
+        records.append(parts)
+
+    one.secured_conn.send = keeps
+    one._unsent.clear()
+    while waiting and stream.send_window:
+        await one.send_data(stream, waiting)
+    for parts in records:
+        joined = b"".join(parts)
+        *_, length = HEADER.unpack_from(joined)
+        assert len(joined) == HEADER.size + length <= SEND_BYTES_MAX
+        frames.append(joined[HEADER.size :])
+        # What is copied is little, and nothing small is a record of its own beside it.
+        assert all(isinstance(part, bytearray) or len(part) > JOINED_BYTES_MAX for part in parts)
+        kinds = [isinstance(part, bytearray) for part in parts]
+        assert (True, True) not in pairwise(kinds)
+    assert b"".join(frames) == whole[:window]
+    assert b"".join(waiting) == whole[window:]
+    assert all(len(found) == SEND_BYTES_MAX - HEADER.size for found in frames[:-1])
 
 
 async def test_writer_waits_for_the_window_as_long_as_its_caller_does(autojump_clock):
