@@ -125,8 +125,8 @@ class AllreduceRun:
         while not all(found.get(peer, 0) >= index for peer in peers):
             if trio.current_time() > until_s:
                 raise StateError(f"round {index} did not end within {STUCK_S:.0f} s")
-            await self._run.watch.next()
-            found = adopted_round(self._run.watch.records)
+            if await self._run.watch.next():
+                found = adopted_round(self._run.watch.records)
 
     def _sent(self) -> int:
         """Payload bytes that all nodes have sent, as they told with their last seals."""
