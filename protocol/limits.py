@@ -14,10 +14,11 @@ PIECE_BYTES_LEAST = 64
 """A taker answers pieces of no fewer bytes, with a byte each."""
 
 PIECE_BYTES_MIN = 32 * KIB
-PIECE_BYTES_MAX = CHUNK_BYTES + 64 * KIB
+PIECE_BYTES_MAX = 4 * (CHUNK_BYTES + 64 * KIB)
 """A cell travels in pieces, each of which its taker answers: on a line of 16 kB/s one every two
-seconds, on a fast one one for a chunk, or for four cells of 2^18 codes of 8 bits and their scales.
-An answer is a step and a record at both ends."""
+seconds, on a fast one one for four chunks, or for sixteen cells of 2^18 codes of 8 bits and their
+scales. An answer is a step and a record at both ends, and what goes together is one header, one
+check and one step."""
 
 ITEMS_TOGETHER_MAX = 16
 """Cells of which all is one piece, and said at once."""

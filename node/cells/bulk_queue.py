@@ -28,7 +28,7 @@ fast one, pieces are large, a cell in the end: each answer is a record on the wi
 
 WINDOW_BYTES_START = 64 * limits.KIB
 WINDOW_BYTES_MAX = PIECES_PER_WINDOW * limits.PIECE_BYTES_MAX
-"""Of each transfer under way at a time. At 100 ms there and back, the most makes 40 MB/s."""
+"""Of each transfer under way at a time. At 100 ms there and back, the most makes 170 MB/s."""
 
 QUEUED_S = 1.0
 """Of so much waiting on the line the sender does not make more: frames wait behind it."""
@@ -164,6 +164,11 @@ class Pace:
         is_slow = delay_s > self._least_s + QUEUED_S
         window_bytes = self.window_bytes + (-num_bytes // 2 if is_slow else num_bytes)
         self.window_bytes = min(max(window_bytes, limits.PIECE_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    def stalled(self) -> None:
+        """Nothing came through for as long as is waited: what goes next is small, so that a line
+        that has become slow moves it in time."""
+        self.window_bytes = WINDOW_BYTES_START
 
     @property
     def piece_bytes(self) -> int:

@@ -173,6 +173,8 @@ class BulkStreams:
             await self._send_items(push, header, cells, is_sent)
         except (NetworkError, StateError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
+            if isinstance(error, trio.TooSlowError):
+                self._pace(push.to).stalled()
             logger.info(
                 "not sent peer=%s what=%s reason=%s", short_id(push.to), push.bulk.name, reason
             )

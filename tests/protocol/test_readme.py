@@ -101,7 +101,7 @@ def test_entries_and_evidence_are_told_apart_as_the_page_says():
         ("| 12 288 cells |", limits.WANT_CELLS_MAX == 12_288),
         ("| item | 1 MiB |", limits.CHUNK_BYTES == limits.MIB),
         ("| items' header | 17 KiB |", limits.BULK_ITEMS_HEADER_BYTES_MAX == 17 * limits.KIB),
-        ("| items together | 16, of 1088 KiB |", limits.PIECE_BYTES_MAX == 1088 * limits.KIB),
+        ("| items together | 16, of 4352 KiB |", limits.PIECE_BYTES_MAX == 4352 * limits.KIB),
         ("| manifest | 256 KiB |", limits.MANIFEST_BYTES_MAX == 256 * limits.KIB),
         ("| entry | 16 KiB |", limits.ENTRY_BYTES_MAX == 16 * limits.KIB),
         ("| evidence | 16 KiB |", limits.EVIDENCE_BYTES_MAX == 16 * limits.KIB),

@@ -8,7 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
-from node.cells.bulk_queue import Pace
+from node.cells.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, Pace
 from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
 from node.cells.line_limits import LineLimits
 from protocol import limits
@@ -207,3 +207,26 @@ async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
     signs = [event for event in target.told if isinstance(event, ev.BytesArrived)]
     assert len(signs) > 3 * 5, "so often that nobody takes it for a stall"
     assert all(event.subject == header.subject and not event.is_state for event in signs)
+
+
+async def test_line_that_became_slow_brings_what_stalled_on_it_when_it_is_asked_for_again(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces are as small again as on a line that nobody knows."""
+
+    def size(pace: Pace) -> int:
+        small = pace.window_bytes == WINDOW_BYTES_START
+        return limits.PIECE_BYTES_LEAST if small else limits.PIECE_BYTES_MAX
+
+    monkeypatch.setattr(Pace, "piece_bytes", property(size))
+    source, target, header, items = good_transfer()
+    told = ev.CellsArrived(Bulk.PART, header.subject, (0,))
+    async with slow_line(len(items[0].payload) / (5 * STALL_S), target) as line:
+        streams = source.streams(line)
+        streams._pace(line.far.peer_id).window_bytes = WINDOW_BYTES_MAX
+        push = ev.Push(line.far.peer_id, Bulk.PART, header.subject, (0,))
+        for is_here in (False, True):
+            await streams.push(push)
+            await wait_all_tasks_blocked()
+            assert (told in target.told) is is_here
+            line.free_s = trio.current_time()  # What was not through went with its stream.

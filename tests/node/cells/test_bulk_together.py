@@ -42,9 +42,10 @@ INT8 = (1 << 18) + 4 * 256
 @pytest.mark.parametrize(
     ("sizes", "piece", "count"),
     [
-        ([INT8] * 5, limits.PIECE_BYTES_MAX, 4),
-        ([limits.CHUNK_BYTES] * 2, limits.PIECE_BYTES_MAX, 1),
-        ([2 * limits.MIB, 1], limits.PIECE_BYTES_MAX, 1),
+        ([INT8] * 17, limits.PIECE_BYTES_MAX, 16),
+        ([INT8] * 5, limits.CHUNK_BYTES + 64 * limits.KIB, 4),
+        ([limits.CHUNK_BYTES] * 5, limits.PIECE_BYTES_MAX, 4),
+        ([5 * limits.MIB, 1], limits.PIECE_BYTES_MAX, 1),
         ([1000] * 100, limits.PIECE_BYTES_MAX, limits.ITEMS_TOGETHER_MAX),
         ([1000] * 3, limits.PIECE_BYTES_MAX, 3),
         ([32 * 1024] * 3, 64 * limits.KIB, 2),
