@@ -90,7 +90,8 @@ class Link(IRawConnection):
         self._is_full = True
         self._woken_bytes = 1
         self._read_s = trio.current_time()
-        self._bytes_a_second = 0.0
+        self._soon_bytes = 0
+        """As many as come within `WOKEN_LATER_S`, by the last read that says it."""
         self._unyielded_bytes = 0
         self._backlog: list[tuple[memoryview, trio.Event]] = []
         self._backlog_bytes = 0
@@ -139,16 +140,20 @@ class Link(IRawConnection):
         if not num_bytes:
             self.lose("closed by the other end")
             self._raise_if_lost()
-        now_s = trio.current_time()
-        self._bytes_a_second = num_bytes / max(now_s - self._read_s, 1e-6)
-        self._read_s = now_s
+        self._time(num_bytes)
         self._is_full = num_bytes == len(self._place)
         return memoryview(self._place)[:num_bytes]
 
+    def _time(self, num_bytes: int) -> None:
+        """So many have come. A few right behind others, such as a header, say nothing."""
+        now_s = trio.current_time()
+        took_s, self._read_s = now_s - self._read_s, now_s
+        if num_bytes >= READ_BYTES_START or took_s > WOKEN_LATER_S:
+            self._soon_bytes = int(num_bytes * WOKEN_LATER_S / max(took_s, 1e-6))
+
     def _wake_for(self, socket: trio.socket.SocketType, due: int) -> None:
         """Have the system wake this end when so many bytes are here. Raises OSError."""
-        soon = int(self._bytes_a_second * WOKEN_LATER_S)
-        num_bytes = min(due, soon, READ_AHEAD_BYTES)
+        num_bytes = min(due, self._soon_bytes, READ_AHEAD_BYTES)
         if num_bytes < WOKEN_BYTES_MIN or not _IS_WOKEN_LATER:
             num_bytes = 1
         if num_bytes != self._woken_bytes:
