@@ -31,8 +31,8 @@ from protocol import limits
 Bytes = bytes | bytearray | memoryview
 
 SEND_BYTES_MAX = 516 * limits.KIB
-"""Plain bytes that are encrypted and handed to the socket together: a cell and what is said of it
-in three. More leaves a core's cache on its way, and what is encrypted cannot be overtaken."""
+"""Plain bytes that are encrypted and handed to the socket together: half a cell and what is said of
+it. More leaves a core's cache on its way, and what is encrypted cannot be overtaken."""
 
 JOINED_BYTES_MAX = 4096
 """Parts of a frame up to so long travel in one record with what goes before them; above, a second
