@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 
 from dht.transport.libp2p_link import Link
 from protocol import limits
+from protocol.parts import taken
 
 Bytes = bytes | bytearray | memoryview
 
@@ -156,12 +157,7 @@ def shown(place: memoryview, stop: int) -> Bytes:
 def gathered(head: bytearray, waiting: deque[memoryview], num_bytes: int) -> list[Bytes]:
     """`head` and so many of the bytes that wait, of which few are copied."""
     found: list[Bytes] = [head]
-    while num_bytes:
-        part = waiting.popleft()
-        if len(part) > num_bytes:
-            waiting.appendleft(part[num_bytes:])
-            part = part[:num_bytes]
-        num_bytes -= len(part)
+    for part in taken(waiting, num_bytes):
         if len(part) > JOINED_BYTES_MAX:
             found.append(part)
             continue

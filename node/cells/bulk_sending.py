@@ -14,6 +14,7 @@ from node.cells.line_limits import Pause
 from node.cells.shard_store import Item
 from protocol import limits
 from protocol.frames import BulkItem, BulkItems
+from protocol.parts import taken
 from protocol.transport import Stream
 from protocol.wire import encode
 
@@ -83,7 +84,7 @@ async def send_items(
             meter.sent(sizes[0], now_s)
             size += sizes.popleft()
         said = 0
-        await stream.send_all(*_taken(waiting, size))
+        await stream.send_all(*taken(waiting, size))
         put_off(scope, trio.current_time())
     if said:  # A cell of no bytes.
         await stream.send_all(waiting.popleft())
@@ -99,17 +100,6 @@ def _to_send(items: Sequence[Item], piece: int) -> tuple[int, deque[memoryview]]
     said = len(head).to_bytes(LENGTH_BYTES, "big") + head
     parts = (memoryview(part) for part in (said, *(item.payload for item in items)))
     return len(said), deque(part for part in parts if part)
-
-
-def _taken(waiting: deque[memoryview], num_bytes: int) -> Iterator[memoryview]:
-    """So many of the bytes that wait."""
-    while num_bytes:
-        part = waiting.popleft()
-        if len(part) > num_bytes:
-            waiting.appendleft(part[num_bytes:])
-            part = part[:num_bytes]
-        num_bytes -= len(part)
-        yield part
 
 
 async def await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -> None:
