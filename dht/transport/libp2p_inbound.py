@@ -5,16 +5,14 @@ from collections.abc import Callable
 from functools import partial
 
 import trio
-from google.protobuf.message import DecodeError as ProtobufError
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.protocol_muxer.multiselect import Multiselect
 
 from dht.transport import libp2p_negotiate
 from dht.transport.libp2p_link import Spawn
 from dht.transport.libp2p_links import Links
-from dht.transport.libp2p_security import link_of
+from dht.transport.libp2p_security import BAD_HANDSHAKE, link_of
 from dht.transport.libp2p_stream import Libp2pStream
 from protocol.errors import DecodeError, NetworkError, PeerError, StreamClosedError
 from protocol.identity import PeerId, short_id
@@ -27,10 +25,7 @@ REASON_CHARACTERS_MAX = 200
 BAD_SHOWN_MAX, BAD_SHOWN_S = 20, 10.0
 """So many bad streams per so long are warnings: one peer can make hundreds a second."""
 
-BAD_BYTES = (
-    *(BaseLibp2pError, ProtobufError, ValueError, LookupError, EOFError, OSError),
-    *(TypeError, AttributeError, AssertionError, trio.BrokenResourceError, trio.TooSlowError),
-)
+BAD_BYTES = (*BAD_HANDSHAKE, trio.BrokenResourceError, trio.TooSlowError)
 """What a handler of the library's own (identify, ping, relay) raises on bytes it did not expect.
 One of them reaching the library's task manager stops the host, and the peer chooses the bytes."""
 

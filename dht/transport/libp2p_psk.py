@@ -8,15 +8,11 @@ nor passed on to a third. It is offered under a name of its own and nothing else
 private swarm and any other network no connection comes up: their DHTs cannot mix.
 """
 
-from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
-from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import IPattern, PatternXX
 from noise.connection import NoiseConnection
-from noise.exceptions import NoiseInvalidMessage
 
 from dht.transport.libp2p_link import OpenLink
 from dht.transport.libp2p_security import TunedNoise
@@ -29,8 +25,6 @@ PRIVATE = "it takes neither TLS nor Noise: a private swarm has a PSK, which its 
 OTHER_PSK = "it is in another private swarm: its PSK is not ours"
 WRONG_KEY = frozenset({NOT_PRIVATE, PRIVATE, OTHER_PSK})
 """Why a handshake failed with a peer that is there."""
-
-_BAD_MESSAGE = (NoiseInvalidMessage, BaseLibp2pError, ValueError, EOFError, OSError)
 
 
 class _PatternXXpsk0(PatternXX):
@@ -58,20 +52,10 @@ class PskNoise(TunedNoise):
         pattern.psk = self._psk
         return pattern
 
-    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        """As Noise does; HandshakeFailure, without an answer, for who has another PSK."""
-        try:
-            return await super().secure_inbound(conn)
-        except HandshakeFailure:
-            raise
-        except _BAD_MESSAGE as error:
-            raise HandshakeFailure(f"no handshake with our PSK: {type(error).__name__}") from None
-
-    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        """As Noise does; HandshakeFailure if the other end has another PSK."""
-        try:
-            return await super().secure_outbound(conn, peer_id)
-        except HandshakeFailure:
-            raise
-        except _BAD_MESSAGE:
-            raise HandshakeFailure(OTHER_PSK) from None
+    def _failure(self, error: Exception, *, is_ours: bool) -> HandshakeFailure:
+        """As Noise's, but most likely the other end has another PSK: nothing it says decrypts."""
+        if isinstance(error, HandshakeFailure):
+            return error
+        if is_ours:
+            return HandshakeFailure(OTHER_PSK)
+        return HandshakeFailure(f"no handshake with our PSK: {type(error).__name__}")

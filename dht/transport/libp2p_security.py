@@ -2,18 +2,32 @@
 
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+from google.protobuf.message import DecodeError as ProtobufError
 from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
+from noise import exceptions as noise_errors
 
 from dht.transport.libp2p_link import Link, OpenLink
 from dht.transport.libp2p_session import NoiseSession, Session
 from protocol.errors import DecodeError
 from protocol.identity import parse_peer_id
+
+BAD_HANDSHAKE = (
+    *(BaseLibp2pError, ProtobufError, ValueError, TypeError, LookupError, AttributeError),
+    *(OSError, EOFError, AssertionError, InvalidSignature, InvalidTag, UnsupportedAlgorithm),
+    *(noise_errors.NoiseInvalidMessage, noise_errors.NoiseHandshakeError),
+    *(noise_errors.NoiseValueError, noise_errors.NoiseMaxNonceError),
+)
+"""What a handshake raises on bytes that it did not expect, which the other end chooses, or a relay
+between. One of them reaching the library's task manager would stop the host. Noise's own errors and
+those of the ciphers have no base that tells them."""
 
 
 class TunedNoise(NoiseTransport):
@@ -24,14 +38,28 @@ class TunedNoise(NoiseTransport):
         self._open_link = open_link
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        """Prove who we are to whoever dialled us, and have them prove it."""
+        """Prove who we are to whoever dialled us, and have them prove it; HandshakeFailure."""
         link = self._open_link(conn)
-        return _bind(link, await super().secure_inbound(link))
+        try:
+            agreed = await super().secure_inbound(link)
+        except BAD_HANDSHAKE as error:
+            raise self._failure(error, is_ours=False) from None
+        return _bind(link, agreed)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         """Prove who we are to `peer_id`; raises HandshakeFailure if somebody else answers."""
         link = self._open_link(conn)
-        return _bind(link, await super().secure_outbound(link, peer_id))
+        try:
+            agreed = await super().secure_outbound(link, peer_id)
+        except BAD_HANDSHAKE as error:
+            raise self._failure(error, is_ours=True) from None
+        return _bind(link, agreed)
+
+    def _failure(self, error: Exception, *, is_ours: bool) -> HandshakeFailure:
+        """What to say of a handshake, one that we began or not, that `error` ended."""
+        if isinstance(error, HandshakeFailure):
+            return error
+        return HandshakeFailure(f"Noise: {str(error) or type(error).__name__}")
 
 
 def _bind(link: Link, agreed: ISecureConn) -> Session:

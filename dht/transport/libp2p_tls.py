@@ -14,12 +14,9 @@ from contextlib import suppress
 from typing import NoReturn
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from google.protobuf.message import DecodeError as ProtobufError
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair, PublicKey
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
@@ -31,7 +28,7 @@ from libp2p.security.tls.certificate import (
 from OpenSSL import SSL
 
 from dht.transport.libp2p_link import Link, OpenLink
-from dht.transport.libp2p_security import name_peer
+from dht.transport.libp2p_security import BAD_HANDSHAKE, name_peer
 from dht.transport.libp2p_session import Agreed, Bytes, Session, room_for, shown
 from protocol import limits
 
@@ -46,14 +43,6 @@ write would be a call."""
 
 _lib, _ffi = SSL._lib, SSL._ffi  # type: ignore[attr-defined]
 _ALPN = ALPN_PROTOCOL.encode()
-
-_BAD_HANDSHAKE = (
-    *(BaseLibp2pError, ValueError, TypeError, LookupError, AttributeError, OSError, EOFError),
-    *(SSL.Error, InvalidSignature, UnsupportedAlgorithm, ProtobufError, AssertionError),
-)
-"""What a handshake or certificate raises that was not expected; certificates are read by the
-library. One of them reaching its task manager would stop the host."""
-
 
 class TunedTls(ISecureTransport):
     """Certificates as the library makes and checks them, and records over a `Link`."""
@@ -83,7 +72,7 @@ class TunedTls(ISecureTransport):
         link = self._open_link(conn)
         try:
             return await self._agree(link, wanted)
-        except _BAD_HANDSHAKE as error:
+        except (*BAD_HANDSHAKE, SSL.Error) as error:
             raise HandshakeFailure(f"TLS: {_reason(error)}") from error
 
     async def _agree(self, link: Link, wanted: ID | None) -> "TlsSession":

@@ -36,9 +36,9 @@ class Lab:
         self.server = RelayServer(relay, RelayLimits(**limits), seen=relay.seen)
 
     @asynccontextmanager
-    async def home(self, handlers=None):
+    async def home(self, handlers=None, **config):
         """A peer that has a place at the relay."""
-        async with open_loopback(handlers) as peer, trio.open_nursery() as nursery:
+        async with open_loopback(handlers, **config) as peer, trio.open_nursery() as nursery:
             await peer.connect(self.relay.peer_id, self.relay.addresses())
             # Loopback is nowhere public.
             peer.reach.places._listens = lambda one: (
@@ -51,10 +51,10 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(**limits):
+async def lab(*, limits=None, **config):
     with trio.fail_after(DEADLINE_S):
-        async with open_loopback() as relay:
-            yield Lab(relay, **limits)
+        async with open_loopback(**config) as relay:
+            yield Lab(relay, **(limits or {}))
 
 
 def relayed(peer):
