@@ -1,9 +1,12 @@
 """Memory of cells: nobody's twice at a time, and used again once nobody has it any more."""
 
+import errno
 import gc
 import mmap
 import random
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +45,31 @@ def test_place_is_used_again_only_when_the_last_view_of_it_is_gone():
     assert memory.free_bytes == WHOLE
     again = memory.take(SIZE - 50)
     assert address(again) == at
+    assert memory.free_bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts them, and tells how many")
+def test_places_side_by_side_are_one_mapping():
+    def num_mappings():
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    memory, before = CellMemory(), num_mappings()
+    places = [memory.take(SIZE) for _ in range(1000)]
+    assert len(places) == 1000
+    assert num_mappings() < before + 100
+
+
+def test_where_the_system_maps_no_more_the_heap_gives_the_place(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    memory = CellMemory()
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    place = memory.take(SIZE)
+    place[:] = b"x" * SIZE
+    assert bytes(place) == b"x" * SIZE
+    del place
+    gc.collect()
     assert memory.free_bytes == 0
 
 
