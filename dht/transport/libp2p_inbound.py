@@ -14,6 +14,7 @@ from dht.transport.libp2p_link import Spawn
 from dht.transport.libp2p_links import Links
 from dht.transport.libp2p_security import BAD_HANDSHAKE, link_of
 from dht.transport.libp2p_stream import Libp2pStream
+from dht.transport.libp2p_yamux import INBOUND_STREAMS_MAX
 from protocol.errors import DecodeError, NetworkError, PeerError, StreamClosedError
 from protocol.identity import PeerId, short_id
 from protocol.transport import StreamHandler
@@ -58,7 +59,8 @@ class Inbound:
     async def accept(self, net_stream: INetStream) -> None:
         """Serve one stream. Called by the library in a task of its own; raises only bugs."""
         link = link_of(net_stream.muxed_conn)
-        if link is None or link.peer is None:
+        if link is None or link.peer is None or link.num_inbound >= INBOUND_STREAMS_MAX:
+            # Those count, too, that the peer has ended and a handler has not noticed yet.
             await net_stream.reset()
             return
         # A stream can come before the library says that the connection is there.

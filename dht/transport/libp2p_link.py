@@ -32,6 +32,9 @@ WOKEN_BYTES_MIN = 64 * limits.KIB
 """What is on its way, and comes within so long, is waited for together. Less is not worth asking
 the system for."""
 
+WOKEN_LATEST_S = 0.1
+"""What has not come within so long was not on its way: the line is not as fast as it was."""
+
 _IS_WOKEN_LATER = sys.platform == "linux"
 """Whether a socket that waits for more (SO_RCVLOWAT) is not readable before."""
 
@@ -70,7 +73,7 @@ class Link(IRawConnection):
     """Whether both ends opened it together: nobody else can dial that address."""
 
     num_inbound = 0
-    """Streams that the peer has open to us; kept by the transport."""
+    """Streams of the peer's that are served; kept by the transport."""
 
     def __init__(
         self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
@@ -89,6 +92,7 @@ class Link(IRawConnection):
         """Where `arrived` reads to. Most links never need a large one."""
         self._is_full = True
         self._woken_bytes = 1
+        self._is_woken_later = _IS_WOKEN_LATER
         self._read_s = trio.current_time()
         self._soon_bytes = 0
         """As many as come within `WOKEN_LATER_S`, by the last read that says it."""
@@ -152,13 +156,25 @@ class Link(IRawConnection):
             self._soon_bytes = int(num_bytes * WOKEN_LATER_S / max(took_s, 1e-6))
 
     def _wake_for(self, socket: trio.socket.SocketType, due: int) -> None:
-        """Have the system wake this end when so many bytes are here. Raises OSError."""
+        """Have the system wake this end when so many bytes are here."""
         num_bytes = min(due, self._soon_bytes, READ_AHEAD_BYTES)
-        if num_bytes < WOKEN_BYTES_MIN or not _IS_WOKEN_LATER:
+        if num_bytes < WOKEN_BYTES_MIN or not self._is_woken_later:
             num_bytes = 1
         if num_bytes != self._woken_bytes:
             self._woken_bytes = num_bytes
-            socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, num_bytes)
+            try:
+                socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, num_bytes)
+            except OSError:
+                # Some sandboxes have no such option; a socket that is gone is told of by reading.
+                self._woken_bytes, self._is_woken_later = 1, False
+
+    def wake_sooner(self) -> None:
+        """Read what is here, where what was due has not come: asked for ever and again, because a
+        timer for each read would cost more than it is worth."""
+        is_late = trio.current_time() - self._read_s > WOKEN_LATEST_S
+        if is_late and self._woken_bytes > 1 and self._socket is not None:
+            self._soon_bytes = 0
+            self._wake_for(self._socket, 0)
 
     def _roomy_place(self) -> bytearray:
         """Larger than the last time if that was filled. A new one: the old one may be in use."""

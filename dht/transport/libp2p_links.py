@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 EVENTS_MAX = 4096
 """Events that a subscriber may leave unread: ten per connection allowed by default."""
 
+LOOKS_EVERY_S = 0.25
+"""How often it is asked whether something waits for bytes that a line has become too slow for."""
+
 REACHED_MAX = 1024
 """Peers of whom it is kept where the last connection led."""
 
@@ -103,6 +106,13 @@ class Links(INotifee):
     def everything(self) -> tuple[Link, ...]:
         """Every link, also those in the middle of a handshake."""
         return tuple(self._all)
+
+    async def keep_awake(self) -> None:
+        """Have no reader wait long for the rest of what is due; see `Link.wake_sooner`."""
+        while True:
+            await trio.sleep(LOOKS_EVERY_S)
+            for link in self.everything():
+                link.wake_sooner()
 
     def mark_up(self, link: Link) -> None:
         """The library uses this link. Called by whoever notices first; again, it does nothing."""

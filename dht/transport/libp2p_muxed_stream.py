@@ -53,6 +53,10 @@ class Muxer(Protocol):
         """Both ends are done."""
         ...
 
+    def count(self, stream: "MuxedStream") -> None:
+        """Count anew what may lie unread in it."""
+        ...
+
     def may_widen(self, num_bytes: int) -> bool:
         """Whether the windows of all streams together may grow by so many bytes."""
         ...
@@ -73,6 +77,8 @@ class MuxedStream(IMuxedStream):
         self.num_buffered = 0
         self.window_target = WINDOW_BYTES_START
         """Up to so many bytes may lie here unread."""
+        self.counted_bytes = 0
+        """Of these and those here, what the connection has counted."""
         self._conn = conn
         self._chunks: deque[memoryview | bytearray] = deque()
         self._window = WINDOW_BYTES_START
@@ -135,7 +141,10 @@ class MuxedStream(IMuxedStream):
                 self._chunks[0] = chunk[left:]
             left -= len(found[-1])
         self.num_buffered -= num_bytes - left
-        self._grant(num_bytes - left)
+        if self._why or self._is_finished:
+            self._conn.count(self)
+        else:
+            self._grant(num_bytes - left)
         return found
 
     def _grant(self, num_bytes: int) -> None:
@@ -148,6 +157,7 @@ class MuxedStream(IMuxedStream):
         if more and now_s - self._granted_s < GROWS_WITHIN_S and self._conn.may_widen(more):
             self.window_target += more
             self._owed += more
+            self._conn.count(self)
         self._granted_s = now_s
         self._window += self._owed
         self._conn.post(_WINDOW_UPDATE, 0, self.stream_id, self._owed)
@@ -295,6 +305,8 @@ class MuxedStream(IMuxedStream):
             self._has_finished = True
             self._conn.post(_WINDOW_UPDATE, _FIN, self.stream_id, 0)
             self._forget_if_done()
+        if self._why:
+            self._drop_unread()
         await trio.lowlevel.checkpoint()
 
     async def reset(self) -> None:
@@ -303,9 +315,13 @@ class MuxedStream(IMuxedStream):
             if not (self._has_finished and self._is_finished):
                 self._conn.post(_WINDOW_UPDATE, _RST, self.stream_id, 0)
             self.end("closed here")
+        self._drop_unread()
+        await trio.lowlevel.checkpoint()
+
+    def _drop_unread(self) -> None:
         self._chunks.clear()
         self.num_buffered = 0
-        await trio.lowlevel.checkpoint()
+        self._conn.count(self)
 
     def end(self, why: str) -> None:
         """Nothing comes and nothing goes any more, for this reason; what is here can be taken."""

@@ -41,8 +41,13 @@ _PARTIAL_WRITE = 0x1
 """OpenSSL's SSL_MODE_ENABLE_PARTIAL_WRITE, which pyOpenSSL sets and does not name: each record of a
 write would be a call."""
 
+_UNSENT_BYTES_MAX = 64 * limits.KIB
+"""That OpenSSL may have to say to what came, 27 bytes to each wish for new keys, until we send
+something: honest peers wish it once in some hundred GiB."""
+
 _lib, _ffi = SSL._lib, SSL._ffi  # type: ignore[attr-defined]
 _ALPN = ALPN_PROTOCOL.encode()
+
 
 class TunedTls(ISecureTransport):
     """Certificates as the library makes and checks them, and records over a `Link`."""
@@ -161,6 +166,7 @@ class TlsSession(Session):
         super().__init__(agreed, link)
         self.connection = connection
         self._is_fresh = True
+        self._spot = _ffi.new("char **")
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send up to `SEND_BYTES_MAX` bytes; see `Session.send`."""
@@ -197,6 +203,8 @@ class TlsSession(Session):
         # OpenSSL may keep the begin of a record that has now come whole.
         view, ssl = room_for(num_arrived + _RECORD_BYTES_MAX), self.connection._ssl
         stop, num_bytes = _read_records(ssl, view)
+        if _lib.BIO_get_mem_data(self.connection._from_ssl, self._spot) > _UNSENT_BYTES_MAX:
+            self._lose("it wishes for new keys all the time", None)
         why = _lib.SSL_get_error(ssl, num_bytes)
         if why == _lib.SSL_ERROR_WANT_READ:  # The usual end: no further record is whole.
             return shown(view, stop)
@@ -216,7 +224,7 @@ class TlsSession(Session):
             self._lose(f"{reason}: {_reason(error)}", error)
         raise AssertionError(f"OpenSSL gives {result} for no reason")
 
-    def _lose(self, reason: str, error: SSL.Error) -> NoReturn:
+    def _lose(self, reason: str, error: SSL.Error | None) -> NoReturn:
         self.link.lose(reason)
         raise ConnectionClosedError(reason, transport="tcp") from error
 

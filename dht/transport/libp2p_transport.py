@@ -293,7 +293,7 @@ class Libp2pTransport:
             try:
                 await nursery.start(self._run_host, host_scope)
                 task_status.started()
-                await trio.sleep_forever()
+                await self._links.keep_awake()
             finally:
                 await self._shut_down()
                 host_scope.cancel()

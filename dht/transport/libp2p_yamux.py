@@ -79,6 +79,8 @@ class Yamux(IMuxedConn):
         self.streams: dict[int, MuxedStream] = {}
         self._next_id = 1 if conn.is_initiator else 2
         self._num_inbound = 0
+        self.granted_bytes = 0
+        """That may lie here unread, over all streams; also what lies in those that ended."""
         self._usual_window = WINDOW_BYTES_START
         """That of the last stream that was opened to us and ended."""
         self._accepted, self._to_accept = trio.open_memory_channel[MuxedStream](INBOUND_STREAMS_MAX)
@@ -141,6 +143,7 @@ class Yamux(IMuxedConn):
             raise MuxedConnUnavailable("the connection is gone")
         stream = MuxedStream(self, self._next_id, is_ours=True)
         self.streams[self._next_id] = stream
+        self.count(stream)
         self._next_id += 2
         self.post(WINDOW_UPDATE, SYN, stream.stream_id, 0)
         await trio.lowlevel.checkpoint()
@@ -343,6 +346,7 @@ class Yamux(IMuxedConn):
         if more and not self.may_widen(more):
             more = 0
         stream.begin_with(WINDOW_BYTES_START + more)
+        self.count(stream)
         self.post(WINDOW_UPDATE, ACK, stream_id, more)
         return stream
 
@@ -360,16 +364,21 @@ class Yamux(IMuxedConn):
         of_all = sum(one.granted_bytes for one in self._beside)
         return of_all + num_bytes <= UNREAD_BYTES_OF_ALL_MAX
 
-    @property
-    def granted_bytes(self) -> int:
-        """That may lie here unread, over all streams."""
-        return sum(stream.window_target for stream in self.streams.values())
+    def count(self, stream: MuxedStream) -> None:
+        """Count anew what may lie unread in a stream. One that has ended holds what lies in it."""
+        is_open = self.streams.get(stream.stream_id) is stream
+        now_bytes = stream.window_target if is_open else stream.num_buffered
+        self.granted_bytes += now_bytes - stream.counted_bytes
+        stream.counted_bytes = now_bytes
 
     def forget(self, stream: MuxedStream) -> None:
-        """Both ends are done with a stream."""
-        if self.streams.pop(stream.stream_id, None) is not None and not stream.is_ours:
-            self._num_inbound -= 1
-            self._usual_window = stream.window_target
+        """Both ends are done with a stream. Its number may be another's by now."""
+        if self.streams.get(stream.stream_id) is stream:
+            del self.streams[stream.stream_id]
+            if not stream.is_ours:
+                self._num_inbound -= 1
+                self._usual_window = stream.window_target
+        self.count(stream)
 
 
 class Muxers(MuxerMultistream):

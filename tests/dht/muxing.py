@@ -33,6 +33,9 @@ class Muxer:
     def forget(self, stream):
         pass
 
+    def count(self, stream):
+        pass
+
     def may_widen(self, num_bytes):
         return True
 

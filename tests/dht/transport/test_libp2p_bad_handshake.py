@@ -76,7 +76,8 @@ async def test_relay_that_answers_in_somebodys_place_is_a_failed_dial():
 async def test_relay_that_flips_a_bit_of_a_handshake_harms_nobody(kind, seed, monkeypatch):
     config = {"psk": b"k" * 32} if kind == "private" else {"security": kind}
     rng, some = random.Random(f"{seed}/{kind}"), relay_server._some
-    flip_at, carried = -1, {}
+    flip_at = -1
+    carried = dict[object, int]()
 
     async def flipping(near):
         piece = bytearray(await some(near))

@@ -1,5 +1,6 @@
 """A link takes few steps of the loop for many bytes, and never keeps the loop for itself."""
 
+import errno
 import socket
 import sys
 
@@ -117,6 +118,47 @@ async def test_reader_is_woken_once_for_what_is_due_on_a_fast_line():
                 # Of which nothing is due wakes it at the first byte, as ever.
                 ends.far.sendall(b"x")
                 assert bytes(await ends.link.arrived()) == b"x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every byte wakes the reader")
+async def test_reader_of_a_line_that_has_become_slow_is_woken_for_what_is_here():
+    found: list[int] = []
+
+    async def read(link):
+        while True:
+            found.append(len(await link.arrived(256 * KIB)))
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                await hurry(ends)
+                ends.far.sendall(bytes(16 * KIB))
+                nursery.start_soon(read, ends.link)
+                await wait_all_tasks_blocked(0.02)
+                assert not found
+                while not found:
+                    ends.link.wake_sooner()
+                    await wait_all_tasks_blocked(0.02)
+                assert found == [16 * KIB]
+                # And from now on for every byte.
+                ends.far.sendall(b"x")
+                await wait_all_tasks_blocked(0.02)
+                assert found == [16 * KIB, 1]
+                nursery.cancel_scope.cancel()
+
+
+async def test_system_that_cannot_wake_later_is_asked_no_more(monkeypatch):
+    def refuse(_socket, *_):
+        raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            with Ends(nursery) as ends:
+                await hurry(ends)
+                monkeypatch.setattr(type(ends.near.socket), "setsockopt", refuse)
+                for _ in range(2):
+                    ends.far.sendall(b"here")
+                    assert bytes(await ends.link.arrived(256 * KIB)) == b"here"
 
 
 async def test_reader_on_a_slow_line_is_woken_for_each_byte():
