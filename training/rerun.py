@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol.errors import DecodeError
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.arithmetic import all_finite
@@ -158,7 +159,7 @@ def _encoded(
     try:
         with np.errstate(all="ignore"):
             encoded = feedback.encode(anchor_N - state.weights_N)
-    except ValueError:
-        return NO_START  # Not finite: nobody can have sent that.
+    except (ValueError, DecodeError):
+        return NO_START  # Not finite, or not when it is decoded: nobody can have sent that.
     after = state.moments_root(manifest.layout(0))
     return encoded_end(root_of(encoded.payloads), encoded.residual_after, after)

@@ -6,6 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
+from training.arithmetic import all_finite
 from training.compression import CODECS, bits_per_element
 
 NAMES = list(CODECS)
@@ -173,3 +174,37 @@ def test_no_bytes_decode_to_something_that_is_not_finite(name: str, seed: int) -
 def test_vector_that_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         CODECS[name]().encode(np.array([0.0, bad], dtype=np.float32))
+
+
+def near_the_largest(generator: np.random.Generator, numel: int) -> NDArray[np.float32]:
+    """Of low rank, so that few numbers of a factor or a transform carry all of it."""
+    rows, rank = int(numel**0.5), int(generator.integers(1, 9))
+    few_RK = generator.choice([-1.0, 1.0], size=(rows, rank))
+    few_KC = generator.choice([-1.0, 1.0], size=(rank, rows))
+    if generator.random() < 0.5:
+        few_RK = np.eye(rows, rank)
+    x_RC = few_RK @ few_KC
+    return (x_RC / np.abs(x_RC).max() * 3.4028e38).astype(np.float32).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in NAMES),
+        *(
+            ("lowrank", {"rank": rank, "energy": share})
+            for rank in (1, 256)
+            for share in (0.9, 1.0)
+        ),
+        *((name, {"density": 1.0}) for name in ("cosine", "topk", "random_mask")),
+    ],
+)
+def test_nothing_that_is_encoded_is_refused(
+    name: str, settings: dict[str, float], seed: int
+) -> None:
+    """Else who sends it would be taken for a liar, or who audits it be ended by its own decoder."""
+    codec, generator = CODECS[name](**settings), np.random.default_rng(seed)
+    for numel in (256, 4096, 16384):
+        for _ in range(12):
+            x_N = near_the_largest(generator, numel)
+            assert all_finite(codec.decode(codec.encode(x_N), numel))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.errors import DecodeError
 from protocol.grid import EMPTY_ROOT
 from protocol.manifest import AuditSpec, RunManifest
 from tests.training.replicas import INNER, OUTER, small_manifest
@@ -200,6 +201,19 @@ def test_whatever_is_made_up_comes_to_another_end(tmp_path, seed):
     last = bytearray(trial.work(2, SEGMENTS))
     last[5] ^= 1
     assert trial.again(2, SEGMENTS, work=bytes(last)) != trial.end(2, SEGMENTS)
+
+
+def test_end_that_no_decoder_takes_is_one_that_nobody_can_have_sent(tmp_path, seed, monkeypatch):
+    class Refusing:
+        def restore(self, residual_N):
+            pass
+
+        def encode(self, x_N):
+            raise DecodeError("a scale that nobody sends")
+
+    trial = Trial(tmp_path, seed)
+    monkeypatch.setattr("training.rerun.make_feedback", lambda _: Refusing())
+    assert trial.again(2, SEGMENTS) == NO_START
 
 
 def test_who_begins_with_what_it_cannot_have_had_is_found_out(tmp_path, seed):

@@ -36,8 +36,9 @@ _WAVE_BITS = 20
 """Of a wave's values behind the point. The absolute values of a column add up to 7.3 at most, so
 with codes of 7 bits both products stay below 127 x 7.3^2 x 2^40, which is 2^52.7."""
 
-_MOST = np.float32(2.0**127)
-"""Of a wave's value: what is larger is cut, and the residual has the rest."""
+_MOST = np.float32(2.0**120)
+"""Of a wave's value: what is larger is cut, and the residual has the rest. All waves of a tile come
+to 128 times that at most, which is a number."""
 
 
 class _Run(NamedTuple):

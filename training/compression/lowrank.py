@@ -32,7 +32,8 @@ ENERGY_MIN = 0.5
 _POWER_STEPS = 2
 _SEED = 1
 _BITS = 4
-_MOST = np.float32(2.0**127)
+_MOST = 2.0**127
+"""Of an element, so that everybody's sum of the products is a number."""
 _WORK_ROWS = 32
 """Rows that are worked on at once, so that they stay in the cache."""
 
@@ -83,7 +84,9 @@ class LowRankCodec:
         p_KR = self._int4.restore(p_codes_KR, p_scale_K1)
         q_KC = np.linalg.pinv(p_KR @ p_KR.T, hermitian=True) @ (p_KR @ matrix_RC)
         with np.errstate(over="ignore"):
-            q_KC = np.clip(q_KC * unit, -_MOST, _MOST)
+            # P's columns have length 1, so an element is at most Q's, times the columns.
+            most = np.float32(_MOST / len(q_KC))
+            q_KC = np.clip(q_KC * unit, -most, most)
         q_scale_K1, q_codes_KC = self._int4.quantize(q_KC)
         return b"".join(
             (
