@@ -184,7 +184,10 @@ def near_the_largest(generator: np.random.Generator, numel: int) -> NDArray[np.f
     if generator.random() < 0.5:
         few_RK = np.eye(rows, rank)
     x_RC = few_RK @ few_KC
-    return (x_RC / np.abs(x_RC).max() * 3.4028e38).astype(np.float32).reshape(-1)
+    x_N: NDArray[np.float32] = (
+        (x_RC / np.abs(x_RC).max() * 3.4028e38).astype(np.float32).reshape(-1)
+    )
+    return x_N
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_nothing_that_is_encoded_is_refused(
 ) -> None:
     """Else who sends it would be taken for a liar, or who audits it be ended by its own decoder."""
     codec, generator = CODECS[name](**settings), np.random.default_rng(seed)
-    for numel in (256, 4096, 16384):
-        for _ in range(12):
+    for numel in (256, 4096):
+        for _ in range(30):
             x_N = near_the_largest(generator, numel)
             assert all_finite(codec.decode(codec.encode(x_N), numel))
