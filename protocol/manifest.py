@@ -84,6 +84,10 @@ class CorpusSpec:
     permutation_seed: int
 
 
+BETA_MAX = 0.999_999
+"""AdamW divides by 1 - beta^t."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerSpec:
     """The inner loop: AdamW, or plain SGD, with warm-up and cosine over the run's global inner
@@ -99,8 +103,8 @@ class InnerSpec:
     learning_rate: Annotated[float, Range(0.0, 10.0)]
     learning_rate_floor: Annotated[float, Range(0.0, 1.0)]
     warmup_steps: Annotated[int, Range(0, 10**9)]
-    beta1: Annotated[float, Range(0.0, 1.0)]
-    beta2: Annotated[float, Range(0.0, 1.0)]
+    beta1: Annotated[float, Range(0.0, BETA_MAX)]
+    beta2: Annotated[float, Range(0.0, BETA_MAX)]
     weight_decay: Annotated[float, Range(0.0, 10.0)]
     clip_norm: Annotated[float, Range(0.0, 1e6)]
     drift_max: Annotated[int, Range(1, 16)]

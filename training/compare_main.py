@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -25,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train one run; returns the exit status."""
     options = _parser().parse_args(arguments)
     # Replicas are threads; with threads of its own each, torch is many times slower.
-    return measure(options, 1, lambda manifest, dataset: _train(manifest, dataset, options.peers))
+    return measure(options, 1, lambda manifest, dataset: _train(manifest, dataset, options))
 
 
-def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
+def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace) -> None:
     from training.diloco import DiLoCo
     from training.evaluation import finite_loss, validation_loss
     from training.inner import accumulate_gradient, make_optimizer
@@ -39,6 +40,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
     from training.trainer_loop import VALIDATION_WINDOWS
     from training.yardstick import held_out, model_of
 
+    peers, model_file = options.peers, options.model_file
     swarm = swarm_of(manifest, peers)
     context, batch = tokens_per_sample(manifest), manifest.inner.batch
     sam_radius = manifest.inner.sam_radius
@@ -58,7 +60,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
 
     def train(session: MemorySession) -> None:
         nonlocal aside_s, told
-        model = build_model(manifest)
+        model = build_model(manifest, model_file=model_file)
         optimizer = make_optimizer(model, manifest.inner)
         diloco = DiLoCo(model, optimizer, exchange=session)
         while not diloco.finished:
@@ -77,14 +79,14 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
         shard = manifest.shards[0]
         own.append([read_fragment(model, shard, f) for f in range(len(shard.fragments))])
 
-    tell(validation_loss(build_model(manifest), curve_BW))
+    tell(validation_loss(build_model(manifest, model_file=model_file), curve_BW))
     run_swarm(swarm, train)
     wall_s = time.monotonic() - began_s - aside_s
     held_out_BW = held_out(manifest, dataset)
     # The anchor of replicas with weights of their own has elements of many rounds.
     has_own = PRESETS[manifest.outer.preset](manifest.rounds).has_own_weights
     finals = own if has_own else swarm.finals()
-    models = [model_of(manifest, tuple(weights)) for weights in finals]
+    models = [model_of(manifest, tuple(weights), model_file=model_file) for weights in finals]
     losses = [finite_loss(model, held_out_BW, 64) for model in models]
     say(
         "result",
@@ -100,6 +102,7 @@ def _train(manifest: RunManifest, dataset: Dataset, peers: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = measuring_parser("training.compare_main", __doc__)
     parser.add_argument("--peers", type=int, required=True, help="replicas")
+    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
     return parser
 
 

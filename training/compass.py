@@ -8,7 +8,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from math import floor
+from math import floor, inf
 
 from protocol.errors import ConfigError
 
@@ -24,6 +24,8 @@ class Group:
     ends_s: float
     """Nobody is waited for any longer."""
     expected: set[Hashable] = field(default_factory=set)
+    fastest_s: float = inf
+    """A step of its fastest client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Compass:
             group = Group(now_s + planned_s, now_s + self._slack * planned_s)
             self._groups.append(group)
         group.expected.add(client)
+        group.fastest_s = min(group.fastest_s, step_s)
         return Assigned(steps, group)
 
     def arrived(self, client: Hashable, group: Group, now_s: float) -> bool:
@@ -89,8 +92,7 @@ class Compass:
         return over
 
     def _steps_of_new(self, now_s: float, step_s: float) -> int:
-        fastest_s = min(self._step_s.values())
-        ends = [group.ends_s + fastest_s * self._steps_max for group in self._groups]
+        ends = [group.ends_s + group.fastest_s * self._steps_max for group in self._groups]
         found = [floor((end_s - now_s) / step_s) for end_s in ends if end_s > now_s]
         found = [steps for steps in found if steps <= self._steps_max]
         return max(self._steps_min, max(found)) if found else self._steps_max

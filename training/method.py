@@ -72,7 +72,7 @@ def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, 
             return "fragments", fragments, f"each round of {name!r} is about the whole model", "1"
     elif fragments < overlap:
         why = f"{overlap} rounds in flight of {name!r} are about different ones"
-        return "fragments", fragments, why, f"{overlap}, or overlap 1"
+        return "fragments", fragments, why, str(overlap)
     return None
 
 

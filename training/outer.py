@@ -204,6 +204,10 @@ class Nesterov:
 OUTER_OPTIMIZERS.register("nesterov", Nesterov)
 
 
+WITHOUT_MOMENTUM = ("sgd", "sign")
+"""Optimizers that take none but 0."""
+
+
 def _refuse_momentum(name: str, momentum: float) -> None:
     if momentum != 0.0:
         raise ConfigError(f"the outer optimizer {name} has no momentum: set 0 or take nesterov")

@@ -181,31 +181,35 @@ class AsyncSwarm(VirtualSwarm):
     staleness: Staleness = CONSTANT
 
     def conduct(self) -> None:
-        """See VirtualSwarm: as many rounds as all would have trained in lock step."""
+        """See VirtualSwarm: as many rounds as all would have trained in lock step. What came last
+        is a step of its own, though it be fewer than `size`."""
         due = sorted((seconds, replica) for replica, seconds in enumerate(self.seconds))
         for replica in range(self.replicas):
             self.go_on(replica)
         buffer: list[tuple[Contribution, float]] = []
         waiting: list[int] = []
         tick_s = self.interval_s
-        while self.steps_left > 0:
-            if self.interval_s > 0.0 and (not due or due[0][0] > tick_s + 1e-9):
+        is_timed = self.interval_s > 0.0
+        while due or waiting:
+            if is_timed and (not due or due[0][0] > tick_s + 1e-9):
                 self.now_s, tick_s = tick_s, tick_s + self.interval_s
                 free, waiting = waiting, []
             else:
                 self.now_s, replica = heapq.heappop(due)
                 buffer.append(self._taken(replica))
-                if self.interval_s > 0.0:
+                if is_timed:
                     waiting.append(replica)
                     continue
                 free = [replica]  # It waits for nobody.
-            if buffer and (self.interval_s > 0.0 or len(buffer) == self.size):
+            is_last = not due and self.steps_left <= 0
+            if buffer and (is_timed or len(buffer) == self.size or is_last):
                 contributions, weights = zip(*buffer, strict=True)
                 self.stepped(contributions, weights)
                 buffer = []
             for replica in free:
-                self.go_on(replica)
-                heapq.heappush(due, (self.now_s + self.seconds[replica], replica))
+                if self.steps_left > 0:
+                    self.go_on(replica)
+                    heapq.heappush(due, (self.now_s + self.seconds[replica], replica))
 
     def _taken(self, replica: int) -> tuple[Contribution, float]:
         """What came, and what it counts."""

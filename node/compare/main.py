@@ -104,6 +104,8 @@ def _train(run: Compared, peers: int, path: Path, seen: Callable[[], None]) -> N
     """One preset, in a process of its own: it loads torch. `seen` is called for each point."""
     path.write_bytes(encode(sign_manifest(run.manifest, SIGNER)))
     words = ["--manifest", str(path), "--run", run.manifest.digest.hex(), "--peers", str(peers)]
+    if run.model_file is not None:
+        words += ["--model-file", str(run.model_file)]
 
     def hear(line: Line) -> None:
         if line["kind"] == "point":

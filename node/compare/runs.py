@@ -61,6 +61,8 @@ class Compared:
     preset: str
     manifest: RunManifest
     costs: Costs
+    model_file: Path | None = None
+    """Where the model's own code lies, if it has any."""
     points: list[Point] = field(default_factory=list)
     loss: float | None = None
     """On the large sample of held-out text; None where the run failed."""
@@ -92,13 +94,14 @@ def runs_of(options: CompareOptions) -> list[Compared]:
     """The runs, ready to be trained. Raises ConfigError for what cannot be run."""
     path = options.file or Path("the built-in run")
     base = TOY if options.file is None else parse_run_file(path)
+    model_file = None if base.model.file is None else path.parent / base.model.file
     runs = []
     for preset in options.presets:
         parsed = write_out(_with_preset(base, preset, options), path, in_process=True)
         # Equal runs have equal manifests, whenever they are compared.
         manifest = build_manifest(parsed, Founder(SIGNER.peer_id, 0), path)
         costs = costs_of(manifest, options.peers)
-        runs.append(Compared(preset=preset, manifest=manifest, costs=costs))
+        runs.append(Compared(preset=preset, manifest=manifest, costs=costs, model_file=model_file))
     return runs
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +15,13 @@ from node.rules.audit_draw import SUSPECT_RATE
 from node.rules.audit_rounds import ROUNDS_KEPT
 from node.rules.turns import Turns
 from node.settings.costs import HOME_LINES, Costs, costs_of
-from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
-from node.settings.run_sections import OuterSection
+from node.settings.run_file import (
+    Founder,
+    as_its_preset,
+    build_manifest,
+    parse_run_file,
+    write_out,
+)
 from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol import limits
@@ -44,11 +51,9 @@ def check_run_file(path: Path, peers: int) -> Checked:
     """Read it as a founder does, and count for so many peers. Raises ConfigError naming each key
     that is wrong, with what to write instead."""
     given = parse_run_file(path)
-    manifest = build_manifest(write_out(given, path), Founder(PeerId(bytes(32)), 1), path)
-    plain = OuterSection(preset=given.outer.preset, uplink_mbit=given.outer.uplink_mbit)
-    bare = write_out(given.model_copy(update={"outer": plain}), path).outer
-    written = write_out(given, path).outer
-    changed = [key for key, value in written if value != getattr(bare, key)]
+    written, bare = write_out(given, path), as_its_preset(given).outer
+    manifest = build_manifest(written, Founder(PeerId(bytes(32)), int(time.time())), path)
+    changed = [key for key, value in written.outer if value != getattr(bare, key)]
     if given.outer.topology is None and "topology" in changed:
         changed.remove("topology")  # It follows from the others.
     # Whoever waits for its turn contributes nothing.
@@ -170,7 +175,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     radius = manifest.inner.sam_radius
     uphill = f", gradients from {radius:g} uphill in two passes" if radius else ""
     rows = [
-        ("method", f"{outer.preset}: {summary}"),
+        ("method", f"{outer.preset}: {summary}" + _but(found.changed)),
         ("codec", outer.codec + (f" ({settings})" if settings else "")),
         ("feedback", f"{outer.feedback:g}"),
         ("outer step", f"{outer.optimizer}, rate {outer.learning_rate:g}, mu {outer.momentum:g}"),
@@ -186,8 +191,6 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         rows.append((f"from round {then.from_round}", f"{later} {numbers}"))
     if outer.overlap > 1:
         rows.append(("in flight", f"{outer.overlap} rounds: training goes on beside the exchange"))
-    if found.changed:
-        rows.append(("not the preset's", ", ".join(found.changed)))
     if manifest.audits.rate:
         audits = manifest.audits
         share, moved = audits.rate / audits.segments, audits.rate * audit_bytes(found)
@@ -225,6 +228,11 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     console.print(table)
     console.print()
     console.print(_lines(found, step_s))
+
+
+def _but(changed: Sequence[str]) -> str:
+    """Of a method's summary what the file has otherwise, which stands below."""
+    return f"; but not its {', '.join(changed)}" if changed else ""
 
 
 _WHO_SUMS = {

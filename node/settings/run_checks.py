@@ -29,7 +29,7 @@ from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.in_process import IN_PROCESS, NOT_YET
 from training.method import is_paced, wrong_flight
-from training.outer import OUTER_OPTIMIZERS
+from training.outer import OUTER_OPTIMIZERS, WITHOUT_MOMENTUM
 from training.presets import AUTO, PRESETS
 
 RESULT_BITS = 8
@@ -149,6 +149,13 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
+    yield from _with_momentum(expanded)
+    yield from _audited(expanded)
+    if expanded.run.trust == "friends" and expanded.admission.ramp:
+        yield (
+            f"[admission] ramp is {expanded.admission.ramp}, and friends weigh what they did at "
+            "once; set it to 0, or [run] trust to 'open'"
+        )
     yield from _with_signs(expanded)
     yield from _with_variates(expanded)
     yield from _with_own_weights(expanded)
@@ -167,9 +174,10 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             "out is lost for good; set it to 1.0, or codec to 'int8'"
         )
     if outer.topology == GATHER and outer.overlap != 1:
+        other = ", or overlap to 1" if _can_wait(expanded) else ""
         yield (
             f"[outer] topology is {GATHER!r}, which is for one round in flight; set it to "
-            f"{BUTTERFLY!r}, or overlap to 1"
+            f"{BUTTERFLY!r}{other}"
         )
     if outer.topology == GATHER and bits >= RESULT_BITS:
         yield (
@@ -177,6 +185,42 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"{outer.codec!r} is as large as a result; set it to {BUTTERFLY!r}, or codec to "
             "'sparse2bit_gaps'"
         )
+
+
+def _with_momentum(expanded: RunFile) -> Iterator[str]:
+    outer = expanded.outer
+    both = [("[outer]", outer.optimizer, outer.momentum)]
+    if outer.then is not None:
+        both.append(("[outer.then]", outer.then.optimizer, outer.then.momentum))
+    for section, optimizer, momentum in both:
+        if momentum and optimizer in WITHOUT_MOMENTUM:
+            yield (
+                f"{section} momentum is {momentum:g}, and the optimizer {optimizer!r} has none; "
+                "set it to 0.0, or optimizer to 'nesterov'"
+            )
+
+
+def _audited(expanded: RunFile) -> Iterator[str]:
+    audits, outer, steps = expanded.audits, expanded.outer, expanded.inner.inner_steps
+    assert steps is not None, "written out"
+    if not audits.rate:
+        return
+    if expanded.run.trust == "friends":
+        yield (
+            f"[audits] rate is {audits.rate:g}, and friends trust each other; set it to 0, or "
+            "[run] trust to 'open'"
+        )
+    if audits.segments > steps:
+        yield (
+            f"[audits] segments is {audits.segments}, and a round has {steps} inner steps; set it "
+            f"to {steps} or less"
+        )
+    for key, value in (("fragments", outer.fragments), ("overlap", outer.overlap)):
+        if value != 1:
+            yield (
+                f"[outer] {key} is {value}, and audits are for runs of one fragment with one round "
+                "in flight; set it to 1, or [audits] rate to 0"
+            )
 
 
 def _with_signs(expanded: RunFile) -> Iterator[str]:
@@ -205,6 +249,8 @@ def _with_variates(expanded: RunFile) -> Iterator[str]:
         )
     if outer.learning_rate == 0:
         yield f"[outer] learning_rate is 0, and {outer.preset!r} divides by it; set it to 1.0"
+    if expanded.inner.learning_rate == 0:
+        yield f"[inner] learning_rate is 0, and {outer.preset!r} divides by it; set it to 0.001"
     if expanded.audits.rate:
         yield (
             f"[outer] preset {outer.preset!r} corrects steps by what only their trainer has, and "
@@ -240,6 +286,13 @@ def _with_own_weights(expanded: RunFile) -> Iterator[str]:
         )
 
 
+def _can_wait(expanded: RunFile) -> bool:
+    """Whether one round in flight is an answer for this preset, with nothing else changed."""
+    outer = expanded.outer
+    wrong = wrong_flight(outer.preset, fragments=outer.fragments or 1, overlap=1)
+    return wrong is None and outer.then is None
+
+
 def _in_flight(expanded: RunFile) -> Iterator[str]:
     """R5: rounds in flight are about different fragments, but for methods with a delay; an outcome
     comes home within a round."""
@@ -252,7 +305,8 @@ def _in_flight(expanded: RunFile) -> Iterator[str]:
     wrong = wrong_flight(name, fragments=outer.fragments, overlap=outer.overlap)
     if wrong is not None and outer.then is None:
         key, value, why, instead = wrong
-        yield f"[outer] {key} is {value}, and {why}; set it to {instead}"
+        other = ", or overlap to 1" if key == "fragments" and _can_wait(expanded) else ""
+        yield f"[outer] {key} is {value}, and {why}; set it to {instead}{other}"
     preset = PRESETS[name](expanded.run.rounds)
     if outer.overlap == 1 or preset.is_delayed:
         return

@@ -1,5 +1,6 @@
 """run.toml: what a founder writes, and the RunManifest that comes of it."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -93,6 +94,13 @@ def write_out(parsed: RunFile, path: Path, *, in_process: bool = False) -> RunFi
     return _with_topology(parsed)
 
 
+def as_its_preset(parsed: RunFile) -> RunFile:
+    """What a file that can be written out would be with nothing in [outer] but its preset: perhaps
+    nothing that can be run, beside the other sections."""
+    outer = OuterSection(preset=parsed.outer.preset, uplink_mbit=parsed.outer.uplink_mbit)
+    return _with_topology(_expanded(parsed.model_copy(update={"outer": outer})))
+
+
 def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest:
     """The manifest of a new run. `path` is the file that errors name.
 
@@ -119,7 +127,7 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
             rounds=parsed.run.rounds,
             model=model,
             shards=(shard,),
-            cell_elements=parsed.model.cell_elements or cell_elements_for(shard),
+            cell_elements=_cell_elements(parsed.model.cell_elements, shard),
             corpus=corpus,
             inner=InnerSpec(**parsed.inner.model_dump()),
             outer=outer,
@@ -139,6 +147,32 @@ def _access_spec(section: AccessSection) -> AccessSpec:
     except DecodeError as error:
         raise ManifestError(f"[access] allow: {error}") from error
     return AccessSpec(mode=section.mode, allow=tuple(allow))
+
+
+def _cell_elements(given: int | None, shard: ShardSpec) -> int:
+    """Of a cell. Raises ManifestError for a number that cuts no cells, or more than there may be,
+    with the nearest that does."""
+    size = given or cell_elements_for(shard)
+    if size.bit_count() != 1:
+        nearest = 1 << round(math.log2(size))
+        raise ManifestError(
+            f"[model] cell_elements is {size}, and cells are a power of two; set it to {nearest}"
+        )
+    numel = max(sum(shard.tensors[i].numel for i in fragment) for fragment in shard.fragments)
+    if numel > size * limits.CELLS_MAX:
+        least = 1 << (-(-numel // limits.CELLS_MAX) - 1).bit_length()
+        what = f"[model] cell_elements to {least}"
+        if least > limits.CELL_ELEMENTS_MAX:
+            pieces = -(-numel // (limits.CELLS_MAX * limits.CELL_ELEMENTS_MAX))
+            most = pieces * len(shard.fragments)
+            what = f"[outer] fragments to {most} or more"
+            if most > limits.FRAGMENTS_MAX:
+                what = "[model] to a smaller one"
+        raise ManifestError(
+            f"a fragment of {numel:,} elements is over {limits.CELLS_MAX} cells of {size}; set "
+            f"{what}"
+        )
+    return size
 
 
 def cell_elements_for(shard: ShardSpec) -> int:

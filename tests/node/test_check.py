@@ -293,39 +293,6 @@ def test_audits_cost_what_they_run_again_move_and_keep(tmp_path: Path) -> None:
     assert "audits" not in people(plain)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("[audits]\nrate = 0.2", "friends trust each other"),
-        ("trust = 'open'\n[audits]\nrate = 2.0", "it must be 0.0 to 1.0"),
-        ("trust = 'open'\n[outer]\nfragments = 3\n[audits]\nrate = 0.1", "one fragment"),
-        ("trust = 'open'\n[inner]\ninner_steps = 4\n[audits]\nrate = 0.1", "4 inner steps"),
-        ("trust = 'open'\n[outer]\npreset = 'auto'\n[audits]\nrate = 0.1", "equal steps"),
-    ],
-)
-def test_audits_of_runs_that_cannot_have_them_are_refused(
-    tmp_path: Path, text: str, why: str
-) -> None:
-    with pytest.raises(ConfigError, match=why):
-        check_run_file(file(tmp_path, text), 8)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("optimizer = 'nesterov'", r"optimizer is 'nesterov', .* set it to 'sgd'"),
-        ("learning_rate = 0.0", r"learning_rate is 0, .* set it to 1.0"),
-        ("overlap = 2", r"overlap is 2, and the variates of 'scaffold' .* set it to 1"),
-        ("fragments = 2", r"fragments is 2, and the variates of 'scaffold' .* set it to 1"),
-        ("[audits]\nrate = 0.5", r"rate to 0, or preset to 'fedavg'"),
-    ],
-)
-def test_what_variates_do_not_go_with_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    trust = "trust = 'open'\n" if "audits" in text else ""
-    with pytest.raises(ConfigError, match=why):
-        check_run_file(file(tmp_path, f"{trust}[outer]\npreset = 'scaffold'\n{text}"), 4)
-
-
 def test_what_variates_take_on_the_disk_is_told_as_it_is_written(tmp_path: Path, seed: int) -> None:
     outer = replace(OUTER, codec="fp16", optimizer="sgd", momentum=0.0)
     told, written = [], []

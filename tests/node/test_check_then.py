@@ -37,7 +37,10 @@ def test_method_that_follows_is_written_out_and_told(tmp_path: Path) -> None:
         ("preset = 'eager'\nfrom_round = 0", "from_round is 0; it must be 1 to"),
         ("preset = 'eager'\nfrom_round = 201", "there are 200 rounds; take 100"),
         ("preset = 'eager'\nfrom_round = 25\nmomentum = 2.0", "momentum is 2.0; it must be 0.0 to"),
-        ("preset = 'eager'\nfrom_round = 25\nmomentum = 0.5", "sgd has no momentum"),
+        (
+            "preset = 'eager'\nfrom_round = 25\nmomentum = 0.5",
+            "[outer.then] momentum is 0.5",
+        ),
         ("preset = 'auto'\nfrom_round = 25", "inner_steps is 50 by 'diloco' and 100 by 'auto'"),
         ("preset = 'streaming_diloco'\nfrom_round = 25", r"[outer] fragments is 1 by 'diloco'"),
         ("preset = 'sparseloco'\nfrom_round = 25", r"[outer] feedback is 1.0 by 'diloco'"),

@@ -266,6 +266,33 @@ def compare_words(folder: Path, steps: int) -> list[str]:
     return [sys.executable, "-P", "-m", "node.cli", "compare", *words]
 
 
+OWN_MODEL = """
+from torch import nn
+
+def build(*, width, context):
+    return nn.Sequential(nn.Embedding(256, width), nn.Linear(width, 256))
+"""
+
+
+@pytest.mark.slow
+def test_command_compares_with_a_model_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(OWN_MODEL)
+    own = ["[run]", 'title = "t"', "[model]", 'file = "model.py"']
+    own += ["[model.settings]", "width = 8", "context = 16"]
+    (tmp_path / "run.toml").write_text("\n".join(own))
+    words = ["diloco", "sparta", "fedbuff", "--file", str(tmp_path / "run.toml")]
+    words += ["--steps", "10", "--inner-steps", "5", "--peers", "2", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "node.cli", "compare", *words, "--json"],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(0 < one["loss"] < 6 for one in json.loads(done.stdout.splitlines()[-1])["presets"])
+
+
 @pytest.mark.slow
 def test_command_compares_two_presets(tmp_path: Path) -> None:
     done = subprocess.run(

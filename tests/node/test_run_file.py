@@ -1,5 +1,6 @@
 """run.toml: what it admits, what it says about what it does not admit, and what comes of it."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -100,9 +101,9 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         ("inner = 1\n" + LEAST, "inner must be a section of its own, not 1"),
         (LEAST + "trust = 'all'", "[run] trust must be 'friends' or 'open', not 'all'"),
         (LEAST + "[inner]\nbatch = 0", "[inner] batch is 0; it must be 1 to 65536"),
-        (LEAST + "[inner]\nbeta1 = 1.5", "[inner] beta1 is 1.5; it must be 0.0 to 1.0"),
-        (LEAST + "[inner]\nbeta1 = nan", "[inner] beta1 is nan; it must be 0.0 to 1.0"),
-        (LEAST + "[inner]\nbeta1 = -0.0", "[inner] beta1 is -0.0; it must be 0.0 to 1.0"),
+        (LEAST + "[inner]\nbeta1 = 1.5", "[inner] beta1 is 1.5; it must be 0.0 to 0.999999"),
+        (LEAST + "[inner]\nbeta1 = nan", "[inner] beta1 is nan; it must be 0.0 to 0.999999"),
+        (LEAST + "[inner]\nbeta1 = -0.0", "[inner] beta1 is -0.0; it must be 0.0 to 0.999999"),
         (LEAST + "rounds = 0", "[run] rounds is 0; it must be 1 to"),
         ("[run]\ntitle = ''", "[run] title is ''; it must be 1 to 128 bytes long"),
         (LEAST + "[model]\nseed = -1", "[model] seed is -1; it must be 0 to"),
@@ -138,7 +139,7 @@ def test_init_refuses_a_title_that_no_manifest_admits(tmp_path: Path, title: str
         (
             LEAST + "[outer]\noverlap = 2\nfragments = 1",
             "[outer] fragments is 1, and 2 rounds in flight of 'diloco' are about different ones; "
-            "set it to 2, or overlap 1",
+            "set it to 2, or overlap to 1",
         ),
         (
             LEAST + "[inner]\ninner_steps = 2\n[outer]\npreset = 'streaming_diloco'",
@@ -265,24 +266,21 @@ def test_manifest_holds_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[stop]\ndate = 2020-01-01", "[stop] date has passed"),
+        ("[stop]\ndate = 2020-01-01", r"\[stop\] date has passed"),
         ("[timing]\nsuspect_s = 0.1", "suspect_s must be at least two heartbeats"),
         ("[timing]\ndeadline_cap_s = 1.0", "deadline_cap_s is below deadline_floor_s"),
-        ("[model]\ncell_elements = 5000", "cell_elements must be a power of two"),
+        ("[model]\ncell_elements = 5000", "cell_elements is 5000, .* set it to 4096"),
         ("[model.settings]\nheads = 3", "heads does not divide width"),
         ("[model.settings]\nwidth = 'x'", "width is 'x', not 1.."),
         ("[model.settings]\ncontext = 60000", "context is 60000; the text admits 1 to 32768"),
-        ("[outer]\noptimizer = 'sgd'\nmomentum = 0.5", "sgd has no momentum"),
-        ("[model.settings]\nwidth = 65536\nlayers = 1024", "cells a fragment"),
+        ("[outer]\noptimizer = 'sgd'\nmomentum = 0.5", r"\[outer\] momentum is 0.5, .* to 0.0"),
+        ("[model.settings]\nwidth = 65536\nlayers = 1024", "set .model. to a smaller one"),
     ],
 )
 def test_what_no_peer_would_take_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "run.toml"
-    parsed = read(tmp_path, LEAST + text)
-    with pytest.raises(ConfigError) as caught:
-        build_manifest(parsed, FOUNDER, path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert words in str(caught.value)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}: .*{words}"):
+        build_manifest(read(tmp_path, LEAST + text), FOUNDER, path)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +327,7 @@ def test_comments_and_order_change_nothing(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ("rounds = 201", "[run] rounds was 200 and is 201"),
-        ("[inner]\nbeta1 = 1", "[inner] beta1 was 0.9 and is 1.0"),
+        ("[inner]\nbeta1 = 0", "[inner] beta1 was 0.9 and is 0.0"),
         ("[model.settings]\nwidth = 128", "[model.settings] width was 64 and is 128"),
         ("[inner]\nbatch = 1\n[timing]\nsuspect_s = 99.0", "[inner] batch was 16 and is 1"),
     ],

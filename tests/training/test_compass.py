@@ -90,3 +90,13 @@ def test_late_one_counts_alone_and_speed_is_learned() -> None:
 def test_bounds_that_are_none_are_refused() -> None:
     with pytest.raises(ConfigError, match="5 to 4 steps"):
         Compass(steps_min=5, steps_max=4)
+
+
+def test_new_group_ends_so_that_the_latest_open_one_can_come_to_it():
+    """By the speed of its own fastest client, not of one that is elsewhere."""
+    compass = Compass(steps_min=2, steps_max=10)
+    for client, step_s in (("middle", 1.0), ("slow", 6.0), ("elsewhere", 0.1)):
+        compass.observed(client, step_s)
+    assert compass.assign("middle", 0.0).steps == 10
+    # It is open until 12, and may take ten steps of a second more: of six there are three.
+    assert compass.assign("slow", 0.0).steps == 3

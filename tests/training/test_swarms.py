@@ -107,14 +107,23 @@ def asynchronous(manifest: RunManifest, seconds: tuple[float, ...], **how: float
 
 def test_fedfix_of_equal_speeds_is_averaging(seed: int) -> None:
     quadratics = Quadratics(REPLICAS, seed)
-    manifest = manifest_of(rounds=ROUNDS + 1)
-    swarm = asynchronous(manifest, (1.0,) * REPLICAS, interval_s=1.0)
+    swarm = asynchronous(manifest_of(), (1.0,) * REPLICAS, interval_s=1.0)
     leases = trained(swarm, quadratics)
-    # Its last round is under way when the run ends.
     assert np.abs(swarm.anchor - averaged(quadratics)).max() <= 1e-5
     assert swarm.clock.round == ROUNDS
     given = sorted(lease for of_one in leases for lease in of_one)
-    assert len(set(given)) == len(given) == REPLICAS * (ROUNDS + 1), "nobody's samples twice"
+    assert len(set(given)) == len(given) == REPLICAS * ROUNDS, "nobody's samples twice"
+
+
+@pytest.mark.parametrize("how", [{"interval_s": 1.0}, {"size": 2}])
+def test_what_was_trained_last_is_summed_too(seed: int, how: dict[str, float]) -> None:
+    swarm = asynchronous(manifest_of(rounds=7), (1.0, 2.0, 4.0), **how)
+    leases = trained(swarm, Quadratics(3, seed))
+    samples = sum(stop - start for of_one in leases for start, stop in of_one)
+    assert samples == swarm.num_samples
+    context = swarm.manifest.model.setting("context")
+    assert swarm.clock.tokens == samples * context
+    assert not swarm.handed
 
 
 @pytest.mark.parametrize("how", [{"interval_s": 1.0}, {"size": 2}])

@@ -204,6 +204,10 @@ def common_lots(round_index: int, cell: int) -> bytes:
     return blake3(place).digest(length=SEED_BYTES)
 
 
+_DENSITY_SLACK = 0.02
+"""One of every n is sent: a density between two such would be another in truth."""
+
+
 class RandomMaskCodec:
     """SPARTA's subset (Beton et al. 2025): one of every `1 / density` neighbours, drawn by lot, in
     fp16: 2 `density` bytes. The others are zero.
@@ -218,6 +222,9 @@ class RandomMaskCodec:
             why = "sends nothing" if density == 0 else f"is not in {1 / 4096}..1"
             raise ConfigError(f"density {density} {why}; take {1 if density > 1 else 1 / 4096}")
         self._stride = round(1 / density)
+        if abs(self._stride * density - 1) > _DENSITY_SLACK:
+            nearest = 1 / self._stride
+            raise ConfigError(f"density {density} is not one in so many; take {nearest:.6g}")
         self._seed = seed
         self._values = Float16Codec()
 

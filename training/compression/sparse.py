@@ -8,6 +8,7 @@ With feedback it is SparseLoCo's compressor (Sarfi et al. 2025). A coordinate wa
 average: runs of fewer than three times as many should send more.
 """
 
+import math
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,7 @@ class TopKCodec:
         self, values: Codec, indices: IndexCode, *, density: float = 1 / 64, chunk: int = CHUNK_MAX
     ) -> None:
         if chunk not in (1 << bits for bits in range(6, 13)):
-            nearest = 1 << min(12, max(6, round(np.log2(max(chunk, 1)))))
+            nearest = 1 << min(12, max(6, round(math.log2(max(chunk, 1)))))
             raise ConfigError(
                 f"chunk {chunk} is no power of two from {CHUNK_MIN} to {CHUNK_MAX}; take {nearest}"
             )
