@@ -25,6 +25,7 @@ from node.peers.bent_links import BentLinks
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
+from node.rules.restart import Restart
 from node.rules.round_view import RoundConfig
 from node.shared_state.entry_exchange import EntryExchange, EntryParts
 from node.shared_state.store import Store
@@ -49,6 +50,7 @@ from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest, SignedManifest
+from protocol.messages import SealCertificate
 from training.arithmetic import joined
 from training.durable import make_folder_durably
 from training.genesis import genesis_weights
@@ -106,14 +108,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     start = genesis(manifest, SHARD, store.state.root)
     core = NodeCore(manifest, _round_config(node), node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.
-    stored = stored_states(
-        folder / CHECKPOINTS_FOLDER,
-        manifest,
-        SHARD,
-        store.slot_names,
-        tell=lambda text: node.log.emit("warning", key="checkpoint", text=text),
-    )
-    restart = recover(start, store, journal, stored)
+    restart = _restart(node, folder, journal, store, start)
 
     def on_saved(oldest: int) -> None:
         journal.saved_up_to(oldest)
@@ -270,6 +265,22 @@ def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
     store = ShardStore(manifest, SHARD, joined(genesis_weights(manifest, SHARD)))
     store.find_file = journal.find_result
     return store
+
+
+def _restart(
+    node: Node, folder: Path, journal: FileJournal, store: ShardStore, start: SealCertificate
+) -> Restart:
+    """What is on the disk; what is damaged of it is told."""
+
+    def tell(text: str) -> None:
+        node.log.emit("warning", key="disk", text=text)
+
+    for text in journal.damages:
+        tell(text)
+    stored = stored_states(
+        folder / CHECKPOINTS_FOLDER, node.signed.manifest, SHARD, store.slot_names, tell=tell
+    )
+    return recover(start, store, journal, stored, tell=tell)
 
 
 def _open_journal(node: Node, folder: Path) -> FileJournal:

@@ -24,7 +24,7 @@ from node.reporting.people import Occasion, PeopleLog, people_console, what_join
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.settings.node_file import node_config, psk_file, read_node_file
-from node.state.folder import MANIFEST_FILE, default_state, make_folder, run_folder
+from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state, make_folder, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.psk import check_private, read_psk
@@ -52,10 +52,27 @@ class Obtained:
     how: str
     bootstrap: tuple[str, ...] = ()
     is_to_explain: bool = False
+    is_founded_here: bool = False
+    """Whether this state folder founded it, now or earlier."""
 
 
 Obtain = Callable[[Ed25519Signer, bytes | None], Awaitable[Obtained]]
 """The run of this start; the second argument is the PSK of a private swarm."""
+
+
+_OTHER_KEY = (
+    "{file} is another key than this folder's run was begun with: to the run this node is a new "
+    "peer, that has no seat before others give it one. Put the old key back if there is a copy. If "
+    "there is none, and no other peer is left, the run cannot go on: take its weights with "
+    "barnraise export, and found another with barnraise run --new"
+)
+
+
+def _has_other_key(obtained: Obtained, signer: Ed25519Signer, *, is_new_peer: bool) -> bool:
+    """Whether the run was begun here by somebody else than the key says now."""
+    if obtained.is_founded_here:
+        return obtained.signed.manifest.founder != signer.peer_id
+    return is_new_peer and obtained.how == "resumed"
 
 
 def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
@@ -63,7 +80,8 @@ def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
 
     async def obtain(signer: Ed25519Signer, _psk: bytes | None) -> Obtained:
         signed, is_founded = found_or_resume(path, start.state, signer, time.time, is_new=is_new)
-        return Obtained(signed, "founded now" if is_founded else "resumed")
+        how = "founded now" if is_founded else "resumed"
+        return Obtained(signed, how, is_founded_here=True)
 
     return _run(start, obtain)
 
@@ -133,6 +151,9 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 is_new_peer=is_new_peer,
                 trace=trace,
             )
+            if _has_other_key(obtained, signer, is_new_peer=is_new_peer):
+                text = _OTHER_KEY.format(file=start.state / KEY_FILE)
+                log.emit("warning", key="identity", text=text)
             around = Around(departure=departure, board=board, num_lost_lines=lambda: logs.num_lost)
             await run_node(node, around)
     except* (BarnraiseError, OSError) as group:

@@ -187,6 +187,13 @@ def load_latest(
     return None
 
 
+def round_of(path: Path) -> int:
+    """The round that the checkpoint in a folder of such a name starts."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, "a checkpoint's folder"
+    return int(match[1])
+
+
 def checkpoint_folders(folder: Path) -> list[Path]:
     """The checkpoints to start from, the newest first; whether they are whole is not looked at."""
     rounds = _rounds(folder)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from node.cells.states import State
 from node.durable.recovery import StoredState
+from node.durable.set_aside import forget_before, keep_later
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
@@ -30,6 +31,7 @@ from training.state import (
     ShardState,
     checkpoint_folders,
     load_checkpoint,
+    round_of,
     save_checkpoint,
 )
 
@@ -153,9 +155,12 @@ class Checkpoints:
             anchors=tuple(anchor_N[span] for span in spans),
             slots=tuple({name: slots[name][span] for name in slots} for span in spans),
         )
+        if kept := keep_later(self.folder, meta.clock.round):
+            logger.warning("checkpoint of a later round set aside path=%s", kept)
         path = save_checkpoint(self.folder, spec, state, meta)
-        oldest = checkpoint_folders(self.folder)[-1]
-        self._on_saved(int(oldest.name.rpartition("-")[2]))
+        oldest = round_of(checkpoint_folders(self.folder)[-1])
+        forget_before(self.folder, oldest)
+        self._on_saved(oldest)
         return path
 
 

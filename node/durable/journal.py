@@ -21,6 +21,7 @@ from typing import Protocol
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
 from node.durable.record_log import PackRecord, RecordLog
 from node.durable.results import Placed, ReadBack, ResultFiles
+from node.durable.set_aside import keep_log
 from node.rules.credit import Folded
 from protocol import limits
 from protocol.errors import DecodeError
@@ -159,7 +160,12 @@ class FileJournal:
         self._rounds = [(m.digest, m.slot.round) for m in self._opened_messages]
         """Of each record of the log, so that cutting it decodes none."""
         self._logged = {digest for digest, _ in self._rounds}
-        self._chain = RecordLog(folder / CHAIN_FILE, files=files, pack=pack)
+        self.damages: list[str] = []
+        """What was found of the chain, for people."""
+        self._chain_path = folder / CHAIN_FILE
+        self._chain = RecordLog(
+            self._chain_path, on_damage=self._keep_chain, files=files, pack=pack
+        )
         self._opened_chain = self._take_chain()
         self._chain_round = len(self._opened_chain)
         self._receipts = ReceiptLog(folder / RECEIPTS_FILE, files=files, pack=pack)
@@ -186,8 +192,17 @@ class FileJournal:
         records = self._chain.take_opened()
         chain = _certificates(records)
         if len(chain) < len(records):
+            self._keep_chain()
             self._chain.replace(records[: len(chain)])
+        if self.damages:
+            self.damages[0] += f" {len(chain)} are whole"
         return chain
+
+    def _keep_chain(self) -> None:
+        """Before it is cut: seals of later rounds may stand behind the one that is damaged."""
+        if not self.damages:
+            kept = keep_log(self._chain_path, self._files)
+            self.damages.append(f"{CHAIN_FILE} is damaged, and was kept as {kept}; of its seals")
 
     def _take_branch(self, log: RecordLog) -> list[SealCertificate]:
         """Provisional seals as far as each follows the one before."""

@@ -6,7 +6,7 @@ is not taken.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,15 +41,21 @@ class StoredState:
 
 
 def recover(
-    genesis: SealCertificate, store: ShardStore, journal: Journal, states: Iterable[StoredState]
+    genesis: SealCertificate,
+    store: ShardStore,
+    journal: Journal,
+    states: Iterable[StoredState],
+    *,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Restart:
     """Bring the store as far as disk and chain allow; `states` come newest first.
 
     The store holds the genesis state before. Never raises for bad files: they were skipped by
-    whoever read them, and what is missing is fetched from peers.
+    whoever read them, and what is missing is fetched from peers; `tell` gets a sentence about it
+    for people.
     """
     chain = _linked(genesis, journal.chain())
-    head = _place_checkpoint(chain, store, states)
+    head = _place_checkpoint(chain, store, states, tell)
     head = _step_again(chain, head, store, journal)
     closed = len(chain) - 1
     branch = _branch_behind(chain[head], journal.branch()) if head == closed else []
@@ -60,6 +66,10 @@ def recover(
     results = recall_results(store, journal, range(head, head + len(branch) + 2))
     if closed > head:
         logger.warning("state is behind the chain round=%d sealed=%d", head, closed)
+        tell(
+            f"of {closed} sealed rounds this disk has the state of {head}: the others come from "
+            "peers, or are trained again"
+        )
     signed = _signed_through(chain[head].value, messages)
     silent_through = max(closed if closed > head else 0, signed if signed > head + store.lag else 0)
     return Restart(
@@ -141,12 +151,22 @@ def _listed(
 
 
 def _place_checkpoint(
-    chain: Sequence[SealCertificate], store: ShardStore, states: Iterable[StoredState]
+    chain: Sequence[SealCertificate],
+    store: ShardStore,
+    states: Iterable[StoredState],
+    tell: Callable[[str], None],
 ) -> int:
     """The round of the newest checkpoint that is on the chain; its state is in the store."""
+    is_told = False
     for stored in states:
         if not 0 < stored.round < len(chain):
             logger.warning("checkpoint skipped round=%d reason=not on the chain", stored.round)
+            if not is_told:
+                tell(
+                    f"the seals up to round {stored.round}, of which there is a checkpoint, are "
+                    "not on this disk: it is kept, and used once peers have given them"
+                )
+                is_told = True
             continue
         value = chain[stored.round].value
         state = store.make_state(stored.anchor_N, stored.slots)

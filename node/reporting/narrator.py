@@ -24,7 +24,7 @@ PROGRESS_S = 2.0
 FORGOTTEN_S = 30.0
 """By then whoever lost its memory has heard from the peers that are there, and caught up."""
 
-_FORGOTTEN = (
+FORGOTTEN = (
     "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
     "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
     "run cannot go on: take its weights with barnraise export, and found another with "
@@ -47,6 +47,7 @@ class Narrator:
         self._round_began_s = trio.current_time()
         self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
         self._forgot_s: float | None = None
+        self._forgot_round = 0
         self._is_short = False
         self._is_waiting = False
         self._progress: Progress | None = None
@@ -155,15 +156,17 @@ class Narrator:
 
     def silence(self, machine: RoundMachine) -> None:
         """Tell once if the node waits for a memory that it cannot get (R12)."""
-        if not (machine.has_forgotten and machine.view.is_quorum_alone):
+        is_stuck = machine.has_forgotten or machine.may_contradict
+        if not (is_stuck and machine.view.is_quorum_alone):
             self._forgot_s = None
             return
-        now_s = trio.current_time()
-        if self._forgot_s is None:
-            self._forgot_s = now_s
+        now_s, index = trio.current_time(), machine.view.index
+        if self._forgot_s is None or self._forgot_round != index:
+            # Rounds go by where all that it had signed in them is filed again.
+            self._forgot_s, self._forgot_round = now_s, index
         elif now_s - self._forgot_s >= FORGOTTEN_S:
             self._forgot_s = inf
-            text = _FORGOTTEN.format(where=f"round {machine.view.index}")
+            text = FORGOTTEN.format(where=f"round {machine.view.index}")
             logger.warning(text)
             self._log.emit("warning", key="memory", text=text)
 

@@ -135,6 +135,11 @@ class RoundState:
         """Whether signatures are lost, so that what this node says of rounds is worth nothing."""
         return self._silence.has_forgotten
 
+    @property
+    def may_contradict(self) -> bool:
+        """Whether in the round under way it may have signed what it does not remember (R12)."""
+        return self._silence.has_lost(self.view)
+
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s

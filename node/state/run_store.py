@@ -19,6 +19,7 @@ from node.state.folder import (
     MANIFEST_FILE,
     RUN_FILE,
     RUNS_FOLDER,
+    has_begun,
     make_folder,
     mark_unsigned,
     run_folder,
@@ -91,8 +92,9 @@ def _read_founded(state: Path, signer: Ed25519Signer) -> dict[Path, FoundedRun |
     """By folder each run that was founded here, or what is wrong with its files."""
     everything: dict[Path, FoundedRun | ConfigError] = {}
     for folder in sorted((state / RUNS_FOLDER).glob("*")):
-        # The manifest is written last: without it nothing was founded.
-        if (folder / FOUNDED_FILE).exists() and (folder / MANIFEST_FILE).exists():
+        # The manifest is written last: without it nothing was founded, unless the run has begun.
+        has_manifest = (folder / MANIFEST_FILE).exists()
+        if (folder / FOUNDED_FILE).exists() and (has_manifest or has_begun(folder)):
             try:
                 everything[folder] = _founded_run(folder, signer)
             except ConfigError as error:

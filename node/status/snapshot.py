@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 import trio
 
 from node.core import NodeCore
+from node.reporting.narrator import FORGOTTEN
 from node.reporting.shown import shown
 from node.rules.round_view import RoundView
 from node.rules.signals import Signals
@@ -252,7 +253,9 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
         found.append(
             f"{pause}waits for a quorum: {len(reachable)} of {num_voters} voters reachable"
         )
-    if machine.is_muted:
+    if machine.view.is_quorum_alone and (machine.has_forgotten or machine.may_contradict):
+        found.append(FORGOTTEN.format(where=f"round {view.index}"))
+    elif machine.is_muted:
         found.append("signs nothing yet: waits until enough voters have told where the run is")
     if not liveness.linked and (view.members != (view.me,)):
         found.append("no peer is linked: is the network up, and are the addresses right?")

@@ -109,6 +109,15 @@ def test_founding_that_was_interrupted_founded_nothing(desk: Desk) -> None:
     assert is_founded
 
 
+def test_run_that_has_begun_and_lost_its_manifest_is_not_founded_once_more(desk: Desk) -> None:
+    found, _ = desk.run()
+    folder = run_folder(desk.state, found.manifest.digest)
+    (folder / MANIFEST_FILE).unlink()
+    (folder / "slots.log").write_bytes(b"some")
+    with pytest.raises(ConfigError, match=f"{folder.name}.* cannot read the manifest .* --new"):
+        desk.run()
+
+
 @pytest.mark.parametrize("name", [MANIFEST_FILE, RUN_FILE, "founded.json"])
 def test_damaged_run_is_left_out_with_a_warning(
     desk: Desk, name: str, caplog: pytest.LogCaptureFixture

@@ -85,6 +85,38 @@ async def test_state_that_was_fetched_is_not_replaced_by_an_older_one_that_had_t
         nursery.cancel_scope.cancel()
 
 
+async def test_later_checkpoint_is_kept_until_its_round_is_on_the_disk_again(
+    tmp_path: Path,
+) -> None:
+    """A damaged disk lost the seals that lead to it, and the node begins again before it."""
+    manifest, state = toy_manifest(), zeros()
+    folder, aside = tmp_path / "checkpoints", tmp_path / "set-aside"
+    checkpoints = Checkpoints(folder, manifest, 0)
+
+    async def write(*rounds: int) -> None:
+        for round_index in rounds:
+            certificate = sealed(manifest, round_index)
+            await checkpoints.save(certificate, state.anchor_N, state.slots)
+
+    def names(at: Path) -> list[str]:
+        return sorted(path.name for path in at.glob("round-*"))
+
+    await write(48, 49, 50)
+    before = (folder / "round-000051" / "anchor.safetensors").read_bytes()
+    await write(1)
+    assert names(folder) == ["round-000002"]
+    assert names(aside) == ["round-000051"]
+    assert (aside / "round-000051" / "anchor.safetensors").read_bytes() == before
+    # Once more: what is kept is the latest of all.
+    await write(9, 3)
+    assert names(aside) == ["round-000051"]
+    await write(50, 51)
+    assert names(aside) == ["round-000051"], "three are kept, and the oldest is of round 3"
+    await write(52)
+    assert names(folder) == ["round-000051", "round-000052", "round-000053"]
+    assert names(aside) == []
+
+
 WRITE_S = 2.0
 
 

@@ -145,6 +145,24 @@ def test_checkpoint_that_is_not_what_was_sealed_is_passed_over(world, disk, capl
         caplog.clear()
 
 
+def test_what_the_disk_lost_is_told(world, disk):
+    def told(stored: Any) -> list[str]:
+        texts: list[str] = []
+        zeros_N = np.zeros(world.manifest.layout(0).fragment_numels[0], dtype=np.float32)
+        store = ShardStore(world.manifest, 0, zeros_N)
+        start = genesis(world.manifest, 0, store.state.root)
+        recover(start, store, stored, stored.states, tell=texts.append)
+        return texts
+
+    assert told(disk) == []
+    newest = disk.states[0].round
+    (later, behind) = told(
+        replace(disk, stored_chain=disk.stored_chain[:2], stored_results={}, states=disk.states[:2])
+    )
+    assert f"up to round {newest}" in later
+    assert "of 2 sealed rounds this disk has the state of 0" in behind
+
+
 def test_lost_result_leaves_the_node_behind_and_silent_in_what_it_may_have_signed(world, disk):
     first = min(disk.stored_results)
     del disk.stored_results[first]

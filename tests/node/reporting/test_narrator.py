@@ -52,6 +52,25 @@ async def test_eldest_of_two_voters_without_memory_is_told_what_to_do_once(autoj
     assert "barnraise run --new" in texts[0]
 
 
+async def test_founder_whose_seals_are_lost_is_told_unless_rounds_go_by(autojump_clock):
+    narrator, texts = teller()
+    head = head_of([A])
+    machine = RoundMachine(CONFIG, KeyedHashSigner(A), head, now_s=0.0)
+    machine.resume(Restart(chain=(head,), silent_through=9), now_s=0.0)
+    assert machine.is_muted
+    assert not machine.has_forgotten
+    for index in range(2, 6):
+        narrator.silence(machine)
+        await trio.sleep(FORGOTTEN_S - 1.0)
+        machine.view.index = index  # What it had signed in the round before made it final again.
+    assert not texts
+    for _ in range(3):
+        narrator.silence(machine)
+        await trio.sleep(FORGOTTEN_S)
+    assert len(texts) == 1
+    assert "barnraise export" in texts[0]
+
+
 async def test_whoever_can_still_be_told_is_not_warned(autojump_clock):
     narrator, texts = teller()
     machine = machine_without_memory(A, B, C)
