@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import trio
@@ -272,8 +273,10 @@ def _restart(
 ) -> Restart:
     """What is on the disk; what is damaged of it is told."""
 
+    number = count()
+
     def tell(text: str) -> None:
-        node.log.emit("warning", key="disk", text=text)
+        node.log.emit("warning", key=f"disk {next(number)}", text=text)
 
     for text in journal.damages:
         tell(text)

@@ -11,6 +11,7 @@ from protocol.identity import PeerId, parse_peer_id
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
 DEVICE_DEFAULT = "auto"
+DEVICE_NAME = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 RELAY_GIB_DEFAULT, RELAY_MBIT_DEFAULT = 5.0, 16.0
 """What a node gives as a relay unless its owner says otherwise: 2 MB/s of its line, 45 minutes of
 it a day. A bootstrap node, which is there for it, gives more."""
@@ -224,6 +225,8 @@ class NodeConfig:
             raise ConfigError(f"status_port: {self.status_port} is not within 0..{PORT_MAX}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(LOG_LEVELS)}")
+        if DEVICE_NAME.fullmatch(self.device) is None:
+            raise ConfigError(f"device: {self.device!r} is none of auto, cpu, cuda, cuda:N, mps")
         parse_listen(self.listen)
         for text in self.bootstrap:
             parse_peer_address(text)

@@ -18,6 +18,7 @@ from node.exit_codes import user_error
 from node.hooks import NodeHooks
 from node.peers.departure import Departure
 from node.peers.joining import Target, join_run
+from node.peers.listening import transport_config
 from node.peers.neighbours import look_around, says_so
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
@@ -122,6 +123,8 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         assert isinstance(named, tuple)
         for text in (*named, *node_file.bootstrap):
             parse_dialable(text)
+        given = {**start.options, "bootstrap": named}
+        transport_config(node_config(node_file, given, state=start.state, manifest=Path()))
         key_file = psk_file(node_file, start.options, start.state)
         psk = read_psk(key_file) if key_file is not None else None
         obtained = await obtain(signer, psk)

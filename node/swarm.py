@@ -105,7 +105,9 @@ class Swarm:
         folder = default_state() if state is None else Path(state)
         folder = folder.expanduser().absolute()
         options = ["--state", str(folder), "--listen", listen, "--status-port", "0"]
-        options += ["--join", address]
+        if not isinstance(address, str):
+            raise ConfigError(f"an invite link or an address is a text, not {address!r}")
+        options += [f"--join={address}"]
         if psk is not None:
             options += ["--psk", str(Path(psk).expanduser().absolute())]
         return cls.over([*NETWORK_COMMAND, *options], folder)
@@ -248,7 +250,10 @@ class Swarm:
         if not isinstance(context, int):
             raise ConfigError("the run's model has no context: it is not trained on text")
         dataset = open_corpus(self._manifest.corpus)
-        assert self._is_open, "samples before the loop object"
+        if not self._is_open:
+            raise ConfigError(
+                "make the loop object first: DiLoCo(model, optimizer, exchange=swarm)"
+            )
         while self._goes_on():
             now, lease = self.round, self._lease
             steps = steps_of(self._manifest, lease)

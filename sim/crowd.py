@@ -10,7 +10,6 @@ round soon after it was first final anywhere; who was struck is suspected by all
 linked with it; no member that runs loses its seat.
 """
 
-import json
 import math
 import random
 import statistics
@@ -20,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from node.reporting.json_text import json_text
 from node.reporting.tracing import Adopted, Confirmed, Record, Synced
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
@@ -246,7 +246,7 @@ def main(
     )
     outcome = Crowd(settings, seed).run()
     told = {name: value for name, value in asdict(outcome).items() if as_json or value != ()}
-    typer.echo(json.dumps(told) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
+    typer.echo(json_text(told) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
     raise typer.Exit(0 if outcome.is_kept else 1)
 
 

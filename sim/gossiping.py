@@ -9,7 +9,6 @@ stall now and then), and half-way some die or freeze without a word. Entries of 
 by the seated alone, so the traffic of a swarm has the size of views and groups, not its own.
 """
 
-import json
 import math
 import random
 import time
@@ -18,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from node.reporting.json_text import json_text
 from protocol.identity import PeerId
 from sim.gossip_world import GossipNetwork, GossipNode, GossipWorld, Seen
 from sim.uncollected import uncollected
@@ -344,6 +344,8 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Gossip of many nodes in virtual time: lag, cost, splits, the dead."""
+    if split > nodes:
+        raise typer.BadParameter(f"{nodes} nodes are no {split} parts", param_hint="--split")
     outcomes: list[Spread] | list[Healed]
     with uncollected():
         if is_table:
@@ -355,7 +357,7 @@ def main(
             outcomes = [Gossiping(calm(nodes, loss=loss, seconds=seconds), seed).spread()]
     for outcome in outcomes:
         told = {**asdict(outcome), "is_kept": outcome.is_kept}
-        typer.echo(json.dumps(told) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
+        typer.echo(json_text(told) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
     raise typer.Exit(0 if all(outcome.is_kept for outcome in outcomes) else 1)
 
 

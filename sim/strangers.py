@@ -7,7 +7,6 @@ vanishes at one moment, unheard. From that moment on newcomers come in, each tol
 which one at least is alive, and ask for the members of one run until they find one that lives.
 """
 
-import json
 import math
 import random
 import statistics
@@ -18,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from node.reporting.json_text import json_text
 from protocol.identity import PeerId
 from sim.hush import hush
 from sim.meeting import Found, Meeting, MeetingNode, MeetingSettings
@@ -143,7 +143,7 @@ def main(
         within += outcome.met_within_10_s
         told = asdict(outcome)
         lines = "\n".join(f"{key}: {value}" for key, value in told.items())
-        typer.echo(json.dumps(told) if as_json else lines)
+        typer.echo(json_text(told) if as_json else lines)
     raise typer.Exit(0 if within >= 0.999 * trials * worlds else 1)
 
 

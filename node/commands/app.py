@@ -1,6 +1,5 @@
 """The command line that all commands register with."""
 
-import json
 import platform
 import sys
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from node.exit_codes import EXIT_INTERRUPTED, exit_status
+from node.reporting.json_text import json_text
 
 __all__ = ["EXIT_INTERRUPTED", "app", "exit_status", "print_json"]
 
@@ -50,5 +50,5 @@ def barnraise(
 
 def print_json(body: object) -> None:
     """One JSON object as a line of standard output."""
-    sys.stdout.write(json.dumps(body) + "\n")
+    sys.stdout.write(json_text(body) + "\n")
     sys.stdout.flush()

@@ -50,14 +50,14 @@ async def listening(
         yield transport
 
 
-@asynccontextmanager
-async def _open(
-    config: NodeConfig, port: int, seed: bytes, bulk_protocols: frozenset[str]
-) -> AsyncIterator[Libp2pTransport]:
-    port = config.listen_port or port
-    settings = TransportConfig(
+def transport_config(
+    config: NodeConfig, port: int = 0, bulk_protocols: frozenset[str] = frozenset()
+) -> TransportConfig:
+    """As a node's config has it; `port` where that names none. Raises ConfigError naming what is
+    wrong with an address or a name."""
+    return TransportConfig(
         listen_host=config.listen_host,
-        listen_port=port,
+        listen_port=config.listen_port or port,
         announce=config.announce,
         interface=config.interface,
         has_port_mapping=config.has_port_mapping,
@@ -65,6 +65,13 @@ async def _open(
         security=config.security,
         psk=read_psk(config.psk) if config.psk is not None else None,
     )
+
+
+@asynccontextmanager
+async def _open(
+    config: NodeConfig, port: int, seed: bytes, bulk_protocols: frozenset[str]
+) -> AsyncIterator[Libp2pTransport]:
+    settings = transport_config(config, port, bulk_protocols)
     async with AsyncExitStack() as stack:
         try:
             opened = open_transport(settings, signer_seed=seed)

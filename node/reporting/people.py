@@ -83,7 +83,9 @@ class PeopleLog:
                 return f"has the state of round {round_index} from its peers"
             case "catching_up", {"text": str(text)}:
                 return text
-            case "seated", {"round": int(round_index)} if not self._is_seated:
+            case "seated", {"round": int(round_index)} if (
+                not self._is_seated and round_index <= rounds
+            ):
                 self._is_seated = True
                 return f"takes part from round {round_index} on"
             case "unseated", {"seats": int(seats)}:

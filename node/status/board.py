@@ -4,7 +4,6 @@ An event goes to whoever started the node, as a JSON line, and to the StatusBoar
 status server's snapshots are made.
 """
 
-import json
 import logging
 import sys
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Protocol, TextIO, TypeVar
 
 import trio
 
+from node.reporting.json_text import json_text
 from node.reporting.shown import shown
 from node.status.records import (
     FAULTS_KEPT,
@@ -68,7 +68,7 @@ class EventLog:
             return
         line = {"event": event, "time_s": round(trio.current_time() - self.started_s, 4), **fields}
         try:
-            self.stream.write(json.dumps(line) + "\n")
+            self.stream.write(json_text(line) + "\n")
             self.stream.flush()
         except (BrokenPipeError, ValueError):
             self.stream = None

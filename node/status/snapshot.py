@@ -166,7 +166,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         descriptors=num_descriptors(),
         num_faults=board.num_faults,
         faults=board.faults,
-        warnings=(*_warnings(sources, state), *board.warnings),
+        warnings=tuple(dict.fromkeys((*_warnings(sources, state), *board.warnings))),
         catching_up=progress.text if progress is not None else None,
         seen_as=_cut(sources.network.seen_as()) if sources.network is not None else None,
         needs_relay=sources.network.needs_relay() if sources.network is not None else None,

@@ -51,8 +51,8 @@ def draw_peers(table: PeerTable) -> RenderableType:
     """A row per peer."""
     if not table.peers:
         return Text("no peer is a member, linked or heard of yet")
-    names = ("peer", "link", "part", "round", "heard", "path", "rtt", "up", "down", "device")
-    grid = _grid((*names, "version", "addresses"))
+    names = ("peer", "link", "part", "round", "heard", "path", "rtt", "up", "down")
+    grid = _grid((*names, "device, version, address"))
     for peer in table.peers:
         grid.add_row(*(Text(cell) for cell in _peer_cells(peer)))
     odd = [peer for peer in table.peers if peer.suspicion is not None and peer.suspicion.reasons]
@@ -213,11 +213,14 @@ def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     yield "-" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms"
     yield "-" if peer.bytes_up is None else _size(peer.bytes_up)
     yield "-" if peer.bytes_down is None else _size(peer.bytes_down)
-    yield shown(peer.device, _DEVICE_CHARACTERS) if peer.device else "-"
-    version = (peer.software or "-").removeprefix("barnraise ")
-    yield shown(version, _VERSION_CHARACTERS)
-    more = len(peer.addresses) - 1
-    yield (peer.addresses[0] + (f" +{more}" if more > 0 else "")) if peer.addresses else "-"
+    version = (peer.software or "").removeprefix("barnraise ")
+    more = f" +{len(peer.addresses) - 1}" if len(peer.addresses) > 1 else ""
+    last = (
+        shown(peer.device or "", _DEVICE_CHARACTERS),
+        shown(version, _VERSION_CHARACTERS),
+        peer.addresses[0] + more if peer.addresses else "",
+    )
+    yield ", ".join(text for text in last if text) or "-"
 
 
 def _suspicion_line(peer: PeerRecord) -> str:

@@ -34,18 +34,18 @@ class RunOnDisk:
     checkpoints: Path
 
 
-def find_run(state: Path, *, run: str | None = None, manifest: Path | None = None) -> RunOnDisk:
+def find_run(
+    state: Path, *, run: str | None = None, manifest: Path | None = None, instead: str = ""
+) -> RunOnDisk:
     """The run in the state folder that `run`, the first digits of its digest, names.
 
     Without `run` there must be one run only. `manifest` names the file where the folder lacks it.
-    Raises ConfigError saying what is wrong or missing, and what to do.
+    Raises ConfigError saying what is wrong or missing, and what to do; `instead` is what else the
+    command takes.
     """
     runs = state / RUNS_FOLDER
     if not runs.is_dir():
-        raise ConfigError(
-            f"{state} holds no run: name a node's folder with --state, or a file that "
-            "`barnraise export` wrote with --model"
-        )
+        raise ConfigError(f"{state} holds no run: name a node's folder with --state{instead}")
     if manifest is not None:
         signed = read_signed_manifest(manifest, ANY_SIGNER)
         digest = signed.manifest.digest

@@ -107,7 +107,12 @@ def find_source(choice: Choice) -> Source:
     """Where the weights are. Raises ConfigError and CheckpointError saying what to do."""
     if choice.model is None:
         state = default_state() if choice.state is None else choice.state
-        found = find_run(state, run=choice.run, manifest=choice.manifest)
+        found = find_run(
+            state,
+            run=choice.run,
+            manifest=choice.manifest,
+            instead=", or a file that `barnraise export` wrote with --model",
+        )
         arguments = [
             "--manifest",
             str(found.manifest_path),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from node.using.checkpoint_find import RunOnDisk, open_signed
+from node.using.out_file import refuse_taken
 from node.version import version
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
@@ -45,7 +46,7 @@ def export_run(
     Two exports of one checkpoint by one version are equal to the bit. Raises ConfigError if `out`
     exists and not `force`, or cannot be written; what `newest_whole` and `require_whole_model` do.
     """
-    _refuse_existing(out, force=force)
+    refuse_taken(out, force=force)
     manifest = run.manifest
     require_whole_model(manifest)
     checkpoint = newest_whole(run.checkpoints, manifest, tell, round_index=round_index)
@@ -59,7 +60,7 @@ def export_run(
         about=_about(manifest) | {_VERSION: version()},
     )
     # Loading took a while: somebody may have written there meanwhile.
-    _refuse_existing(out, force=force)
+    refuse_taken(out, force=force)
     try:
         write_export(out, provenance, tensors)
         num_bytes = out.stat().st_size
@@ -71,13 +72,6 @@ def export_run(
         parameters=sum(tensor.size for tensor in tensors.values()),
         num_bytes=num_bytes,
     )
-
-
-def _refuse_existing(out: Path, *, force: bool) -> None:
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder: name a file with --out")
-    if out.exists() and not force:
-        raise ConfigError(f"{out} exists: name another file with --out, or replace it with --force")
 
 
 def open_export(path: Path) -> Provenance:

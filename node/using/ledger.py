@@ -20,6 +20,7 @@ from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records,
 from node.rules.chain import genesis
 from node.rules.credit import Folded, Ledger, SealedRound, Statement, nothing_folded, prove
 from node.using.checkpoint_find import RunOnDisk
+from node.using.out_file import refuse_taken
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, LedgerError, PeerError
 from protocol.identity import Signer
@@ -101,10 +102,7 @@ def export_ledger(run: RunOnDisk, out: Path, *, force: bool = False) -> tuple[St
     Two exports of one state are equal to the bit. Raises ConfigError where `out` exists and not
     `force`, or cannot be written, and LedgerError as `RunLedger.statement` does.
     """
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder: name a file")
-    if out.exists() and not force:
-        raise ConfigError(f"{out} exists: name another file, or replace it with --force")
+    refuse_taken(out, force=force)
     source = ledger_of(run)
     statement = source.statement()
     head = ExportHead(

@@ -45,8 +45,10 @@ def test_run_that_is_not_here_is_told_with_those_that_are(tmp_path):
 
 @pytest.mark.parametrize("run", [None, "ab"])
 def test_folder_without_a_run_says_what_to_name(tmp_path, run):
-    with pytest.raises(ConfigError, match=r"--state.*--model"):
+    with pytest.raises(ConfigError, match=r"name a node's folder with --state$"):
         find_run(tmp_path / "nothing", run=run)
+    with pytest.raises(ConfigError, match=r"--state, or a file$"):
+        find_run(tmp_path / "nothing", run=run, instead=", or a file")
 
 
 def test_folder_that_lacks_its_manifest_takes_one_that_is_named(tmp_path):

@@ -17,6 +17,17 @@ from protocol.identity import Ed25519Signer, peer_id_text
 PEER = Ed25519Signer(b"p" * 32).peer_id
 
 
+@pytest.mark.parametrize("device", ["foo", "cuda:", "cuda:x", "CPU", "", "auto "])
+def test_device_of_no_known_kind_is_refused(device: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is none of auto, cpu, cuda, cuda:N, mps"):
+        NodeConfig(state=tmp_path, manifest=Path(), device=device)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:0", "cuda:12"])
+def test_device_of_a_known_kind_is_the_trainers_to_find(device: str, tmp_path: Path) -> None:
+    assert NodeConfig(state=tmp_path, manifest=Path(), device=device).device == device
+
+
 def test_peer_address_is_taken_apart() -> None:
     parsed = parse_peer_address(f"/ip4/203.0.113.1/tcp/4001/p2p/{peer_id_text(PEER)}")
     assert (parsed.peer, parsed.address) == (PEER, "/ip4/203.0.113.1/tcp/4001")

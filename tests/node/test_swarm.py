@@ -210,6 +210,17 @@ def test_loop_that_was_interrupted_with_two_in_flight_can_be_made_anew(in_flight
     assert (diloco.clock, diloco.lease) == (in_flight.clock(6), in_flight.lease(6))
 
 
+def test_samples_before_the_loop_object_say_what_is_to_be_made_first(network):
+    with pytest.raises(ConfigError, match="make the loop object first"):
+        next(network.swarm.samples())
+
+
+@pytest.mark.parametrize("address", [None, 7, b"barnraise://join/x"])
+def test_address_that_is_no_text_is_refused(address, tmp_path):
+    with pytest.raises(ConfigError, match="is a text, not"):
+        Swarm.join(address, state=tmp_path)
+
+
 @pytest.mark.parametrize("loader", [[], iter([]), iter([1, 2])])
 def test_a_loader_that_runs_dry_is_told(network, loader):
     network.open()

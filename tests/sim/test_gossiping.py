@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from node.gossip.settings import GossipSettings
 from sim.gossip_world import GossipNetwork
-from sim.gossiping import Gossiping, GossipingSettings, calm, swarm
+from sim.gossiping import Gossiping, GossipingSettings, app, calm, swarm
 
 SMALL = GossipingSettings(nodes=40, seconds=60.0, loss=0.2, struck=3, lagging=3, hold_share=0.95)
 """99 % of forty would be all of them; whom every push misses waits for its next exchange. Half of
@@ -93,3 +94,9 @@ def test_thousand_nodes_for_a_minute(seed):
     outcome = Gossiping(GossipingSettings(), seed).spread()
     assert outcome.is_kept, outcome
     assert outcome.known_max <= 256
+
+
+def test_command_refuses_parts_without_nodes():
+    done = CliRunner().invoke(app, ["--nodes", "4", "--split", "8"])
+    assert done.exit_code == 2
+    assert "4 nodes are no 8 parts" in done.output

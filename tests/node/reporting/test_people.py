@@ -93,6 +93,11 @@ def test_end_says_finished_and_where_the_weights_are() -> None:
     assert said == "run finished: 200 rounds; the weights are in /s/runs/x\n"
 
 
+def test_node_of_a_finished_run_takes_part_in_nothing() -> None:
+    assert told(("seated", {"round": 200})) == "takes part from round 200 on\n"
+    assert told(("seated", {"round": 201})) == ""
+
+
 def test_what_a_peer_wrote_moves_no_cursor() -> None:
     said = told(("linked", {"peer": "\x1b[2Jabcdefgh", "linked": ["x"]}))
     assert said == "peer abcdefgh linked, 1 linked now\n"
