@@ -227,6 +227,8 @@ class NodeConfig:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(LOG_LEVELS)}")
         if DEVICE_NAME.fullmatch(self.device) is None:
             raise ConfigError(f"device: {self.device!r} is none of auto, cpu, cuda, cuda:N, mps")
+        if self.trace is not None and self.trace.is_dir():
+            raise ConfigError(f"trace: {self.trace} is a folder; name a file")
         parse_listen(self.listen)
         for text in self.bootstrap:
             parse_peer_address(text)

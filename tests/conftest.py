@@ -1,6 +1,7 @@
 """Coroutine tests under trio, the virtual clock, the seed."""
 
 import faulthandler
+import gc
 import inspect
 import logging
 import os
@@ -63,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("net"):
             item.add_marker(pytest.mark.xdist_group("net"))
+
+
+def pytest_collection_finish() -> None:
+    """Nine thousand tests stay to the end. Each collection of garbage would look through all of
+    them, and some tests ask for one to see who holds what."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -136,6 +136,10 @@ def find_source(choice: Choice) -> Source:
 
 def _source(choice: Choice, manifest: RunManifest, arguments: list[str]) -> Source:
     if choice.model_file is not None:
+        if manifest.model.name != MODEL_FILE:
+            raise ConfigError(
+                f"the run's model {manifest.model.name} is built in: leave --model-file out"
+            )
         arguments = [*arguments, "--model-file", str(choice.model_file)]
     common = ("--run", manifest.digest.hex(), "--device", choice.device)
     return Source(manifest=manifest, arguments=(*common, *arguments))

@@ -23,6 +23,11 @@ def test_device_of_no_known_kind_is_refused(device: str, tmp_path: Path) -> None
         NodeConfig(state=tmp_path, manifest=Path(), device=device)
 
 
+def test_trace_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
+        NodeConfig(state=tmp_path, manifest=Path(), trace=tmp_path)
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:0", "cuda:12"])
 def test_device_of_a_known_kind_is_the_trainers_to_find(device: str, tmp_path: Path) -> None:
     assert NodeConfig(state=tmp_path, manifest=Path(), device=device).device == device

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from sim.compiled import __main__ as compiling
 from sim.compiled.adapting import adapted, bases
 from sim.compiled.builds import PACKAGES, build_folder, choose, is_complete, mark_complete
 from sim.trials.sweep import sweep
+from tests.architecture.source import read_modules
 from tests.sim.trials.scenarios import scenario
 
 ROOT = Path(__file__).parents[2]
@@ -115,34 +118,46 @@ def test_every_name_of_a_native_module_stands_for_one():
 
 
 def native_and_other_trees():
-    native = set(compiling.native_modules(ROOT))
-    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-    return {p: trees[p] for p in native}, {p: t for p, t in trees.items() if p not in native}
+    native = {path.relative_to(ROOT).as_posix() for path in compiling.native_modules(ROOT)}
+    modules = read_modules(ROOT, PACKAGES)
+    ours = [module.tree for module in modules if module.path in native]
+    return ours, [module.tree for module in modules if module.path not in native]
 
 
-def nodes_of(trees, kind):
-    return [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, kind)]
+@cache
+def native_and_other_nodes():
+    """By kind, for all questions: to walk through everything takes seconds."""
+    return [_by_kind(trees) for trees in native_and_other_trees()]
 
 
+def _by_kind(trees):
+    found = defaultdict(list)
+    for tree in trees:
+        for node in ast.walk(tree):
+            found[type(node)].append(node)
+    return found
+
+
+@pytest.mark.xdist_group("tree")
 def test_no_interpreted_class_inherits_from_a_native_one():
     """It could be defined, but none of its objects made."""
-    native, others = native_and_other_trees()
-    ours = {node.name for node in nodes_of(native, ast.ClassDef)}
-    theirs = {node.name for node in nodes_of(others, ast.ClassDef)}
+    native, others = native_and_other_nodes()
+    ours = {node.name for node in native[ast.ClassDef]}
+    theirs = {node.name for node in others[ast.ClassDef]}
     bases_of_others = {
         ast.unparse(base).partition("[")[0].rpartition(".")[2]
-        for node in nodes_of(others, ast.ClassDef)
+        for node in others[ast.ClassDef]
         for base in node.bases
     }
     assert "Edge" in ours
     assert (bases_of_others & ours) - theirs == set()
 
 
+@pytest.mark.xdist_group("tree")
 def test_no_native_function_gives_errors_of_two_sorts_one_name():
     """mypyc gives the name the type of the first."""
-    native, _ = native_and_other_trees()
-    for function in nodes_of(native, ast.FunctionDef):
+    native, _ = native_and_other_nodes()
+    for function in native[ast.FunctionDef]:
         named: dict[str, set[str]] = {}
         for item in ast.walk(function):
             if isinstance(item, ast.ExceptHandler) and item.name and item.type:
@@ -150,10 +165,11 @@ def test_no_native_function_gives_errors_of_two_sorts_one_name():
         assert all(len(kinds) == 1 for kinds in named.values()), (function.name, named)
 
 
+@pytest.mark.xdist_group("tree")
 def test_no_native_module_copies_objects():
-    native, _ = native_and_other_trees()
+    native, _ = native_and_other_nodes()
     imported = {
-        name.name for node in nodes_of(native, ast.Import | ast.ImportFrom) for name in node.names
+        name.name for node in native[ast.Import] + native[ast.ImportFrom] for name in node.names
     }
     assert "copy" not in imported
 

@@ -75,6 +75,8 @@ def any_settings(name: str, generator: np.random.Generator) -> dict[str, object]
     """Settings that the codec admits, its extremes among them."""
     chunk = 1 << int(generator.integers(6, 13))
     density = float(generator.choice([1.0, 1 / 64, generator.uniform(1 / 64, 1.0)]))
+    if name == "random_mask":
+        density = 1 / int(generator.integers(1, 65))
     choices: dict[str, object] = {
         "chunk": chunk,
         "density": density,
