@@ -68,9 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Nine thousand tests stay to the end. Each collection of garbage would look through all of
-    them, and some tests ask for one to see who holds what."""
+    them, and some tests ask for one to see who holds what. The others it need not disturb often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.hookimpl(tryfirst=True)
