@@ -44,7 +44,7 @@ FindCheckpoint = Callable[[SealCertificate], Source | None]
 """SEAM: the state of a seal from its checkpoint, if there is one and it is whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class StateInMemory:
     """The cells of a state; nobody writes to its arrays."""
 

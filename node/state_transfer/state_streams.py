@@ -6,6 +6,7 @@ are in worker threads; of what is served there is about a chunk in memory at a t
 
 import logging
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from node.state_transfer.gathered import Gathered, WrongStep
 from node.state_transfer.served import Served, Source
 from node.state_transfer.throttle import Throttle
 from protocol import limits
-from protocol.errors import StateError
+from protocol.errors import StateError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate
@@ -185,11 +186,12 @@ class Listed(Source, Protocol):
 
 
 class _FromSource:
-    """Cells that are read when it is their turn, about a chunk of them at a time."""
+    """Cells that are read when it is their turn, about a chunk of them at a time; while their
+    source is here."""
 
     def __init__(
         self,
-        source: Source,
+        source: Callable[[], Source | None],
         cells: Sequence[int],
         read: Callable[[Callable[[], list[Item]]], Awaitable[list[Item]]],
     ) -> None:
@@ -206,12 +208,14 @@ class _FromSource:
         return found
 
     def _some(self) -> list[Item]:
-        found: list[Item] = []
+        source, found = self._source(), list[Item]()
+        if source is None:
+            raise StreamClosedError("what was asked for is not here any more")
         num_bytes = 0
         for index in self._cells[self._next :]:
             if found and num_bytes >= READ_BYTES:
                 break
-            found.append(self._source.item(index))
+            found.append(source.item(index))
             num_bytes += len(found[-1].payload)
         return found
 
@@ -243,11 +247,15 @@ class Serving:
         # Each once: a Want of 60 KiB that names one cell over and over would ask for gigabytes.
         count = source.count
         cells = [index for index in dict.fromkeys(push.cells) if index < count]
-        return _FromSource(source, cells, self.wait_for_disk)
+        if push.bulk is Bulk.STATE:
+            # Not held by the transfer: else each peer that takes a piece every few seconds would
+            # keep a state of its own here, in memory or as a file that is removed already.
+            return _FromSource(weakref.ref(source), cells, self.wait_for_disk)
+        return _FromSource(lambda: source, cells, self.wait_for_disk)
 
     def one_by_one(self, source: Listed) -> Outgoing:
         """The cells of a source, read when it is their turn."""
-        return _FromSource(source, source.cells, self.wait_for_disk)
+        return _FromSource(lambda: source, source.cells, self.wait_for_disk)
 
     async def wait_for_disk(self, work: Callable[[], T]) -> T:
         """Do what waits for the disk in a thread."""

@@ -1,6 +1,8 @@
 """A state comes over streams, from several peers at once; what is served takes little memory."""
 
+import gc
 import random
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from node.cells.bulk_streams import BULK_PROTOCOL, BulkStreams
 from node.cells.shard_store import Item
 from node.hooks import NodeHooks
 from node.state_transfer.state_streams import READ_BYTES, Serving, StateParts
+from protocol.errors import StreamClosedError
 from protocol.frames import Bulk, Want
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import SealCertificate
@@ -228,6 +231,33 @@ async def test_whoever_asks_for_a_whole_state_has_a_chunk_of_it_read_at_a_time()
         (item,) = await outgoing.more()
         assert item.index == number - 1
         assert source.read == number
+
+
+async def test_transfers_hold_no_state_that_nobody_else_holds() -> None:
+    """Peers that take a cell now and then, each of another state, keep two states here."""
+    place, made, begun = Place(SOURCES[0]), [], []
+    serving, peer = Serving(place, place.state_parts), Ed25519Signer(JOINER).peer_id
+    start = place.core.chain[0].value
+    for number in range(6):
+        state = place.store.make_state(vector(f"anchor {number}"), {"momentum": vector("m")})
+        place.store._states[state.root] = state
+        value = replace(start, round=ROUND + number, commits=(), root=state.root)
+        place.core.chain.append(SealCertificate(value=value, seals=()))
+        push = ev.Push(peer, Bulk.STATE, value.digest, (0, 1))
+        outgoing = await serving.cells(push)
+        assert outgoing is not None
+        begun.append(outgoing)
+        made.append(weakref.ref(state))
+        del place.store._states[state.root], state
+    gc.collect()
+    here = [number for number, state in enumerate(made) if state() is not None]
+    assert here == [4, 5]
+    for number, outgoing in enumerate(begun):
+        if number in here:
+            assert len(await outgoing.more()) == 2
+        else:
+            with pytest.raises(StreamClosedError, match="not here any more"):
+                await outgoing.more()
 
 
 async def test_rate_that_the_owner_allows_is_kept(autojump_clock: trio.abc.Clock) -> None:
