@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from tests.training.devices import available
+from tests.training.elsewhere import DEVICE, Elsewhere
 from tests.training.replicas import small_manifest
 from tests.training.test_compression import SHAPES
 from tests.training.test_one_step_delay import manifest_of, trained
+from training import device_encoding
 from training.compression import CODECS, Codec, make_feedback
 from training.device_encoding import encode_on_device, encoder_on, encodes_on_device
 
@@ -75,6 +77,43 @@ def test_nothing_of_a_tensor_passes_through_numpy_but_its_payload(
         moved.clear()
         payload = encode_on_device(CODECS[name](), tensor_N)
         assert sum(moved) == len(payload)
+
+
+@pytest.mark.parametrize("name", [*EXACT, *SUMMED])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_of_an_encoder_is_done_on_a_device_that_is_not_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, name: str, shape: str, seed: int
+) -> None:
+    """Mixing it with the host raises, as on CUDA; nothing comes back but the payload."""
+    codec, on_host = CODECS[name](), device_encoding.encodes_on_device
+    monkeypatch.setattr(device_encoding, "encodes_on_device", lambda codec, _: on_host(codec))
+    for numel in SIZES:
+        x_N = torch.from_numpy(vector(shape, numel, seed))
+        expected = encode_on_device(codec, x_N)
+        with Elsewhere() as there:
+            far_N = there.put(x_N)
+            assert far_N.device == DEVICE
+            assert encode_on_device(codec, far_N) == expected
+        assert there.moved_bytes == len(expected)
+
+
+def test_device_that_is_not_the_hosts_takes_nothing_of_it_and_is_seen_to_be_left() -> None:
+    """What the test above rests on."""
+    near_N = torch.arange(10.0)
+    with Elsewhere() as there:
+        far_N = there.put(near_N)
+        with pytest.raises(RuntimeError, match="tensors of two devices"):
+            far_N + near_N
+        with pytest.raises(RuntimeError, match="tensors of two devices"):
+            far_N[torch.arange(3)]
+        made_N = torch.ones(10, device=DEVICE) + far_N * 2
+        made_N += 1.0
+        assert there.moved_bytes == 0
+        assert made_N.cpu().tolist() == (2 * near_N + 2.0).tolist()
+        assert there.moved_bytes == 40
+        assert float(far_N.sum()) == 45.0
+    with pytest.raises(AssertionError, match="not there"):
+        far_N + 1.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
