@@ -75,6 +75,10 @@ class Link(IRawConnection):
     num_inbound = 0
     """Streams of the peer's that are served; kept by the transport."""
 
+    on_patient: Callable[[], None] = staticmethod(lambda: None)
+    """Called where this end waits for more than the next byte: `wake_sooner` is due a little later;
+    set by the transport."""
+
     def __init__(
         self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
     ) -> None:
@@ -167,14 +171,17 @@ class Link(IRawConnection):
             except OSError:
                 # Some sandboxes have no such option; a socket that is gone is told of by reading.
                 self._woken_bytes, self._is_woken_later = 1, False
+        if self._woken_bytes > 1:
+            self.on_patient()
 
-    def wake_sooner(self) -> None:
-        """Read what is here, where what was due has not come: asked for ever and again, because a
+    def wake_sooner(self) -> bool:
+        """Read what is here, where what was due has not come; whether that is to be asked again. A
         timer for each read would cost more than it is worth."""
         is_late = trio.current_time() - self._read_s > WOKEN_LATEST_S
         if is_late and self._woken_bytes > 1 and self._socket is not None:
             self._soon_bytes = 0
             self._wake_for(self._socket, 0)
+        return self._woken_bytes > 1 and not self.lost.is_set()
 
     def _roomy_place(self) -> bytearray:
         """Larger than the last time if that was filled. A new one: the old one may be in use."""

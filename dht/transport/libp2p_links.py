@@ -42,13 +42,19 @@ class Links(INotifee):
         self._up: dict[PeerId, dict[Link, None]] = {}
         self._reached: dict[PeerId, Reached] = {}
         self._risen = trio.Event()
+        self._patient = trio.Event()
+        """Set while a reader may wait for more than the next byte."""
         self._subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
 
     def open(self, raw: IRawConnection) -> Link:
         """Wrap a connection before its handshake."""
         link = Link(raw, spawn=self._spawn, on_lost=self.mark_down)
+        link.on_patient = self._set_patient
         self._all.add(link)
         return link
+
+    def _set_patient(self) -> None:
+        self._patient.set()
 
     def peers(self) -> tuple[PeerId, ...]:
         """The connected peers in ascending order."""
@@ -110,9 +116,11 @@ class Links(INotifee):
     async def keep_awake(self) -> None:
         """Have no reader wait long for the rest of what is due; see `Link.wake_sooner`."""
         while True:
+            await self._patient.wait()
             await trio.sleep(LOOKS_EVERY_S)
-            for link in self.everything():
-                link.wake_sooner()
+            self._patient = trio.Event()
+            if [link for link in self.everything() if link.wake_sooner()]:
+                self._patient.set()
 
     def mark_up(self, link: Link) -> None:
         """The library uses this link. Called by whoever notices first; again, it does nothing."""

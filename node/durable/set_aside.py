@@ -17,13 +17,13 @@ SET_ASIDE_FOLDER = "set-aside"
 
 
 def keep_log(path: Path, files: Files) -> Path:
-    """Copy a log that is about to be cut; of several such copies the first stays. Raises OSError
-    where the disk is full: it is not to be cut then."""
+    """Copy a log that is about to be cut, unless a longer one was kept before. Raises OSError where
+    the disk is full: it is not to be cut then."""
     folder = path.parent / SET_ASIDE_FOLDER
-    kept = folder / path.name
-    if not files.exists(kept):
+    kept, data = folder / path.name, files.content(path)
+    if not files.exists(kept) or len(files.content(kept)) < len(data):
         files.make_folder(folder)
-        replace_durably(kept, [files.content(path)], files)
+        replace_durably(kept, [data], files)
         files.sync_folder(path.parent)
     return kept
 

@@ -12,8 +12,9 @@ from libp2p.network.connection.raw_connection import RawConnection
 from trio.testing import wait_all_tasks_blocked
 
 from dht.transport.libp2p_link import UNYIELDED_BYTES_MAX, Link
+from dht.transport.libp2p_links import Links
 from protocol.limits import KIB, MIB
-from tests.dht.loopback import DEADLINE_S
+from tests.dht.loopback import DEADLINE_S, until
 
 pytestmark = pytest.mark.net
 
@@ -131,15 +132,20 @@ async def test_reader_of_a_line_that_has_become_slow_is_woken_for_what_is_here()
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             with Ends(nursery) as ends:
+                links = Links(nursery.start_soon)
+                link = links.open(ends.link._raw)
+                ends.link = link
                 await hurry(ends)
+                nursery.start_soon(links.keep_awake)
+                await wait_all_tasks_blocked(0.02)
                 ends.far.sendall(bytes(16 * KIB))
-                nursery.start_soon(read, ends.link)
+                nursery.start_soon(read, link)
                 await wait_all_tasks_blocked(0.02)
                 assert not found
-                while not found:
-                    ends.link.wake_sooner()
-                    await wait_all_tasks_blocked(0.02)
+                await until(lambda: bool(found))
                 assert found == [16 * KIB]
+                # Nobody waits for more any longer: nothing looks.
+                await until(lambda: not links._patient.is_set())
                 # And from now on for every byte.
                 ends.far.sendall(b"x")
                 await wait_all_tasks_blocked(0.02)

@@ -205,8 +205,15 @@ def test_chain_that_is_cut_is_kept_as_it_was_and_told_of_once(tmp_path, opened):
     assert len(journal.chain()) == 2
     journal.extend_chain(chain_of(4)[2:])
     assert not opened(tmp_path).damages
-    # Damaged once more, the first copy stays.
+    # Damaged once more, the longer copy stays.
     path.write_bytes(bytes(len(whole)))
+    opened(tmp_path)
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
+    opened(tmp_path).extend_chain(chain_of(8))
+    opened(tmp_path).extend_chain(chain_of(9)[8:])
+    bent = bytearray(path.read_bytes())
+    bent[10] ^= 1
+    path.write_bytes(bent)
     opened(tmp_path)
     assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
 
