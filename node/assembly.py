@@ -278,8 +278,8 @@ def _restart(
     def tell(text: str) -> None:
         node.log.emit("warning", key=f"disk {next(number)}", text=text)
 
-    for text in journal.damages:
-        tell(text)
+    if journal.damage:
+        tell(journal.damage)
     stored = stored_states(
         folder / CHECKPOINTS_FOLDER, node.signed.manifest, SHARD, store.slot_names, tell=tell
     )

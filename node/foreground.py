@@ -24,11 +24,11 @@ from node.reporting.logs import Logs, start_logging
 from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
-from node.settings.node_file import node_config, psk_file, read_node_file
+from node.settings.node_file import node_config, read_node_file
 from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state, make_folder, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
-from node.state.psk import check_private, read_psk
+from node.state.psk import check_private
 from node.state.run_store import found_or_resume
 from node.status.board import EventLog, StatusBoard
 from protocol.errors import BarnraiseError
@@ -124,9 +124,8 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         for text in (*named, *node_file.bootstrap):
             parse_dialable(text)
         given = {**start.options, "bootstrap": named}
-        transport_config(node_config(node_file, given, state=start.state, manifest=Path()))
-        key_file = psk_file(node_file, start.options, start.state)
-        psk = read_psk(key_file) if key_file is not None else None
+        early = node_config(node_file, given, state=start.state, manifest=Path())
+        psk = transport_config(early).psk
         obtained = await obtain(signer, psk)
         manifest = obtained.signed.manifest
         folder = run_folder(start.state, manifest.digest)

@@ -204,13 +204,12 @@ class Nesterov:
 OUTER_OPTIMIZERS.register("nesterov", Nesterov)
 
 
-WITHOUT_MOMENTUM = ("sgd", "sign")
-"""Optimizers that take none but 0."""
-
-
 def _refuse_momentum(name: str, momentum: float) -> None:
     if momentum != 0.0:
-        raise ConfigError(f"the outer optimizer {name} has no momentum: set 0 or take nesterov")
+        raise ConfigError(
+            f"momentum is {momentum:g}, and the optimizer {name!r} has none; set it to 0.0, or "
+            "optimizer to 'nesterov'"
+        )
 
 
 class Sgd:

@@ -141,16 +141,16 @@ class MuxedStream(IMuxedStream):
                 self._chunks[0] = chunk[left:]
             left -= len(found[-1])
         self.num_buffered -= num_bytes - left
-        if self._why or self._is_finished:
-            self._conn.count(self)
-        else:
-            self._grant(num_bytes - left)
+        self._grant(num_bytes - left)
         return found
 
     def _grant(self, num_bytes: int) -> None:
         """Few large updates: each is a record on the wire."""
+        if self._is_finished or self._why:
+            self._conn.count(self)
+            return
         self._owed += num_bytes
-        if 2 * self._owed < self.window_target or self._is_finished or self._why:
+        if 2 * self._owed < self.window_target:
             return
         now_s = trio.current_time()
         more = min(self.window_target, WINDOW_BYTES_MAX - self.window_target)

@@ -10,7 +10,6 @@ private swarm and any other network no connection comes up: their DHTs cannot mi
 
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
-from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.patterns import IPattern, PatternXX
 from noise.connection import NoiseConnection
 
@@ -52,10 +51,6 @@ class PskNoise(TunedNoise):
         pattern.psk = self._psk
         return pattern
 
-    def _failure(self, error: Exception, *, is_ours: bool) -> HandshakeFailure:
-        """As Noise's, but most likely the other end has another PSK: nothing it says decrypts."""
-        if isinstance(error, HandshakeFailure):
-            return error
-        if is_ours:
-            return HandshakeFailure(OTHER_PSK)
-        return HandshakeFailure(f"no handshake with our PSK: {type(error).__name__}")
+    def _why(self, error: Exception, *, is_ours: bool) -> str:
+        """Most likely the other end has another PSK: nothing it says decrypts."""
+        return OTHER_PSK if is_ours else f"no handshake with our PSK: {type(error).__name__}"

@@ -42,8 +42,10 @@ class TunedNoise(NoiseTransport):
         link = self._open_link(conn)
         try:
             agreed = await super().secure_inbound(link)
+        except HandshakeFailure:
+            raise
         except BAD_HANDSHAKE as error:
-            raise self._failure(error, is_ours=False) from None
+            raise HandshakeFailure(self._why(error, is_ours=False)) from None
         return _bind(link, agreed)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
@@ -51,15 +53,15 @@ class TunedNoise(NoiseTransport):
         link = self._open_link(conn)
         try:
             agreed = await super().secure_outbound(link, peer_id)
+        except HandshakeFailure:
+            raise
         except BAD_HANDSHAKE as error:
-            raise self._failure(error, is_ours=True) from None
+            raise HandshakeFailure(self._why(error, is_ours=True)) from None
         return _bind(link, agreed)
 
-    def _failure(self, error: Exception, *, is_ours: bool) -> HandshakeFailure:
+    def _why(self, error: Exception, *, is_ours: bool) -> str:
         """What to say of a handshake, one that we began or not, that `error` ended."""
-        if isinstance(error, HandshakeFailure):
-            return error
-        return HandshakeFailure(f"Noise: {str(error) or type(error).__name__}")
+        return f"Noise: {str(error) or type(error).__name__}"
 
 
 def _bind(link: Link, agreed: ISecureConn) -> Session:

@@ -58,9 +58,10 @@ def rounds(
 @app.command()
 def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = False) -> None:
     """Say what ails this node's network: reachability, NAT, relay, clock, paths, and what to do."""
+    from node.reporting.json_text import to_plain
     from node.status.client import ask, find_api
     from node.status.doctor import findings
-    from node.status.records import NodeStatus, PeerTable, to_plain
+    from node.status.records import NodeStatus, PeerTable
 
     api = find_api(_default_state() if state is None else state, run)
     found = findings(ask(api, "/v1/status", NodeStatus), ask(api, "/v1/peers", PeerTable))

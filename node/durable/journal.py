@@ -160,8 +160,8 @@ class FileJournal:
         self._rounds = [(m.digest, m.slot.round) for m in self._opened_messages]
         """Of each record of the log, so that cutting it decodes none."""
         self._logged = {digest for digest, _ in self._rounds}
-        self.damages: list[str] = []
-        """What was found of the chain, for people."""
+        self.damage = ""
+        """What was found of the chain, for people; nothing where it is whole."""
         self._chain_path = folder / CHAIN_FILE
         self._chain = RecordLog(
             self._chain_path, on_damage=self._keep_chain, files=files, pack=pack
@@ -194,15 +194,15 @@ class FileJournal:
         if len(chain) < len(records):
             self._keep_chain()
             self._chain.replace(records[: len(chain)])
-        if self.damages:
-            self.damages[0] += f" {len(chain)} are whole"
+        if self.damage:
+            self.damage += f" {len(chain)} are whole"
         return chain
 
     def _keep_chain(self) -> None:
         """Before it is cut: seals of later rounds may stand behind the one that is damaged."""
-        if not self.damages:
+        if not self.damage:
             kept = keep_log(self._chain_path, self._files)
-            self.damages.append(f"{CHAIN_FILE} is damaged, and was kept as {kept}; of its seals")
+            self.damage = f"{CHAIN_FILE} is damaged, and was kept as {kept}; of its seals"
 
     def _take_branch(self, log: RecordLog) -> list[SealCertificate]:
         """Provisional seals as far as each follows the one before."""

@@ -164,7 +164,7 @@ def _place_checkpoint(
             if not is_told:
                 tell(
                     f"the seals up to round {stored.round}, of which there is a checkpoint, are "
-                    "not on this disk: it is kept, and used once peers have given them"
+                    "not on this disk: it cannot be gone on from, and is kept"
                 )
                 is_told = True
             continue

@@ -29,7 +29,7 @@ from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.in_process import IN_PROCESS, NOT_YET
 from training.method import is_paced, wrong_flight
-from training.outer import OUTER_OPTIMIZERS, WITHOUT_MOMENTUM
+from training.outer import OUTER_OPTIMIZERS
 from training.presets import AUTO, PRESETS
 
 RESULT_BITS = 8
@@ -149,7 +149,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
             f"[outer] preset {outer.preset!r} lets each node take as many steps as it likes, and "
             "audits run segments of equal steps; set [audits] rate to 0, or another preset"
         )
-    yield from _with_momentum(expanded)
+    yield from _with_numbers(expanded)
     yield from _audited(expanded)
     if expanded.run.trust == "friends" and expanded.admission.ramp:
         yield (
@@ -187,17 +187,16 @@ def impossible(expanded: RunFile) -> Iterator[str]:
         )
 
 
-def _with_momentum(expanded: RunFile) -> Iterator[str]:
-    outer = expanded.outer
-    both = [("[outer]", outer.optimizer, outer.momentum)]
-    if outer.then is not None:
-        both.append(("[outer.then]", outer.then.optimizer, outer.then.momentum))
-    for section, optimizer, momentum in both:
-        if momentum and optimizer in WITHOUT_MOMENTUM:
-            yield (
-                f"{section} momentum is {momentum:g}, and the optimizer {optimizer!r} has none; "
-                "set it to 0.0, or optimizer to 'nesterov'"
-            )
+def _with_numbers(expanded: RunFile) -> Iterator[str]:
+    """What an outer optimizer does not take, as it says it itself."""
+    for section, one in (("[outer]", expanded.outer), ("[outer.then]", expanded.outer.then)):
+        if one is None:
+            continue
+        assert one.optimizer is not None, "written out"
+        try:
+            OUTER_OPTIMIZERS[one.optimizer](one.learning_rate, one.momentum)
+        except ConfigError as error:
+            yield f"{section} {error}"
 
 
 def _audited(expanded: RunFile) -> Iterator[str]:

@@ -149,6 +149,11 @@ def _access_spec(section: AccessSection) -> AccessSpec:
     return AccessSpec(mode=section.mode, allow=tuple(allow))
 
 
+def _largest_fragment(shard: ShardSpec) -> int:
+    """Its elements."""
+    return max(sum(shard.tensors[i].numel for i in fragment) for fragment in shard.fragments)
+
+
 def _cell_elements(given: int | None, shard: ShardSpec) -> int:
     """Of a cell. Raises ManifestError for a number that cuts no cells, or more than there may be,
     with the nearest that does."""
@@ -158,7 +163,7 @@ def _cell_elements(given: int | None, shard: ShardSpec) -> int:
         raise ManifestError(
             f"[model] cell_elements is {size}, and cells are a power of two; set it to {nearest}"
         )
-    numel = max(sum(shard.tensors[i].numel for i in fragment) for fragment in shard.fragments)
+    numel = _largest_fragment(shard)
     if numel > size * limits.CELLS_MAX:
         least = 1 << (-(-numel // limits.CELLS_MAX) - 1).bit_length()
         what = f"[model] cell_elements to {least}"
@@ -177,7 +182,7 @@ def _cell_elements(given: int | None, shard: ShardSpec) -> int:
 
 def cell_elements_for(shard: ShardSpec) -> int:
     """The largest cell that leaves at least eight of the largest fragment, within a chunk."""
-    numel = max(sum(shard.tensors[i].numel for i in fragment) for fragment in shard.fragments)
+    numel = _largest_fragment(shard)
     wanted = max(_CELL_ELEMENTS_LEAST, numel // CELLS_WANTED)
     return min(limits.CELL_ELEMENTS_MAX, 1 << (wanted.bit_length() - 1))
 

@@ -288,19 +288,6 @@ class Snapshot:
 R = TypeVar("R", NodeStatus, PeerTable, RoundTable)
 
 
-def to_plain(value: object) -> object:
-    """A record as dicts and lists for `json`. JSON has no NaN and no infinity: they become None."""
-    if dataclasses.is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        # Ids of listed peers are nearly all that there is: sixteen thousand in a table of rounds.
-        is_text = bool(value) and isinstance(value[0], str)
-        return list(value) if is_text else [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def from_plain(kind: type[R], body: object) -> R:
     """The record in what `json` read; fields that this version does not know are left out.
 

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 import trio
 from aiohttp import web
 
+from node.reporting.json_text import to_plain
 from node.state.folder import write_atomically
 from node.status.board import StatusBoard
 from node.status.metrics import CONTENT_TYPE, render_metrics
-from node.status.records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot, to_plain
+from node.status.records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:

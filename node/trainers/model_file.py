@@ -50,6 +50,14 @@ def founders_model(
     return model, ShardSpec("model", tensors, cut(tensors, fragments))
 
 
+def refuse_needless(given: Path | None, manifest: RunManifest) -> None:
+    """Raise ConfigError where a file is named and the run's model is in none."""
+    if given is not None and manifest.model.name != MODEL_FILE:
+        raise ConfigError(
+            f"the run's model {manifest.model.name} is built in: leave --model-file out"
+        )
+
+
 def kept_model_file(manifest: RunManifest, given: Path | None, folder: Path) -> Path | None:
     """Where the trainer finds the run's model file; None for a built-in model.
 
@@ -57,11 +65,8 @@ def kept_model_file(manifest: RunManifest, given: Path | None, folder: Path) -> 
     next start, or an export, does without the option. Raises ConfigError for a file that is not the
     one that the manifest names, and without any; OSError where it cannot be kept.
     """
+    refuse_needless(given, manifest)
     if manifest.model.name != MODEL_FILE:
-        if given is not None:
-            raise ConfigError(
-                f"the run's model {manifest.model.name} is built in: leave --model-file out"
-            )
         return None
     kept = folder / KEPT_FILE
     if given is None and kept.exists():

@@ -13,7 +13,7 @@ from pathlib import Path
 from node.processes.children import trainer_threads
 from node.processes.json_child import Line, number, run_json_child
 from node.state.folder import default_state
-from node.trainers.model_file import KEPT_FILE
+from node.trainers.model_file import KEPT_FILE, refuse_needless
 from node.using.checkpoint_find import find_run
 from node.using.export import open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
@@ -136,10 +136,7 @@ def find_source(choice: Choice) -> Source:
 
 def _source(choice: Choice, manifest: RunManifest, arguments: list[str]) -> Source:
     if choice.model_file is not None:
-        if manifest.model.name != MODEL_FILE:
-            raise ConfigError(
-                f"the run's model {manifest.model.name} is built in: leave --model-file out"
-            )
+        refuse_needless(choice.model_file, manifest)
         arguments = [*arguments, "--model-file", str(choice.model_file)]
     common = ("--run", manifest.digest.hex(), "--device", choice.device)
     return Source(manifest=manifest, arguments=(*common, *arguments))

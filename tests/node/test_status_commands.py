@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from node.commands.app import app
 from node.commands.looking import WATCH_S, look_again
-from node.status.records import Snapshot, to_plain
+from node.reporting.json_text import to_plain
+from node.status.records import Snapshot
 from node.status.snapshot import snapshot
 from node.status.tables import PICTURES, ROUNDS_SHOWN
 from protocol.errors import ConfigError, NetworkError

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.status.records import MethodRecord, NodeStatus, from_plain, to_plain
+from node.reporting.json_text import to_plain
+from node.status.records import MethodRecord, NodeStatus, from_plain
 from node.status.snapshot import snapshot
 from node.status.tables import draw_status
 from tests.node.cores import A, B, C, core_of

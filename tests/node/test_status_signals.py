@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from node.status.records import SUSPICION_USE, PeerTable, from_plain, to_plain
+from node.reporting.json_text import to_plain
+from node.status.records import SUSPICION_USE, PeerTable, from_plain
 from node.status.snapshot import snapshot
 from node.status.tables import draw_peers, draw_status
 from protocol.identity import peer_id_text

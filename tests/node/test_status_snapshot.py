@@ -12,6 +12,7 @@ import trio
 from rich.console import Console
 
 from node import events as ev
+from node.reporting.json_text import to_plain
 from node.shared_state.told import Told
 from node.status.records import (
     NodeStatus,
@@ -19,7 +20,6 @@ from node.status.records import (
     RoundTable,
     Snapshot,
     from_plain,
-    to_plain,
 )
 from node.status.snapshot import (
     PEERS_SHOWN_MAX,

@@ -1,5 +1,7 @@
 """The devices of this machine, for tests that hold on each."""
 
+from collections.abc import Mapping
+
 import torch
 
 from training.device import Device, Found, candidates
@@ -16,3 +18,13 @@ BFLOAT16_ON_CPU = Device(torch.device("cpu"), torch.bfloat16)
 
 SCARCE = Device(torch.device("cuda"))
 """A device whose memory is tried out, for models that stay on the CPU."""
+
+
+def assert_same_moments(
+    ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
+) -> None:
+    """Tensors of two optimizers, by name: some, the same ones, each on the same device."""
+    assert ours.keys() == theirs.keys() != set()
+    for key, tensor in ours.items():
+        assert theirs[key].device == tensor.device, key
+        assert torch.equal(theirs[key], tensor), key

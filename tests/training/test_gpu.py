@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from tests.training.devices import available
+from tests.training.devices import assert_same_moments, available
 from tests.training.replicas import OUTER, random_windows, small_manifest
 from training.device import Device, open_device
 from training.diloco import DiLoCo
@@ -87,11 +87,7 @@ def test_moments_go_to_the_disk_and_back_to_the_device(name, seed, tmp_path):
     _, again, other = on(name, manifest)
     DiLoCo(again, other, exchange=session, inner_store=store)
 
-    before, after = optimizer_tensors(model, optimizer), optimizer_tensors(again, other)
-    assert before.keys() == after.keys() != set()
-    for key, tensor in before.items():
-        assert after[key].device == tensor.device, key
-        assert torch.equal(after[key], tensor), key
+    assert_same_moments(optimizer_tensors(model, optimizer), optimizer_tensors(again, other))
 
 
 def test_a_batch_beyond_the_memory_is_cut_until_it_fits(name, seed):

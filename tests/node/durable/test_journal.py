@@ -199,12 +199,11 @@ def test_chain_that_is_cut_is_kept_as_it_was_and_told_of_once(tmp_path, opened):
     bent[len(bent) // 2] ^= 1
     path.write_bytes(bent)
     journal = opened(tmp_path)
-    (told,) = journal.damages
-    assert str(tmp_path / "set-aside" / CHAIN_FILE) in told
-    assert told.endswith("2 are whole")
+    assert str(tmp_path / "set-aside" / CHAIN_FILE) in journal.damage
+    assert journal.damage.endswith("2 are whole")
     assert len(journal.chain()) == 2
     journal.extend_chain(chain_of(4)[2:])
-    assert not opened(tmp_path).damages
+    assert not opened(tmp_path).damage
     # Damaged once more, the longer copy stays.
     path.write_bytes(bytes(len(whole)))
     opened(tmp_path)
@@ -222,7 +221,7 @@ def test_tail_that_a_crash_tore_off_is_no_damage_of_the_chain(tmp_path, opened):
     opened(tmp_path).extend_chain(chain_of(3))
     path = tmp_path / CHAIN_FILE
     path.write_bytes(path.read_bytes()[:-5])
-    assert not opened(tmp_path).damages
+    assert not opened(tmp_path).damage
     assert not (tmp_path / "set-aside").exists()
 
 
