@@ -100,7 +100,7 @@ def test_element_without_a_direction_stays():
     step = Sign(0.25).step(np.ones(3, np.float32), np.array([-2e-30, 0.0, 5.0], np.float32), info)
     assert step.anchor_N.tolist() == [1.25, 1.0, 0.75]
     assert step.anchor_N.dtype == np.float32
-    with pytest.raises(ConfigError, match="sign has no momentum"):
+    with pytest.raises(ConfigError, match=r"momentum is 0.5, and the optimizer 'sign' has none"):
         Sign(0.1, 0.5)
 
 
