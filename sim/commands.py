@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import refuse_idle
 from sim.bench import commands as bench_commands
 from sim.local import commands as local_commands
 
@@ -86,6 +87,7 @@ def run_scenario(
 
 @sim_app.command("sweep")
 def sweep_scenarios(
+    context: typer.Context,
     scenarios: Annotated[
         list[str] | None,
         typer.Argument(
@@ -128,6 +130,7 @@ def sweep_scenarios(
     """Run many seeds of some scenarios; each failure comes with the command that replays it."""
     from sim.trials import sweeping
 
+    refuse_idle(context, _idle(scenarios or []))
     if scenarios == [ROBUSTNESS]:
         options = {"liars": liars, "model": model, "skew": skew, "with_bare": bare}
         _sweep_robustness(
@@ -146,6 +149,15 @@ def sweep_scenarios(
     if json:
         print_json(end.as_json())
     raise typer.Exit(end.status)
+
+
+def _idle(scenarios: list[str]) -> dict[str, str]:
+    """Options of a sweep that nothing would read, and what they need."""
+    if scenarios == [ROBUSTNESS]:
+        return {"interpreted": f"a scenario: `{ROBUSTNESS}` runs none"}
+    if ROBUSTNESS in scenarios:
+        raise typer.BadParameter(f"`{ROBUSTNESS}` is no scenario: sweep it alone")
+    return dict.fromkeys(("model", "liars", "skew", "bare"), f"`{ROBUSTNESS}`")
 
 
 def _sweep_robustness(options: dict[str, Any], out: Path | None, json: bool) -> None:

@@ -1,5 +1,6 @@
 """Options that commands share: one name, one help text."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,17 @@ ManifestOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 
 
+def refuse_idle(context: typer.Context, options: Mapping[str, str]) -> None:
+    """By parameter what it needs that is not there: where it was said, nothing would read it.
+
+    Raises typer.BadParameter.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in options and _is_said(context, name):
+            raise typer.BadParameter(f"{parameter.opts[0]} does nothing without {options[name]}")
+
+
 def hand_down(context: typer.Context) -> None:
     """What a user said before a subcommand counts as if it were said behind it.
 
@@ -39,11 +51,15 @@ def hand_down(context: typer.Context) -> None:
     taken = {parameter.name for parameter in group.commands[name].params}
     said = {}
     for parameter in group.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is None or source.name != "COMMANDLINE":
+        if not _is_said(context, parameter.name or ""):
             continue
         if parameter.name not in taken:
             option = parameter.opts[0]
             raise typer.BadParameter(f"{context.command_path} {name} takes no {option}")
         said[parameter.name] = context.params[parameter.name]
     context.default_map = {name: said}
+
+
+def _is_said(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -7,9 +7,13 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import refuse_idle
 from protocol import limits
 
 ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
+RoundsOption = Annotated[
+    int | None, typer.Option(help="Rounds to seal.", show_default="as many as there is time")
+]
 TrustOption = Annotated[str, typer.Option(help="friends: the mean; open: a rule that bears liars.")]
 AttackOption = Annotated[
     str | None,
@@ -81,12 +85,21 @@ def _duration_s(duration: str | None, rounds: int | None) -> float | None:
     return None if text is None else seconds_named("--duration", text)
 
 
+def _idle(trainer: str, chaos: str | None) -> dict[str, str]:
+    """Options that nothing would read, and what they need."""
+    idle = {"steps": "--trainer real"} if trainer == "made-up" else {}
+    if trainer == "real":
+        idle |= dict.fromkeys(("train", "elements"), "--trainer made-up")
+    if chaos is None:
+        idle |= dict.fromkeys(("every", "reckless"), "--chaos")
+    return idle
+
+
 @app.command()
 def local(
+    context: typer.Context,
     peers: Annotated[int, typer.Option(help="Nodes that start together.")] = 4,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds to seal.", show_default="as many as there is time")
-    ] = None,
+    rounds: RoundsOption = None,
     duration: Annotated[
         str | None,
         typer.Option(help="How long faults are dealt and rounds sealed.", show_default="60s"),
@@ -115,6 +128,7 @@ def local(
 ) -> None:
     """Run real nodes on this machine, deal faults, and check what they did against the rules."""
     began_s = time.monotonic()
+    refuse_idle(context, _idle(trainer, chaos))
     from rich.console import Console
 
     from sim.attacks.alone import lies_of_nodes
