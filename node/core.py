@@ -11,6 +11,7 @@ from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
 from node.peers.relay import pack
 from node.rules.auditing import AUDIT_KINDS
+from node.rules.quoting import quoted_votes
 from node.rules.restart import Restart, was_listed
 from node.state_transfer.chain_pages import chain_page
 from protocol.errors import DecodeError, ProofError
@@ -39,7 +40,6 @@ from protocol.messages import (
     SealCertificate,
     SignedMessage,
     decode_body,
-    decode_message,
     is_signed,
 )
 
@@ -197,7 +197,7 @@ class NodeCore(CoreState):
             )
         if catchup.wanted is not None:
             actions += catchup.pull(self._rounds, lag_s=self.liveness.lag_s, now_s=now_s)
-        machine.is_held = catchup.wanted is not None
+        machine.is_held, machine.doubted = catchup.wanted is not None, catchup.sources.doubted
         if not machine.view.is_member and self._may_ask_seat():
             self._seat_asked = machine.view.basis
             actions.append(ev.ProveSeat(machine.view.basis))
@@ -284,9 +284,10 @@ class NodeCore(CoreState):
                 # With two rounds in flight (R5) one more may be open.
                 is_open = top.may_be_open + self.machine.config.clock.lag - 1
                 answer = StatusAnswer(nonce=nonce, round=is_open, head=top.basis)
+                yield ev.Send(peer, self._heartbeat(now_s))
                 yield ev.Send(peer, answer)
             case StatusAnswer(nonce=nonce, round=round_index):
-                if nonce == self._nonce:
+                if nonce == self._nonce and self._believes_open(peer, round_index):
                     yield from self._round(ev.StatusHeard(peer, round_index), now_s)
             case Hello() | Refusal() | Welcome():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
@@ -326,7 +327,12 @@ class NodeCore(CoreState):
             self.liveness.heard(message.sender, now_s)
         actions: list[ev.CoreAction] = []
         if isinstance(body, List | NewAttempt) and body.certificate:
-            actions += self._quoted(source, body.certificate, now_s)
+            try:
+                quoted = quoted_votes(slot, body, view.ballots, self.signer)
+            except DecodeError as error:
+                return [ev.Fault(source, f"{slot.kind.name} with a bad certificate: {error}")]
+            for vote in quoted:
+                actions += self._message(source, vote, now_s)
         actions += self._round(ev.Heard(message, body), now_s)
         if view.ballots.find(digest):
             if slot.kind is Kind.COMMIT:
@@ -347,19 +353,6 @@ class NodeCore(CoreState):
             return [ev.Fault(source, f"{message.slot.kind.name} is not signed by its sender")]
         actions = list(self._expand(self.audits.heard(message, body), now_s))
         return [*actions, *self._relay.forward(message, source, self.liveness.linked)]
-
-    def _quoted(
-        self, source: PeerId, certificate: tuple[bytes, ...], now_s: float
-    ) -> Iterator[ev.CoreAction]:
-        for data in certificate:
-            try:
-                vote, body = decode_message(data)
-            except DecodeError as error:
-                yield ev.Fault(source, f"malformed VOTE in a certificate: {error}")
-                return
-            # A certificate quotes votes, which quote nothing: no deeper nesting than this.
-            if not isinstance(body, List | NewAttempt):
-                yield from self._message(source, vote, now_s)
 
     # Chain and state ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from node.rules.auditing import Audits
 from node.rules.meeting import Meeting
 from node.rules.round_view import RoundConfig, RoundView
 from node.state_transfer.catchup import CatchUp
+from protocol import limits
 from protocol.frames import (
     BranchEnd,
     Bulk,
@@ -116,6 +117,18 @@ class CoreState:
             self.machine.courtesy.asked(peer, now_s)
             yield ev.Send(peer, self._heartbeat(now_s))
 
+    def _believes_open(self, peer: PeerId, is_open: int) -> bool:
+        """R12: whether a STATUS fits the heartbeat before it, whose seals its sender can be asked
+        for; it matters to who forgot what it signed.
+
+        Behind a final seal may be a branch; and a round that was SEALed may have led to the next.
+        """
+        config, working = self.machine.config, self._rounds.get(peer)
+        if not self.machine.has_forgotten:
+            return True
+        ahead = config.clock.lag + limits.BRANCH_ROUNDS_MAX * config.may_branch
+        return working is not None and is_open <= working + ahead
+
     def _heartbeat(self, now_s: float) -> Heartbeat:
         standing = self.machine.standing
         branch: tuple[BranchEnd, ...] = ()
@@ -129,8 +142,9 @@ class CoreState:
         machine, meeting = self.machine, self._meeting
         if not machine.config.may_branch:
             return
-        machine.is_behind = meeting.is_behind(machine.head)
-        machine.is_meeting = meeting.is_open(machine.standing, now_s=now_s)
+        is_behind = meeting.is_behind(machine.head, machine.doubted)
+        is_open = meeting.is_open(machine.standing, now_s=now_s)
+        machine.meets(is_behind=is_behind, is_meeting=is_open)
         yield from meeting.ask(machine.standing, now_s=now_s)
         path = None if self.catchup.is_busy else meeting.choose(machine.standing)
         if path is not None:

@@ -16,6 +16,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_streams import BulkStreams
+from node.cells.seat_checks import SeatChecks
 from node.cells.seat_proof import seat_proven
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
@@ -93,6 +94,7 @@ class Driver:
         self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
         self.ahead = WriteAhead(parts.journal)
+        self._seats = SeatChecks(self.core, self.store, self.compute)
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log, parts.states)
         self.finished = trio.Event()
         self.was_finished = False
@@ -290,11 +292,10 @@ class Driver:
             case ev.Apply(list_digest=digest):
                 base, root = view.head.root, await self._apply(view, action)
                 event = ev.Applied(digest, root or b"", base)
-            case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
-                on = self.core.machine.standing.on(basis)
-                root_on = on.head.root if on is not None else bytes(32)
-                expected = await self.compute(partial(store.seat_proof, peer, basis, root_on))
-                event = ev.SeatChecked(peer, basis, expected == proof)
+            case ev.CheckSeat():
+                if (checked := await self._seats.check(action)) is None:
+                    return
+                event = checked
             case ev.ProveSeat(basis=basis):
                 me = self.core.machine.view.me
                 run = self.core.manifest

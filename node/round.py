@@ -299,7 +299,8 @@ class RoundMachine(RoundSums):
     def _agree_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         if self._is_mute_in(view) or view.followed:
             return
-        if view.is_voter and is_given_up(view, self._deadline, now_s=now_s):
+        may_go_on = view.is_voter and view.attempt < limits.ATTEMPTS_MAX
+        if may_go_on and is_given_up(view, self._deadline, now_s=now_s):
             view.time_outs += now_s >= time_out_s(view, self._deadline)
             self._enter(view, self._next_attempt(view) + view.rare("attempt-skipped"), now_s)
         for said in statements(view, self._deadline, now_s=now_s):

@@ -110,6 +110,17 @@ LEASE_INTERVALS_MAX = 256
 MESSAGES_PER_ROUND_MAX = 4096
 """Signed messages that are kept for one round: 64 seats x 8 kinds x 8 attempts."""
 
+MESSAGES_SHARED_MAX = 1024
+"""Of them, what is for whoever says more than others; the rest is the members' own, each the same:
+48 of 64 members."""
+
+SEATS_ASKED_MAX = 512
+"""Of those that are shared, and of those that come early: SEATs, whose senders nobody knows."""
+
+EARLY_BYTES_MAX = 128 * KIB
+"""Of one member's messages of a round that is not open here: its longest COMMIT, its longest HAVE,
+and some of the others."""
+
 CHAIN_PAGE_SEALS = 256
 """Seals sent per request: a quarter of what a peer's queue of frames holds."""
 

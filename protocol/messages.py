@@ -37,6 +37,12 @@ _PAIR = b"\x92"
 MESSAGE_ID_BYTES = 8
 """So much of a digest names a message in a heartbeat."""
 
+
+def message_id_of(digest: bytes) -> bytes:
+    """What names the message of that digest in a heartbeat."""
+    return digest[:MESSAGE_ID_BYTES]
+
+
 Cell = Annotated[int, Range(0, limits.CELLS_MAX)]
 Nested = Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
 """A whole signed message inside another: a SEAL in a COMMIT, a VOTE in a certificate."""
@@ -66,7 +72,7 @@ class SignedMessage:
     def message_id(self) -> bytes:
         """Names the message in a heartbeat, within its round. Made once: of two sets of equal bytes
         those are compared soonest that are the same."""
-        return self.digest[:MESSAGE_ID_BYTES]
+        return message_id_of(self.digest)
 
     @cached_property
     def encoded(self) -> bytes:

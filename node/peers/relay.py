@@ -159,7 +159,7 @@ class Relay:
         settled = [
             key
             for key in unknown
-            if now_s - self._heard_s.get(view.ballots.named(key).digest, 0.0) >= self._settle_s
+            if now_s - self._heard_s.get(view.ballots.named(key)[-1].digest, 0.0) >= self._settle_s
         ]
         if not settled:
             return ()  # As most often: what it lacks is on its way.
@@ -173,7 +173,8 @@ class Relay:
         }
         if not ours:
             return ()
-        return pack(peer, [view.ballots.named(key) for key in view.ballots.ids if key in ours])
+        named = view.ballots.named
+        return pack(peer, [one for key in view.ballots.ids if key in ours for one in named(key)])
 
 
 def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:
@@ -203,4 +204,4 @@ def heartbeat(
 
 def message_ids(view: RoundView) -> tuple[bytes, ...]:
     """What a heartbeat says about the messages of a round; own ones may be beyond its limit."""
-    return view.ballots.ids[: limits.MESSAGES_PER_ROUND_MAX]
+    return view.ballots.told_ids[: limits.MESSAGES_PER_ROUND_MAX]

@@ -2,6 +2,7 @@
 
 import logging
 from math import inf
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -9,9 +10,12 @@ from node import events as ev
 from node.core import NodeCore
 from node.round import RoundMachine
 from node.rules.round_view import RoundView
-from node.state_transfer.catchup import CatchUp, Progress
+from node.state_transfer.catchup import CatchUp
 from node.status.board import EventLog, peer_texts
 from protocol.identity import PeerId, peer_id_text, short_id
+
+if TYPE_CHECKING:
+    from node.state_transfer.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from node.rules.roster import ClockRules, liars
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.join_puzzle import is_solved
-from protocol.messages import Body, Commit, Gram, Kind, Seal, Seat
+from protocol.messages import Agg, Body, Commit, Gram, Kind, Seal, Seat
 from training.gram import from_wire
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
@@ -31,19 +31,24 @@ def concerns(view: RoundView, entry: Entry) -> bool:
         return False
     if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):
         return False  # For its sender another seal is the last final one: nobody's fault.
-    if isinstance(entry.body, Gram) and not _is_of_slice(view, entry.body):
+    if isinstance(entry.body, Agg | Gram) and not _is_of_slice(view, entry.body):
         return False
     if view.may_branch and slot.kind in BY_VOTERS and sender not in view.member_set:
         return view.may_speak(sender)
     return (sender in view.member_set) == (slot.kind is not Kind.SEAT)
 
 
-def _is_of_slice(view: RoundView, body: Gram) -> bool:
-    """Whether it is of a slice of this round, in a run whose rule asks for it: it is large."""
+def _is_of_slice(view: RoundView, body: Agg | Gram) -> bool:
+    """Whether it is of a slice of this round, and a GRAM in a run whose rule asks for it."""
     cells = (body.first, body.stop)
-    if not view.uses_gram or view.everybody_sums:
+    if isinstance(body, Gram) and (not view.uses_gram or view.everybody_sums):
         return False
     return any((piece.first, piece.stop) == cells for piece in view.slices)
+
+
+def may_sit_next(view: RoundView, peer: PeerId) -> bool:
+    """Whether that peer may be a member of the next round, by all that is known here."""
+    return view.may_speak(peer) or peer in view.proven_seats
 
 
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
@@ -105,15 +110,18 @@ def claim_breach(rules: ClockRules, *, samples: int, tokens: int) -> str:
 def attempt_shown(view: RoundView, entry: Entry) -> int:
     """The latest attempt that a message leads to (R2); it is filed already.
 
-    Friends enter whatever LIST or NEWATTEMPT shows. In open runs one voter's word is not enough:
-    the latest in which, or beyond which, more voters are seen than may lie.
+    Friends enter whatever LIST or NEWATTEMPT of a voter shows. In open runs one voter's word is not
+    enough: the latest in which, or beyond which, more voters are seen than may lie.
     """
-    slot = entry.message.slot
+    slot, sender = entry.message.slot, entry.message.sender
     if slot.attempt <= view.attempt or slot.kind not in _ENTERING:
         return view.attempt
     num_liars = liars(len(view.electorate), view.trust)
     if not num_liars:
-        return slot.attempt if slot.kind in (Kind.LIST, Kind.NEWATTEMPT) else view.attempt
+        # On a branch those seal who are left of the voters, or of the members (R4).
+        may_lead = sender in view.roster.voter_set or (view.may_branch and view.may_speak(sender))
+        is_led = may_lead and slot.kind in (Kind.LIST, Kind.NEWATTEMPT)
+        return slot.attempt if is_led else view.attempt
     ahead = sorted(_latest(view).values(), reverse=True)
     return max(view.attempt, ahead[num_liars] if len(ahead) > num_liars else 0)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from node.rules.belief import liars
+from node.rules.room import Room
 from node.rules.roster import has_quorum
-from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import (
     Body,
@@ -24,6 +24,7 @@ from protocol.messages import (
     SignedMessage,
     Vote,
     list_digest,
+    message_id_of,
 )
 
 BodyT = TypeVar("BodyT")
@@ -64,7 +65,8 @@ class Ballots:
     news: int = 0
     _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
     _by_digest: dict[bytes, Entry] = field(default_factory=dict)
-    _by_id: dict[bytes, SignedMessage] = field(default_factory=dict)
+    _by_id: dict[bytes, tuple[SignedMessage, ...]] = field(default_factory=dict)
+    """Who has some minutes finds two messages of its own with the same id."""
     _id_set: set[bytes] = field(default_factory=set)
     """The ids alone: a set is compared with a set in a third of the time."""
     _twice: set[tuple[Place, PeerId]] = field(default_factory=set)
@@ -82,9 +84,14 @@ class Ballots:
     # Answers to what is asked after every event; None until they are asked for again.
     _commits_sorted: dict[PeerId, tuple[bytes, Commit]] | None = None
     _ids: tuple[bytes, ...] | None = None
+    _told_ids: tuple[bytes, ...] | None = None
     _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
     _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
+    _room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._room = Room(self.roster.member_set)
 
     def add(self, entry: Entry, *, is_own: bool = False) -> Filed:
         """File a message whose signature and place are checked; there is always room for one's own.
@@ -103,7 +110,7 @@ class Ballots:
                 self._keep(entry)
                 self._count_too(message, entry.body)
             return "conflict"
-        if len(self._by_digest) >= limits.MESSAGES_PER_ROUND_MAX and not is_own:
+        if not (is_own or self._room.takes(message)):
             return "full"
         if there is None:
             there = self._slots[place] = {}
@@ -157,9 +164,9 @@ class Ballots:
     def _keep(self, entry: Entry) -> None:
         self._by_digest[entry.message.digest] = entry
         message_id = entry.message.message_id
-        self._by_id[message_id] = entry.message
+        self._by_id[message_id] = (*self._by_id.get(message_id, ()), entry.message)
         self._id_set.add(message_id)
-        self._ids = None
+        self._ids = self._told_ids = None
 
     def counted(self, message: SignedMessage) -> SignedMessage:
         """What its sender said first, as far as this node knows, in the slot of that message."""
@@ -239,6 +246,21 @@ class Ballots:
             self._ids = tuple(self._by_id)
         return self._ids
 
+    @property
+    def told_ids(self) -> tuple[bytes, ...]:
+        """Those of `ids` that others need not send: not that of a COMMIT which is missing here, and
+        which honest voters rest on, though another message of that id is here."""
+        if self._told_ids is None:
+            missing = {message_id_of(digest) for digest in self._missing_commits()}
+            self._told_ids = tuple(one for one in self.ids if one not in missing)
+        return self._told_ids
+
+    def _missing_commits(self) -> Iterator[bytes]:
+        for (_, voted), voting in self._votes.items():
+            body = self._lists.get(voted)
+            if body is not None and 0 < self._num_liars < len(voting):
+                yield from (digest for digest in body.commits if digest not in self._commit_of)
+
     def unknown_to(self, held: frozenset[bytes]) -> AbstractSet[bytes]:
         """Those of `ids` that are not among the held ones."""
         if self._id_set <= held:
@@ -249,8 +271,8 @@ class Ballots:
         """How many messages there are."""
         return len(self._by_digest)
 
-    def named(self, message_id: bytes) -> SignedMessage:
-        """The message of one of `ids`."""
+    def named(self, message_id: bytes) -> tuple[SignedMessage, ...]:
+        """The messages of one of `ids`: nearly always one."""
         return self._by_id[message_id]
 
     def find(self, digest: bytes) -> Entry | None:

@@ -4,7 +4,7 @@ A heartbeat says on which head its sender stands. Who does not know that head as
 to it; with them and the highest lock known, `branches.better_head` gives the same answer to all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from node.events import Send
@@ -34,6 +34,10 @@ ASK_AFTER_S, ASK_AGAIN_S = 0.5, 2.0
 WAIT_S = 4.0
 """A closer waits so long at most for the branch of a peer that it has just met."""
 
+UNTOLD_MAX = 8
+"""Who was asked for so many branches, and each time named another one instead of an answer, is
+waited for no longer."""
+
 PATHS_MAX = 64
 """Branches of others that are kept at a time."""
 
@@ -45,6 +49,9 @@ class _Peer:
     final: int
     head: bytes
     since_s: float
+    untold: int = 0
+    """So many heads it has left one after the other without an answer for any."""
+
     asked_s: float | None = None
     is_told: bool = False
     """Whether it has answered for this head."""
@@ -68,7 +75,11 @@ class Meeting:
         known = self._peers.get(peer)
         is_new = known is None or known.final != final or known.head != head
         if is_new:
-            self._peers[peer] = _Peer(final, head, now_s)
+            is_untold = known is not None and known.asked_s is not None and not known.is_told
+            untold = known.untold + 1 if known is not None and is_untold else 0
+            is_evading = known is not None and untold >= UNTOLD_MAX
+            since_s = known.since_s if known is not None and is_evading else now_s
+            self._peers[peer] = _Peer(final, head, since_s, untold)
         return is_new
 
     def is_open(self, standing: Standing, *, now_s: float) -> bool:
@@ -88,9 +99,11 @@ class Meeting:
         """A link is gone."""
         self._peers.pop(peer, None)
 
-    def is_behind(self, final: SealValue) -> bool:
-        """Whether a linked peer has a later final seal."""
-        return any(known.final > final.round for known in self._peers.values())
+    def is_behind(self, final: SealValue, doubted: Collection[PeerId] = ()) -> bool:
+        """Whether a linked peer has a later final seal, one that is not doubted to have it."""
+        return any(
+            known.final > final.round and peer not in doubted for peer, known in self._peers.items()
+        )
 
     def ask(self, standing: Standing, *, now_s: float) -> Iterator[Send]:
         """Questions that are due: of peers on this final seal whose branch or lock is not known.

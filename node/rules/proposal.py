@@ -9,7 +9,7 @@ from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, decode_body
+from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, SignedMessage, decode_body
 
 HOLDERS_FRIENDS = 2
 """Where everybody sums so many hold the parts of whoever is listed: of the only copy its holder may
@@ -64,14 +64,18 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
 def _highest_lock(view: RoundView) -> List | None:
     """The lock of the latest attempt that a voter reports and can prove."""
     best: NewAttempt | None = None
+    votes: tuple[SignedMessage, ...] = ()
     for _, report in view.ballots.bodies(Kind.NEWATTEMPT, NewAttempt, view.attempt):
         if report.lock_attempt < 0 or (best and best.lock_attempt >= report.lock_attempt):
             continue
         body = List(commits=report.commits, drifts=report.drifts, certificate=())
-        if view.ballots.certificate(report.lock_attempt, view.ballots.list_digest(body)):
-            best = report
+        found = view.ballots.certificate(report.lock_attempt, view.ballots.list_digest(body))
+        if found:
+            best, votes = report, found
     if best is not None:
-        return List(commits=best.commits, drifts=best.drifts, certificate=best.certificate)
+        # The votes that are here: what a report quotes may be less than a quorum.
+        certificate = tuple(vote.encoded for vote in votes)
+        return List(commits=best.commits, drifts=best.drifts, certificate=certificate)
     return _lock_heard(view) if view.is_provisional else None
 
 

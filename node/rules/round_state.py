@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from node import events as ev
 from node.rules.accusing import JUDGED, wrong_sums
-from node.rules.admission import attempt_shown, breach, concerns, is_attended, is_for_us
+from node.rules.admission import (
+    attempt_shown,
+    breach,
+    concerns,
+    is_attended,
+    is_for_us,
+    may_sit_next,
+)
 from node.rules.agenda import Agenda
 from node.rules.agreement import waits_for_seats
 from node.rules.ballots import Entry
@@ -73,6 +80,8 @@ class RoundState:
         self.previous: RoundView | None = None
         self.audits: Audits | None = None
         """What says of work behind COMMITs, where a whole node is run."""
+        self.doubted: frozenset[PeerId] = frozenset()
+        """Who says that it has later seals and has not shown them, as the node's core knows."""
         self.is_held = False
         """Set while a later state is being fetched: this node then only listens."""
         self.is_behind = False
@@ -140,6 +149,12 @@ class RoundState:
         """Whether in the round under way it may have signed what it does not remember (R12)."""
         return self._silence.has_lost(self.view)
 
+    def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
+        """Whether somebody in reach has a later final seal, or a branch that is not known yet."""
+        if (is_behind, is_meeting) != (self.is_behind, self.is_meeting):
+            self.is_behind, self.is_meeting = is_behind, is_meeting
+            self._agenda.disturb()
+
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s
@@ -199,6 +214,8 @@ class RoundState:
         sender = message.sender
         if sender == view.me or sender in self.convicted:
             return []  # Of oneself the others will say it: this key is used twice, or forgot.
+        if not may_sit_next(view, sender):
+            return []  # Anybody can make up keys that contradict themselves.
         fault = ev.Fault(sender, f"two different {message.slot.kind.name} in one slot")
         return self._accuse(fault, two_messages_evidence(view.ballots.counted(message), message))
 
@@ -229,29 +246,31 @@ class RoundState:
             return False
         top = self.standing.top
         for view in (self.view,) if self.view is top else (self.view, top):
-            has_room = len(view.early) < lag * limits.MESSAGES_PER_ROUND_MAX
             is_next = slot.round in (view.index + 1, view.index + lag)
-            if is_next and has_room and not self.config.rare("early-dropped"):
-                view.early.setdefault(entry.message.digest, entry)
+            is_next &= slot.kind is Kind.SEAT or may_sit_next(view, entry.message.sender)
+            if is_next and not self.config.rare("early-dropped"):
+                view.early.keep(entry, rounds=lag)
         return is_sealed
 
     def _is_remembered(self, message: SignedMessage) -> bool:
         """Whether an own message is of a round that this node has left, and in its journal."""
-        view = self.standing.given_up.get(message.slot.basis)
-        if view is not None and view.ballots.find(message.digest) is not None:
+        if self.standing.has_signed(message):
             return True
         restart = self._restart
         return restart is not None and any(m.digest == message.digest for m in restart.messages)
 
     def _enter(self, view: RoundView, attempt: int, now_s: float) -> None:
-        """Work in a later attempt from now on; a rule reports the lock to its closer."""
-        view.attempt = attempt
+        """Work in a later attempt from now on; a rule reports the lock to its closer.
+
+        There is a last one, to which liars may lead: in that it stays.
+        """
+        view.attempt = min(attempt, limits.ATTEMPTS_MAX)
         view.entered_s = now_s if is_attended(view) else math.inf
         if view.opened_s is None:
             view.opened_s = now_s
 
     def _settle_silence(self) -> None:
-        self._silence.settle(self.view, self.standing.base)
+        self._silence.settle(self.view, self.standing.base, self.doubted)
 
     # Helpers ------------------------------------------------------------------------------------
 

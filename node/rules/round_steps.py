@@ -206,9 +206,8 @@ class RoundSteps(RoundState):
                 view.contribution = None
 
     def _hear_early(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
-        for entry in view.early.values():
+        for entry in view.early.take():
             yield from self._hear(entry, now_s)
-        view.early.clear()
 
     def _forget_restart(self) -> None:
         """What was said before the restart matters while its rounds may come back."""

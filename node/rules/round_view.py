@@ -7,6 +7,7 @@ from node.events import Contributed
 from node.rules import roster as rosters
 from node.rules.ballots import Ballots, Entry
 from node.rules.belief import Belief, belief_of
+from node.rules.early import Early
 from node.rules.gathering import Gathering, GatheringAll
 from node.rules.holding import Holding
 from node.rules.rare import Rare, never
@@ -48,8 +49,8 @@ class RoundView(Holding):
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
-    their seals would say. `own_seal` is the own SEAL of `named`, `early` messages of the next round
-    by digest. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
+    their seals would say. `own_seal` is the own SEAL of `named`, `early` messages of the next
+    round. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
     branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
     while `is_meeting` there may be one that is not known yet.
 
@@ -100,7 +101,7 @@ class RoundView(Holding):
     proven_seats: set[PeerId] = field(default_factory=set)
     held_until_s: float | None = None
     """Until when the own COMMIT is held for joiners; None before it was ready."""
-    early: dict[bytes, Entry] = field(default_factory=dict)
+    early: Early = field(default_factory=Early)
     followed: bytes = b""
     bound: bytes = b""
     is_meeting: bool = False

@@ -1,5 +1,7 @@
 """When a node must fill no slot: it slept, or it cannot know what it signed (R3, R12). Pure."""
 
+from collections.abc import Collection
+
 from node.rules.restart import Restart, own_seal, refill
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
@@ -12,6 +14,10 @@ class Silence:
         self._heard: set[PeerId] | None = None
         self._has_forgotten = False
         self._through = 0
+        self._told: dict[PeerId, int] = {}
+        """By peer the last round that may be open, as it said."""
+        self._claimed = 0
+        """The last of them that counts."""
         self._restart: Restart | None = None
         self._recalled = b""
         """The seal that opened a round of which all that this node signed is filed again."""
@@ -32,7 +38,8 @@ class Silence:
 
     def has_lost(self, view: RoundView) -> bool:
         """Whether this node may have signed in this round what it does not remember."""
-        return view.index <= self._through and view.basis != self._recalled
+        through = max(self._through, self._claimed)
+        return view.index <= through and view.basis != self._recalled
 
     def recall(self, view: RoundView, *, now_s: float) -> None:
         """R12: what this node signed in a round before it went down is filed there again.
@@ -76,9 +83,9 @@ class Silence:
         if self._heard is not None:
             self._heard.add(peer)
             if self._has_forgotten:
-                self._through = max(self._through, round_index)
+                self._told[peer] = round_index
 
-    def settle(self, view: RoundView, base: RoundView) -> None:
+    def settle(self, view: RoundView, base: RoundView, doubted: Collection[PeerId] = ()) -> None:
         """Stop asking once enough is known; called after every event.
 
         `view` is of the round under way, `base` of the one that is final next. A quorum's STATUS,
@@ -90,10 +97,18 @@ class Silence:
         if self._heard is None:
             return
         if self._has_forgotten:
-            # Of the round that they know open: the voters of an older one may all lag behind.
-            is_there = base.index >= self._through
+            # Of the round that they know open: the voters of an older one may all lag behind. Who
+            # has not shown the seals of later rounds that it says it has may have none of them.
+            claims = (
+                min(said, base.index) if peer in doubted else said
+                for peer, said in self._told.items()
+            )
+            self._claimed = max(claims, default=0)
+            is_there = base.index >= max(self._claimed, self._through)
             is_enough = is_there and len(self._heard & base.other_voters) >= base.num_to_ask
         else:
             is_enough = view.has_quorum(self._heard | {view.me})
         if is_enough:
-            self._heard, self._has_forgotten = None, False
+            self._through = max(self._through, self._claimed)
+            self._heard, self._has_forgotten, self._claimed = None, False, 0
+            self._told.clear()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from node.rules.branches import Position
 from node.rules.round_view import RoundView
-from protocol.messages import SealCertificate
+from protocol.messages import SealCertificate, SignedMessage
 
 NewView = Callable[[SealCertificate], RoundView]
 
@@ -25,6 +25,9 @@ class Standing:
     branch: list[SealCertificate] = field(default_factory=list)
     ahead: tuple[SealCertificate, ...] = ()
     given_up: dict[bytes, RoundView] = field(default_factory=dict)
+    _signed: dict[bytes, int] = field(default_factory=dict)
+    """By digest the rounds of own messages on branches that cannot become final any more."""
+
     beside: RoundView | None = None
     """The round behind `top`, where two are in flight (R5): the head names it, whatever the round
     before it comes to. So the second round of a branch is the same one on all branches."""
@@ -162,12 +165,28 @@ class Standing:
             view.asked.clear()
         return view
 
+    def has_signed(self, message: SignedMessage) -> bool:
+        """Whether an own message is of a round on a branch that was left."""
+        view = self.given_up.get(message.slot.basis)
+        is_there = view is not None and view.ballots.find(message.digest) is not None
+        return is_there or message.digest in self._signed
+
     def _forget(self) -> None:
-        """Rounds that stand on no seal which may still become final are over."""
+        """Rounds that stand on no seal which may still become final are over.
+
+        What was signed in them may come back from whoever was on that branch as well, as long as
+        rounds of that number are ahead.
+        """
         known = {self.final.value.digest, *(link.value.digest for link in self.branch)}
         kept = {}
         for basis, view in sorted(self.given_up.items(), key=lambda item: item[1].index):
             if view.head.before in known:
                 known.add(basis)
                 kept[basis] = view
+            else:
+                own = (message for message in view.ballots.messages() if message.sender == view.me)
+                self._signed |= {message.digest: message.slot.round for message in own}
         self.given_up = kept
+        past = [digest for digest, number in self._signed.items() if number < self.base.index]
+        for digest in past:
+            del self._signed[digest]

@@ -19,12 +19,16 @@ FILES_MAX = limits.EVIDENCE_MAX
 
 
 def save_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write it into the folder of evidence of a run. Raises StateError where the disk does not."""
+    """Write it into the folder of evidence of a run; a peer has one file per accusation, however
+    often it contradicts itself, and there are FILES_MAX, for keys cost nothing.
+
+    Raises StateError where the disk does not.
+    """
     try:
         inside = folder / EVIDENCE_FOLDER
         inside.mkdir(exist_ok=True)
-        path = inside / f"{evidence.entry_id.hex()[:16]}.evidence"
-        if not path.exists():
+        path = inside / f"{evidence.subject.hex()[:24]}-{evidence.accusation:d}.evidence"
+        if path.exists() or len(list(inside.glob("*.evidence"))) < FILES_MAX:
             write_atomically(path, evidence.encoded)
     except OSError as error:
         raise StateError(f"cannot keep evidence: {error.strerror or error}") from error

@@ -19,6 +19,7 @@ from node.events import CoreAction, Fault, Send
 from node.rules.chain import check_seal
 from node.rules.rare import Rare, never
 from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
+from node.state_transfer.chain_sources import ChainSources
 from node.state_transfer.fetch_events import (
     FetchBegun,
     Fetched,
@@ -29,13 +30,14 @@ from node.state_transfer.fetch_events import (
     StateFailed,
     StepFailed,
 )
+from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
 from protocol.frames import Bulk, Want, WantChain
 from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue
 
-__all__ = ["STALL_S", "STUCK_S", "CatchUp", "Progress"]
+__all__ = ["STALL_S", "STUCK_S", "CatchUp"]
 
 ROUNDS_BEHIND = 2
 STUCK_S = 15.0
@@ -46,33 +48,12 @@ BACK_WITHIN_S = 3.0
 """A connection that broke is there again within so long: its peer is asked for the rest at the rate
 that it gave, and what is on the disk is not read again."""
 
+PAGE_S = 60.0
+"""A page of the chain that takes longer is asked of somebody else, who may have a faster line."""
 
 LACKED_S = 1.0
 """Where all say that they lack what was asked of them, the chain goes on after such a pause: by
 then it leads further."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a node is: `done` of `total` seals of the chain, or bytes of state or results."""
-
-    what: str
-    round: int
-    done: int
-    total: int
-    sources: int
-    bytes_per_s: float
-
-    @property
-    def text(self) -> str:
-        """For people: `state of round 42: 40 % from 3 peers, 12.0 MiB/s`."""
-        share = 100 * self.done // self.total if self.total else 100
-        if self.what == "chain":
-            return f"seals up to round {self.round}: {share} % checked"
-        peers = "1 peer" if self.sources == 1 else f"{self.sources} peers"
-        what = "state of" if self.what == "state" else "results up to"
-        rate = f"{self.bytes_per_s / limits.MIB:.1f} MiB/s"
-        return f"{what} round {self.round}: {share} % from {peers}, {rate}"
 
 
 @dataclass(slots=True)
@@ -101,7 +82,8 @@ class CatchUp:
     """The round from which on the last page was asked for."""
     _moved_s: float = 0.0
     _not_before_s: float = -math.inf
-    _failed: set[PeerId] = field(default_factory=set)
+    _page_s: float = 0.0  # When the last page was asked for.
+    sources: ChainSources = field(default_factory=ChainSources)
     _behind: tuple[int, float] = (-1, 0.0)
     """The head with which somebody was first seen ahead of us, and when."""
     _fetch: CellFetch | None = None
@@ -118,8 +100,10 @@ class CatchUp:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a chain or a state is under way."""
-        return self._source is not None or self.wanted is not None
+        """Whether a chain or a state is under way; not of a source that has never proved itself."""
+        if self.wanted is not None:
+            return True
+        return self._source is not None and self._source not in self.sources.doubted
 
     @property
     def is_at_rest(self) -> bool:
@@ -160,24 +144,37 @@ class CatchUp:
         if self._source is None and max(rounds.values(), default=0) <= head.round + 1:
             self._behind = (-1, now_s)
             return []  # Nobody is ahead of us, as nearly always.
-        if self._source is not None:
-            if self._source in rounds and now_s - self._moved_s < STALL_S:
-                self._target = max(self._target, rounds[self._source] - 1)
-                return []
-            self.give_up()
         is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)
         behind = 1 if self.is_forced or is_stuck else ROUNDS_BEHIND
         ahead = {p: r for p, r in rounds.items() if r >= head.round + 1 + behind}
-        if not ahead:
+        if self._source is not None and self._goes_on(rounds, ahead, now_s):
             return []
-        if not ahead.keys() - self._failed:
-            self._failed.clear()
-        source = max(ahead.keys() - self._failed, key=lambda peer: (ahead[peer], peer))
+        source = self.sources.choose(ahead, now_s)
+        if source is None:
+            return []
         self._source, self._target, self._moved_s = source, ahead[source] - 1, now_s
         if self._base is None or self._base.digest != head.digest:
             self._chain, self._base = [], head
         self._named = named
         return self._go_on(now_s)
+
+    def _goes_on(
+        self, rounds: Mapping[PeerId, int], ahead: Mapping[PeerId, int], now_s: float
+    ) -> bool:
+        """Whether to wait for the source: else it is given up, and what it gave stays."""
+        source = self._source
+        assert source is not None
+        if source not in rounds:
+            self.give_up()
+        elif now_s - self._moved_s >= STALL_S:
+            self.sources.gave_nothing(source, now_s)
+            self.give_up()
+        elif now_s - self._page_s >= PAGE_S and self.sources.has_other(ahead, source, now_s):
+            self.give_up()
+        else:
+            self._target = max(self._target, rounds[source] - 1)
+            return True
+        return False
 
     def _is_stuck(
         self, head: SealValue, rounds: Mapping[PeerId, int], *, moved_s: float, now_s: float
@@ -194,7 +191,7 @@ class CatchUp:
         assert self._source is not None
         last = self._last
         if last.round < self._target:
-            self._asked = last.round + 1
+            self._asked, self._page_s = last.round + 1, now_s
             return [Send(self._source, WantChain(first=self._asked))]
         return self._begin(now_s)
 
@@ -229,10 +226,12 @@ class CatchUp:
                 named = self._before_last if self._named is not None else None
                 check_seal(last, certificate, self.signer, trust=self.trust, named=named)
             except ProofError:
+                self.sources.gave_nothing(peer, now_s)
                 self.give_up()
                 raise
             self._chain.append(certificate)
-        self._moved_s = now_s
+            self._moved_s = now_s
+            self.sources.proved(peer)
         # A source sends so many seals per request, and not more.
         is_page_full = self._last.round - self._asked + 1 >= limits.CHAIN_PAGE_SEALS
         if self._last.round < self._target and not is_page_full:
@@ -358,7 +357,7 @@ class CatchUp:
         self._chain, self._base = self._chain[rounds:], self.wanted.value
         self._fetched, self.begun = self.wanted.value.digest, (b"", 0)
         self._source, self.is_forced, self.wanted, self._fetch = None, False, None, None
-        self._failed.clear()
+        self.sources.arrived()
         self._vain.clear()
         return chain
 
@@ -374,7 +373,7 @@ class CatchUp:
     def give_up(self) -> None:
         """The source of the chain failed; `consider` takes another one next time."""
         if self._source is not None:
-            self._failed.add(self._source)
+            self.sources.pass_over(self._source)
         self._source = None
 
     def abandon(self) -> None:

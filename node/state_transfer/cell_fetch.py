@@ -22,6 +22,10 @@ REST_S, RESTS_GROW = 10.0, 3
 HOPELESS_S = 12.0
 """Nothing from anybody for so long: nobody has these cells any more."""
 
+CELL_S, NO_CELL_S = 240.0, 300.0
+"""A source whose pieces make no whole cell within so long is as good as silent, and where no cell
+at all comes within so long it is hopeless: the first cells of a line of 70 kbit/s take as long."""
+
 WINDOW_S = 2.0
 """A source is asked for what it gives in so many seconds."""
 
@@ -56,11 +60,13 @@ class Batch:
 
 @dataclass(slots=True)
 class _Source:
-    """`moved_s` is when the last of it came or it was asked after a pause; busy since `busy_s`."""
+    """`moved_s` is when the last of it came or it was asked after a pause, `whole_s` when the last
+    whole cell did; busy since `busy_s`."""
 
     asked: dict[Place, None] = field(default_factory=dict)
     asked_bytes: int = 0
     moved_s: float = 0.0
+    whole_s: float = 0.0
     busy_s: float = 0.0
     came_bytes: float = 0.0
     given_bytes: int = 0
@@ -101,13 +107,13 @@ class CellFetch:
         """Batches of which all cells are to come from one source, once it is chosen this one."""
         self._resumed: set[int] = set()
         """Batches of which something was here before: somebody had them."""
-        self._moved_s = now_s
+        self._moved_s = self._whole_s = now_s
 
     # What came ----------------------------------------------------------------------------------
 
     def begin(self, held: Mapping[bytes, Collection[int]], *, now_s: float) -> None:
         """What of which subjects was here before anybody was asked."""
-        self.is_begun, self._moved_s = True, now_s
+        self.is_begun, self._moved_s, self._whole_s = True, now_s, now_s
         for subject, cells in held.items():
             if subject in self._numbers:
                 self._settle(self._numbers[subject], cells)
@@ -128,6 +134,9 @@ class CellFetch:
             found.came_bytes += given
             found.given_bytes += given
             found.num_rests = 0
+            found.whole_s = now_s if given else found.whole_s
+        if any((number, cell) in self._missing for cell in cells):
+            self._whole_s = now_s
         self._givers.setdefault(number, set()).add(source)
         self.moved(source, now_s=now_s)
         self._settle(number, cells)
@@ -215,8 +224,9 @@ class CellFetch:
         return sum(source.rate(now_s) for source in self._sources.values() if source.asked)
 
     def is_hopeless(self, now_s: float, *, lag_s: float) -> bool:
-        """Whether nothing came from anybody for long."""
-        return self.is_begun and not self.is_whole and now_s > self._moved_s + HOPELESS_S + lag_s
+        """Whether nothing came from anybody for long, or no whole cell for very long."""
+        until_s = min(self._moved_s + HOPELESS_S, self._whole_s + NO_CELL_S)
+        return self.is_begun and not self.is_whole and now_s > until_s + lag_s
 
     def is_lacked(self, able: Collection[PeerId]) -> bool:
         """Whether all who may have it said of something that is missing that they lack it: those
@@ -250,7 +260,7 @@ class CellFetch:
                 continue
             if peer not in able:
                 self._release(source)
-            elif now_s > source.moved_s + STALL_S + lag_s:
+            elif now_s > min(source.moved_s + STALL_S, source.whole_s + CELL_S) + lag_s:
                 self.rest(peer, now_s=now_s)
         usable = self._usable(able, now_s)
         # Nobody takes everything before the others were asked.
@@ -338,7 +348,7 @@ class CellFetch:
             busy_s = min(max(source.moved_s - source.busy_s, 0.0), RATE_S)
             known = source.rate(source.moved_s) if source.came_bytes else 0.0
             source.busy_s, source.came_bytes = now_s - busy_s, known * busy_s
-            source.moved_s = now_s
+            source.moved_s = source.whole_s = now_s
         for place in places:
             self._open.pop(place, None)
             source.asked[place] = None

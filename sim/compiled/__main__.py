@@ -30,7 +30,8 @@ NATIVE = {
     "node/peers": "lingering liveness relay strikes",
     "node/reporting": "tracing",
     "node/rules": "*",
-    "node/state_transfer": "catchup cell_fetch fetch_events gathered partial_cells served throttle",
+    "node/state_transfer": "catchup cell_fetch chain_sources fetch_events gathered partial_cells"
+    " progress served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
     "sim": "assembly calendar_queue convicting devices disk edge file_bytes files invariants"

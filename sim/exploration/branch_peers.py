@@ -128,9 +128,9 @@ class BranchPeer(Peer):
 
     def _look(self) -> None:
         """What a core tells its machine of the branches of others, with every heartbeat."""
-        machine = self.machine
-        machine.is_behind = self.meeting.is_behind(machine.head)
-        machine.is_meeting = self.meeting.is_open(machine.standing, now_s=self.now_s)
+        machine, meeting = self.machine, self.meeting
+        is_open = meeting.is_open(machine.standing, now_s=self.now_s)
+        machine.meets(is_behind=meeting.is_behind(machine.head), is_meeting=is_open)
 
     def catch_up(self, other: "BranchPeer") -> None:
         """Take over the final chain of a peer: what the own branch has of it is confirmed, else its

@@ -8,14 +8,16 @@ from typer.testing import CliRunner
 
 from node.commands import evidence as commands
 from node.commands.app import app
+from node.state import evidence_files
 from node.state.evidence_files import place_of, read_evidence, save_evidence, saved_evidence
 from node.using.checkpoint_find import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.errors import ConfigError, StateError
-from protocol.evidence import WorkFinding
-from protocol.identity import peer_id_text
+from protocol.evidence import WorkFinding, two_messages_evidence
+from protocol.identity import PeerId, peer_id_text
+from protocol.messages import Kind, Leave
 from protocol.wire import decode, encode
-from tests.node.builders import peers_named, roster_of
+from tests.node.builders import Voice, head_of, peers_named, roster_of
 from tests.protocol.entry_vectors import EVIDENCE, SIGNER
 
 TWICE = EVIDENCE[Accusation.TWO_MESSAGES]
@@ -31,6 +33,26 @@ def test_evidence_is_saved_once_and_verified_from_the_file_alone(tmp_path):
     assert found["verified"] is True
     assert found["peer"] == peer_id_text(SIGNER.peer_id)
     assert found["place"] == place_of(TWICE) == "VOTE of round 41, attempt 1"
+
+
+def test_peer_that_contradicts_itself_again_and_again_has_one_file(tmp_path):
+    voice = Voice(peers_named(1)[0], head_of(peers_named(1)).value)
+    first = voice.sign(Kind.LEAVE, Leave(reason=""))
+    found = [
+        two_messages_evidence(first, voice.sign(Kind.LEAVE, Leave(reason=str(number))))
+        for number in range(1, 9)
+    ]
+    for one in found:
+        save_evidence(tmp_path, one)
+    (path,) = saved_evidence(tmp_path)
+    assert path.read_bytes() == found[-1].encoded
+
+
+def test_no_more_files_are_kept_than_evidence(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence_files, "FILES_MAX", 3)
+    for number in range(5):
+        save_evidence(tmp_path, replace(TWICE, subject=PeerId(bytes([number]) * 32)))
+    assert len(saved_evidence(tmp_path)) == 3
 
 
 def test_fork_has_no_place_in_a_round():

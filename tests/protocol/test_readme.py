@@ -111,6 +111,9 @@ def test_entries_and_evidence_are_told_apart_as_the_page_says():
         ("| 2^34, 2^31 |", limits.TOKENS_PER_ROUND_MAX == 2**34),
         ("2^22 rounds", limits.ROUNDS_MAX == 2**22),
         ("| messages kept per round | 4096 |", limits.MESSAGES_PER_ROUND_MAX == 4096),
+        ("| 1024, 512 of them SEATs |", limits.MESSAGES_SHARED_MAX == 2 * 512),
+        ("512 of them SEATs", limits.SEATS_ASKED_MAX == 512),
+        ("round opens | 128 KiB |", limits.EARLY_BYTES_MAX == 128 * limits.KIB),
     ],
 )
 def test_limits_are_those_of_the_code(row, value):

@@ -313,7 +313,8 @@ def _early_never_dropped() -> Iterator[None]:
     def with_early(machine: RoundMachine, *args: Any, **rest: Any) -> Any:
         view = new_view(machine, *args, **rest)
         if hasattr(machine, "view"):
-            view.early.update(machine.view.early)
+            for entry in machine.view.early.values():
+                view.early.keep(entry, rounds=1 << 20)
         return view
 
     with patch.object(RoundMachine, "_new_view", with_early):

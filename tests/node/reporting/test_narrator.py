@@ -7,7 +7,7 @@ import trio
 from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
 from node.round import RoundMachine
 from node.rules.restart import Restart
-from node.state_transfer.catchup import Progress
+from node.state_transfer.progress import Progress
 from node.status.board import EventLog
 from protocol.identity import KeyedHashSigner
 from tests.node.builders import CONFIG, head_of, peers_named, view_of

@@ -140,14 +140,28 @@ def test_list_is_found_from_whichever_attempt_it_was_proposed_in():
 
 def test_full_ballots_refuse_others_and_keep_room_for_the_own_messages():
     ballots = ballots_of()
-    for index in range(limits.MESSAGES_PER_ROUND_MAX):
-        heard = a.vote(X, attempt=index)
-        assert ballots.add(Entry(heard.message, heard.body)) == "new"
+    for attempt in range(limits.MESSAGES_PER_ROUND_MAX // len(ballots.roster.members)):
+        for voice in (a, b, c, d):
+            heard = voice.vote(X, attempt=attempt)
+            assert ballots.add(Entry(heard.message, heard.body)) == "new"
     late, own = b.commit(), d.commit()
     assert ballots.add(Entry(late.message, late.body)) == "full"
     assert ballots.add(Entry(own.message, own.body), is_own=True) == "new"
     # What was refused may come again later: it left no trace.
     assert ballots.of(Kind.COMMIT).keys() == {D}
+
+
+def test_member_that_says_all_that_it_can_leaves_the_others_their_room():
+    ballots = ballots_of()
+    own = (limits.MESSAGES_PER_ROUND_MAX - limits.MESSAGES_SHARED_MAX) // 4
+    filed = [
+        ballots.add(Entry(heard.message, heard.body))
+        for heard in (a.vote(X, attempt=attempt) for attempt in range(own + 1100))
+    ]
+    assert filed.count("new") == own + limits.MESSAGES_SHARED_MAX
+    for attempt in range(own):
+        heard = b.vote(X, attempt=attempt)
+        assert ballots.add(Entry(heard.message, heard.body)) == "new"
 
 
 def test_list_digest_depends_on_the_round_it_belongs_to():

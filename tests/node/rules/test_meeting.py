@@ -172,3 +172,14 @@ def test_paths_go_on_from_the_seal_that_became_final():
     found.heard(B, first.value.round, second.value.digest, now_s=10.0)
     list(found.ask(standing, now_s=10.0))
     assert found.choose(standing) == (second,)
+
+
+def test_peer_that_names_ever_new_branches_and_tells_of_none_is_waited_for_no_longer():
+    found, standing, waits = Meeting(KeyedHashSigner(A)), standing_on(), []
+    for number in range(60):
+        now_s = 0.5 * number
+        found.heard(B, FINAL.round, bytes([number + 1]) * 32, now_s=now_s)
+        list(found.ask(standing, now_s=now_s))
+        waits.append(found.is_open(standing, now_s=now_s))
+    assert all(waits[: meeting.UNTOLD_MAX])
+    assert not any(waits[-30:])

@@ -202,3 +202,19 @@ def test_so_many_others_leave_no_quorum_without_one_of_them(num_voters, trust):
     liars = (num_voters - 1) // 3 if trust == "open" else 0
     for silent in (peers[: num_voters - asked + liars], peers[asked - liars :]):
         assert not has_quorum(roster, silent, trust=trust)
+
+
+def test_round_that_a_doubted_peer_says_is_open_silences_no_later_one():
+    silence = silence_after(is_lost=True)
+    for peer in OTHERS[1:]:
+        silence.status(peer, VIEW.index)
+    silence.status(OTHERS[0], 1 << 22)
+    is_asking = []
+    for doubted in (set(), {OTHERS[0]}):
+        silence.settle(VIEW, VIEW, doubted)
+        is_asking.append(silence.is_asking)
+    assert is_asking == [True, False]
+    assert silence.is_on(VIEW)
+    later = view_of(ME, NEXT)
+    silence.settle(later, later)
+    assert not silence.is_on(later)

@@ -81,6 +81,26 @@ def test_views_are_forgotten_once_their_branch_cannot_become_final():
     assert standing.given_up == {}
 
 
+def test_own_words_of_a_branch_that_is_over_are_remembered_until_their_rounds_have_passed():
+    standing, links = standing_on(1, 2)
+    said = [Voice(peer, links[1].value).commit() for peer in (A, B)]
+    for one in said:
+        standing.top.ballots.add(entry_of(one))
+    own, other = (one.message for one in said)
+    standing.fall_back()
+    assert standing.has_signed(own)
+    final = [link(HEAD.value, 7)]
+    standing.adopt(final[0], new_view)
+    assert not standing.given_up
+    assert standing.has_signed(own)
+    assert not standing.has_signed(other)
+    for _ in range(3):
+        assert standing.has_signed(own) == (standing.base.index <= own.slot.round)
+        final.append(link(final[-1].value, 7))
+        standing.adopt(final[-1], new_view)
+    assert not standing.has_signed(own)
+
+
 def test_view_of_the_branch_stays_when_the_seal_before_it_becomes_final():
     standing, links = standing_on(1, 2)
     third = standing.top

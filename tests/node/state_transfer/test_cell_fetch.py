@@ -5,7 +5,15 @@ from itertools import count
 
 import pytest
 
-from node.state_transfer.cell_fetch import HOPELESS_S, REST_S, STALL_S, Batch, CellFetch
+from node.state_transfer.cell_fetch import (
+    CELL_S,
+    HOPELESS_S,
+    NO_CELL_S,
+    REST_S,
+    STALL_S,
+    Batch,
+    CellFetch,
+)
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from tests.node.builders import peers_named
@@ -293,3 +301,32 @@ def test_any_order_of_answers_losses_and_deaths_comes_to_an_end(seed):
         if fetch.is_whole:
             return
     raise AssertionError("it never ended")
+
+
+def test_source_whose_pieces_never_make_a_cell_rests_and_then_all_is_hopeless():
+    fetch = fetch_of(4)
+    assert asked(fetch, (A,)) == {A: [0, 1]}
+    times, now_s = [], 0.0
+    while not fetch.is_hopeless(now_s, lag_s=0.0):
+        now_s += STALL_S - 1.0
+        fetch.moved(A, now_s=now_s)
+        if asked(fetch, (A,), now_s):
+            times.append(now_s)
+    assert NO_CELL_S < now_s < NO_CELL_S + STALL_S
+    assert len(times) == 1
+    assert CELL_S + REST_S < times[0] < CELL_S + REST_S + 2 * STALL_S
+
+
+def test_source_that_gives_a_cell_now_and_then_is_waited_for():
+    fetch = fetch_of(4)
+    asked(fetch, (A,))
+    for cell in range(4):
+        now_s = (cell + 1) * (CELL_S - 2 * STALL_S)
+        for part in range(60):
+            at_s = now_s - (60 - part) * (STALL_S - 1.0)
+            fetch.moved(A, now_s=at_s)
+            asked(fetch, (A,), at_s)
+            assert not fetch.is_hopeless(at_s, lag_s=0.0)
+        fetch.arrived(A, SUBJECT, (cell,), now_s=now_s)
+        asked(fetch, (A,), now_s)
+    assert fetch.is_whole

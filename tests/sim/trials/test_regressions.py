@@ -24,14 +24,14 @@ from sim.trials.trial import run_trial
 FOLDER = Path(__file__).parent / "regressions"
 
 
-def _settle_alone(self, view, base):
+def _settle_alone(self, view, base, doubted=()):
     """As it was: whoever knows of no other voter need not hear anybody."""
     if self._heard is None:
         return
     if self._has_forgotten:
         blocking = rosters.blocking(len(view.electorate), view.trust)
         needed = min(blocking, len(view.other_voters))
-        is_there = view.index >= self._through
+        is_there = view.index >= max(self._through, *self._told.values(), 0)
         is_enough = is_there and len(self._heard & view.other_voters) >= needed
     else:
         is_enough = view.has_quorum(self._heard | {view.me})

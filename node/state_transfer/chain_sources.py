@@ -1,0 +1,74 @@
+"""Which linked peer is asked for the chain (R11): each says how far it is, a chain proves it. Pure.
+
+Whoever says that it is far ahead and gives no link that holds costs nobody more than some moments:
+it rests, longer each time, and what it says is doubted until it proves it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protocol.identity import PeerId
+
+DOUBT_AFTER = 3
+"""So often a source may give nothing: its line may be slow, or it is busy."""
+
+REST_S, REST_S_MAX = 10.0, 600.0
+"""So long a doubted source is not asked again; twice as long each time."""
+
+DOUBTED_MAX = 1024
+"""Peers that are remembered for having given nothing."""
+
+_NOBODY: frozenset[PeerId] = frozenset()
+
+
+@dataclass(slots=True)
+class ChainSources:
+    """Who was asked for the chain, and what came of it."""
+
+    _tried: set[PeerId] = field(default_factory=set)
+    """Asked lately: others come first."""
+
+    _vain: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
+    """How often in a row a peer gave nothing, and until when it rests."""
+
+    def choose(self, ahead: Mapping[PeerId, int], now_s: float) -> PeerId | None:
+        """Of the peers that say that they are ahead, by their rounds, the one to ask now."""
+        able = {peer for peer in ahead if self._vain.get(peer, (0, 0.0))[1] <= now_s}
+        if not able - self._tried:
+            self._tried.clear()
+        return max(able - self._tried, key=lambda peer: (ahead[peer], peer), default=None)
+
+    def has_other(self, ahead: Mapping[PeerId, int], source: PeerId, now_s: float) -> bool:
+        """Whether somebody else could be asked before that source is asked again."""
+        others = ahead.keys() - self._tried - {source}
+        return any(self._vain.get(peer, (0, 0.0))[1] <= now_s for peer in others)
+
+    def pass_over(self, peer: PeerId) -> None:
+        """Ask others first; nobody is to blame."""
+        self._tried.add(peer)
+
+    def gave_nothing(self, peer: PeerId, now_s: float) -> None:
+        """It was asked for a link, and gave none that holds."""
+        self._tried.add(peer)
+        times = self._vain.pop(peer, (0, 0.0))[0] + 1
+        until_s = now_s
+        if times >= DOUBT_AFTER:
+            until_s += min(REST_S * 2.0 ** min(times - DOUBT_AFTER, 16), REST_S_MAX)
+        self._vain[peer] = (times, until_s)
+        if len(self._vain) > DOUBTED_MAX:
+            del self._vain[next(iter(self._vain))]
+
+    def proved(self, peer: PeerId) -> None:
+        """It gave a link that holds."""
+        self._vain.pop(peer, None)
+
+    @property
+    def doubted(self) -> frozenset[PeerId]:
+        """Who said that it is ahead, and has not shown it however often it was asked."""
+        if not self._vain:  # As nearly always.
+            return _NOBODY
+        return frozenset(peer for peer, (times, _) in self._vain.items() if times >= DOUBT_AFTER)
+
+    def arrived(self) -> None:
+        """What was wanted is here: everybody may be asked again."""
+        self._tried.clear()

@@ -1,0 +1,126 @@
+"""Who says very much takes nobody's room, and no memory without bound."""
+
+from dataclasses import replace
+
+from blake3 import blake3
+
+from node import events as ev
+from node.core import NodeCore
+from node.rules.ballots import Entry
+from node.rules.early import Early
+from protocol import limits
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import Agg, Have, Held, Kind, Seat, slice_subject
+from tests.node.builders import CLOCK_RULES, CONFIG, Voice, contributed, head_of, peers_named
+from tests.node.cores import MANIFEST, faults, hand
+
+ME, *OTHERS, LIAR, STRANGER = peers_named(7)
+VOTERS = (ME, *OTHERS, LIAR)
+HEAD = head_of(VOTERS)
+OPEN = replace(CONFIG, trust="open", clock=replace(CLOCK_RULES, trust="open"))
+
+
+def open_core() -> NodeCore:
+    core = NodeCore(MANIFEST, OPEN, KeyedHashSigner(ME), HEAD, now_s=0.0)
+    core.start(0.0)
+    for peer in (*OTHERS, LIAR, STRANGER):
+        core.handle(ev.Linked(peer), 0.0)
+    return core
+
+
+def made_up(number: int) -> Voice:
+    return Voice(PeerId(blake3(b"%d" % number).digest()), HEAD.value)
+
+
+def seat_of(voice: Voice, mark: int = 0) -> ev.Heard:
+    return voice.say(Kind.SEAT, Seat(proof=bytes([mark]) * 32, device=""))
+
+
+def opens(core: NodeCore) -> bool:
+    """Whether the round opens with what the honest members commit."""
+    for peer in OTHERS:
+        hand(core, peer, Voice(peer, HEAD.value).commit(), now_s=0.1)
+    core.handle(contributed(5), 0.2)
+    return core.machine.view.opened_s is not None
+
+
+def test_seats_of_made_up_keys_are_filed_and_checked_up_to_their_room_and_no_round_waits():
+    core, checks = open_core(), 0
+    for number in range(limits.SEATS_ASKED_MAX + 100):
+        actions = hand(core, STRANGER, seat_of(made_up(number)))
+        checks += sum(isinstance(action, ev.CheckSeat) for action in actions)
+        assert not faults(actions)
+    assert checks == limits.SEATS_ASKED_MAX
+    assert len(core.machine.view.ballots) == limits.SEATS_ASKED_MAX
+    assert opens(core)
+
+
+def test_words_about_lists_that_a_member_makes_up_stop_no_round():
+    core, liar = open_core(), Voice(LIAR, HEAD.value)
+    piece = core.machine.view.slices[0]
+    cells = (piece.first, piece.stop)
+    for number in range(limits.MESSAGES_PER_ROUND_MAX + 100):
+        digest = blake3(b"%d" % number).digest()
+        body = Agg(list_digest=digest, first=cells[0], stop=cells[1], root=digest)
+        hand(core, LIAR, liar.say(Kind.AGG, body, subject=slice_subject(digest, *cells)))
+    assert 1000 < len(core.machine.view.ballots) < limits.MESSAGES_PER_ROUND_MAX
+    assert opens(core)
+
+
+def test_word_about_cells_that_are_no_slice_is_not_filed():
+    core, liar = open_core(), Voice(LIAR, HEAD.value)
+    stop = core.machine.view.num_cells + 1
+    digest = blake3(b"list").digest()
+    body = Agg(list_digest=digest, first=0, stop=stop, root=digest)
+    hand(core, LIAR, liar.say(Kind.AGG, body, subject=slice_subject(digest, 0, stop)))
+    assert len(core.machine.view.ballots) == 0
+
+
+def test_made_up_key_that_contradicts_itself_is_no_evidence_that_anybody_keeps():
+    core = open_core()
+    for number in range(3):
+        for mark in (0, 1):
+            actions = hand(core, STRANGER, seat_of(made_up(number), mark))
+            assert not any(isinstance(action, ev.Accuse) for action in actions)
+    assert not core.machine.convicted
+    hand(core, OTHERS[0], Voice(OTHERS[0], HEAD.value).commit("one"))
+    actions = hand(core, OTHERS[0], Voice(OTHERS[0], HEAD.value).commit("other"))
+    assert any(isinstance(action, ev.Accuse) for action in actions)
+
+
+LONG = Have(held=tuple(Held(first=i, stop=i + 1, senders=bytes([i % 256])) for i in range(3072)))
+NEXT = replace(HEAD.value, round=HEAD.value.round + 1)
+
+
+def test_messages_of_the_next_round_are_kept_early_of_whom_may_have_a_seat_in_it():
+    core, early = open_core(), open_core().machine.view.early
+    assert len(early) == 0
+    hand(core, STRANGER, Voice(STRANGER, NEXT).say(Kind.HAVE, LONG))
+    assert len(core.machine.view.early) == 0
+    core.handle(ev.SeatChecked(STRANGER, HEAD.value.digest, is_proved=True), 0.0)
+    hand(core, STRANGER, Voice(STRANGER, NEXT).say(Kind.HAVE, LONG))
+    assert len(core.machine.view.early) == 1
+
+
+def test_member_keeps_no_more_early_than_its_bytes():
+    core = open_core()
+    for attempt in range(200):
+        hand(core, LIAR, Voice(LIAR, NEXT).say(Kind.HAVE, LONG, attempt))
+    taken = sum(len(entry.message.encoded) for entry in core.machine.view.early.values())
+    assert 0 < taken <= limits.EARLY_BYTES_MAX
+    hand(core, OTHERS[0], Voice(OTHERS[0], NEXT).say(Kind.HAVE, LONG))
+    assert len({e.message.sender for e in core.machine.view.early.values()}) == 2
+
+
+def test_seats_that_come_early_are_kept_up_to_their_room_and_taken_once():
+    early = Early()
+    for number in range(limits.SEATS_ASKED_MAX + 10):
+        heard = seat_of(made_up(number))
+        for _ in range(2):
+            early.keep(Entry(heard.message, heard.body), rounds=1)
+        assert heard.message.digest in early or number >= limits.SEATS_ASKED_MAX
+    assert len(list(early.take())) == limits.SEATS_ASKED_MAX
+    assert len(early) == 0
+    heard = seat_of(made_up(0))
+    early.keep(Entry(heard.message, heard.body), rounds=1)
+    assert len(early) == 1
