@@ -255,6 +255,55 @@ async def test_node_keeps_two_places_and_takes_another_when_a_relay_dies(autojum
         nursery.cancel_scope.cancel()
 
 
+async def test_relay_that_comes_back_elsewhere_is_told_there(autojump_clock):
+    network = MemoryNetwork()
+    async with (
+        network.open(signer_seed=os.urandom(32)) as relay,
+        network.open(signer_seed=os.urandom(32)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        RelayServer(relay, RelayLimits(), seen=lambda _peer: SEEN)
+        (old,), new = relay.addresses(), "/memory/elsewhere"
+        where = {relay.peer_id: old}
+        places = Places(peer, listens=lambda one: where[one], is_wanted=lambda: True)
+        nursery.start_soon(places.run)
+        await peer.connect(relay.peer_id, (old,))
+        await trio.sleep(1)
+        assert places.addresses() == (circuit_address(relay.peer_id, old),)
+        await peer.disconnect(relay.peer_id)
+        network.listeners[new] = network.listeners.pop(old)
+        where[relay.peer_id] = new
+        await peer.connect(relay.peer_id, (new,))
+        await trio.sleep(10)
+        assert places.addresses() == (circuit_address(relay.peer_id, new),)
+        network.listeners[old] = network.listeners.pop(new)
+        nursery.cancel_scope.cancel()
+
+
+async def test_peers_that_are_gone_make_room_for_a_relay(autojump_clock, monkeypatch):
+    monkeypatch.setattr(relay_client, "_CANDIDATES_MAX", 4)
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+
+        async def opened():
+            return await stack.enter_async_context(network.open(signer_seed=os.urandom(32)))
+
+        peer, *others = [await opened() for _ in range(7)]
+        RelayServer(others[-1], RelayLimits(), seen=lambda _peer: SEEN)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        places = places_of(peer, others)
+        nursery.start_soon(places.run)
+        for other in others:
+            await peer.connect(other.peer_id, other.addresses())
+            await trio.sleep(1)
+            if other is not others[-1]:
+                await peer.disconnect(other.peer_id)
+        await trio.sleep(60)
+        assert places.holds(others[-1].peer_id)
+        assert len(places._candidates) == 4
+        nursery.cancel_scope.cancel()
+
+
 async def test_peer_that_is_no_relay_is_asked_less_and_less(autojump_clock):
     asked = []
 
