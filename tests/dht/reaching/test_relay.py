@@ -118,6 +118,20 @@ async def test_place_of_a_silent_peer_is_free_again(autojump_clock):
             await stream.receive_exactly(1)
 
 
+async def test_peer_that_is_back_takes_over_the_place_of_its_silent_stream(autojump_clock):
+    async with memory_relay() as relay, relay.peer() as peer:
+        old, _ = await relay.reserve(peer)
+        new, granted = await relay.reserve(peer)
+        assert isinstance(granted, Granted)
+        with pytest.raises(StreamClosedError):
+            await old.receive_exactly(1)
+        assert relay.server.books.num_places == 1
+        assert isinstance(await say(new, Reserve()), Granted)
+        await new.aclose()
+        await trio.sleep(1)
+        assert relay.server.books.num_places == 0
+
+
 async def test_circuit_ends_when_the_bytes_of_the_day_are_sent(autojump_clock):
     async with (
         memory_relay(peer_day_bytes=10) as relay,
