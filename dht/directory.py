@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 _REFRESHES_AT_ONCE = 4
 _FIRST_CONTACTS_MAX = 128
 
+_SUSPENDED_S = 30.0
+"""So far ahead of our timers the wall clock got while this machine slept: records live by it."""
+
 
 class Directory(Protocol):
     """SEAM: how strangers meet, and who has which content.
@@ -356,12 +359,17 @@ class KademliaDirectory:
                     await self._publish(announcement)
 
     async def _keep_fresh(self) -> None:
+        ahead_s = self._wall_clock() - trio.current_time()
         while True:
             is_lonely = not len(self.kademlia.table)
             wait_s = self.config.lonely_retry_s if is_lonely else self.config.check_s
             with trio.move_on_after(wait_s):
                 await self._refresh_wanted.wait()
             self._refresh_wanted = trio.Event()
+            before_s, ahead_s = ahead_s, self._wall_clock() - trio.current_time()
+            if ahead_s - before_s > _SUSPENDED_S:
+                self._announcements.renew_all(trio.current_time())
+                self._announcements_changed.set()
             self.kademlia.store.purge(self._wall_clock())
             if not len(self.kademlia.table):
                 await self._join_again()
