@@ -22,6 +22,7 @@ from dht.kademlia.messages import (
     StoreVerdict,
 )
 from dht.kademlia.paths import Search
+from dht.kademlia.pinging import Pinger
 from dht.kademlia.records import SignedRecord, is_timely, merge
 from dht.kademlia.requests import RequestConfig, Requester, RequestServer
 from dht.kademlia.routing import Contact
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _REFRESHES_AT_ONCE = 4
 _FIRST_CONTACTS_MAX = 128
+
+_SUSPENDED_S = 30.0
+"""So far ahead of our timers the wall clock got while this machine slept: records live by it."""
 
 
 class Directory(Protocol):
@@ -114,16 +118,17 @@ class KademliaDirectory:
             tuple if is_visitor else transport.addresses,
             self._rng,
             config=self.config.kademlia,
+            connected=transport.connected,
         )
         self._announcements = Announcements(signer, replicas=self.config.kademlia.lookup.width)
         self._requester = Requester(transport, self.config.requests)
         self._searcher = Searcher(
             self.kademlia, transport, self._requester, nursery=self._running, answered=self._heard
         )
+        self._pinger = Pinger(self.kademlia, self._ping, num_at_once=self.config.pings_at_once)
         self._first_contacts: dict[PeerId, Contact] = {}
         self._origins = Origins()
         self._nursery: trio.Nursery | None = None
-        self._pings_wanted = trio.Event()
         self._announcements_changed = trio.Event()
         self._refresh_wanted = trio.Event()
         server = RequestServer(self._answer, self.config.requests)
@@ -137,7 +142,7 @@ class KademliaDirectory:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._keep_pinging)
+                nursery.start_soon(self._pinger.run)
                 nursery.start_soon(self._keep_announced)
                 nursery.start_soon(self._keep_fresh)
                 task_status.started()
@@ -268,7 +273,7 @@ class KademliaDirectory:
         """An answer came; of a new peer, it may lie where our records are looked for."""
         if is_new and (records := self._announcements.for_newcomer(contact.peer)):
             self._running().start_soon(self._tell_newcomer, contact, records)
-        self._wake_pinger()
+        self._pinger.wake()
 
     async def _tell_newcomer(self, contact: Contact, records: Sequence[SignedRecord]) -> None:
         # One after the other: whoever says much should not fill its streams.
@@ -335,7 +340,7 @@ class KademliaDirectory:
     def _answer(self, peer: PeerId, request: Request) -> Reply:
         now_s = trio.current_time()
         reply = self.kademlia.handle_request(peer, request, now_s, self._wall_clock())
-        self._wake_pinger()
+        self._pinger.wake()
         return reply
 
     # Background
@@ -343,21 +348,6 @@ class KademliaDirectory:
     def _running(self) -> trio.Nursery:
         assert self._nursery is not None, "start directory.run first"
         return self._nursery
-
-    def _wake_pinger(self) -> None:
-        if self.kademlia.has_pings:
-            self._pings_wanted.set()
-
-    async def _keep_pinging(self) -> None:
-        """Ping those who asked us something, so that we can tell others about them."""
-        while True:
-            await self._pings_wanted.wait()
-            self._pings_wanted = trio.Event()
-            pings = self.kademlia.take_pings()
-            for start in range(0, len(pings), self.config.pings_at_once):
-                async with trio.open_nursery() as nursery:
-                    for contact in pings[start : start + self.config.pings_at_once]:
-                        nursery.start_soon(self._ping, contact)
 
     async def _keep_announced(self) -> None:
         while True:
@@ -369,12 +359,17 @@ class KademliaDirectory:
                     await self._publish(announcement)
 
     async def _keep_fresh(self) -> None:
+        ahead_s = self._wall_clock() - trio.current_time()
         while True:
             is_lonely = not len(self.kademlia.table)
             wait_s = self.config.lonely_retry_s if is_lonely else self.config.check_s
             with trio.move_on_after(wait_s):
                 await self._refresh_wanted.wait()
             self._refresh_wanted = trio.Event()
+            before_s, ahead_s = ahead_s, self._wall_clock() - trio.current_time()
+            if ahead_s - before_s > _SUSPENDED_S:
+                self._announcements.renew_all(trio.current_time())
+                self._announcements_changed.set()
             self.kademlia.store.purge(self._wall_clock())
             if not len(self.kademlia.table):
                 await self._join_again()

@@ -25,7 +25,7 @@ WAIT_SEATS_S_MAX = 86_400.0
 STATE_MBIT_MIN, LINE_MBIT_MIN, MBIT_MAX = 0.5, 1.0, 1e6
 """Slower than the least, a joiner would take us for dead between two pieces of a cell."""
 
-_MULTIADDR = re.compile(r"(?P<address>/[^\s]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)/?")
+_MULTIADDR = re.compile(r"(?P<address>/[!-~]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)/?")
 _EXAMPLE = "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
 _TCP = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,6})")
 _NAME = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")

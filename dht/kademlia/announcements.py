@@ -78,6 +78,11 @@ class Announcements:
         """When something will be due; infinite when we say nothing."""
         return min((a.due_s for a in self._by_key.values()), default=float("inf"))
 
+    def renew_all(self, now_s: float) -> None:
+        """Everything is due now: by the wall clock it may have expired."""
+        for announcement in self._by_key.values():
+            announcement.due_s = now_s
+
     def stored(self, record: SignedRecord, peer: PeerId, now_s: float) -> None:
         """`peer` says that it has stored it: perhaps late, when nobody waits for it any more.
 

@@ -7,7 +7,7 @@ list to be pinged first; what others tell us is only ever a hint whom to ask.
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -81,8 +81,12 @@ class Kademlia:
         rng: random.Random,
         *,
         config: KademliaConfig | None = None,
+        connected: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
-        """`addresses` gives those at which we listen now; `rng` must be secret in a real node."""
+        """`addresses` gives those at which we listen now; `rng` must be secret in a real node.
+
+        Of those who asked us something, `connected` ones are pinged first and dropped last.
+        """
         self.config = config or KademliaConfig()
         self.peer_id = signer.peer_id
         self.table = RoutingTable(signer.peer_id)
@@ -92,6 +96,7 @@ class Kademlia:
         self.times = PeerTimes(at_first_s=self.config.lookup.slow_after_s)
         self._signer = signer
         self._addresses = addresses
+        self._connected = connected
         self._to_ping: OrderedDict[PeerId, Contact] = OrderedDict()
         self._failures: OrderedDict[PeerId, _Failure] = OrderedDict()
         self._believed: OrderedDict[SignedRecord, None] = OrderedDict()
@@ -166,10 +171,16 @@ class Kademlia:
         until_s = now_s + self.config.avoid_first_s
         self._remember_failure(peer, until_s, last.pause_s if last else 0.0)
 
-    def take_pings(self) -> list[Contact]:
-        """Contacts to ping now: those who asked us something, and doubtful ones of full buckets."""
-        pings = list(self._to_ping.values())
-        self._to_ping.clear()
+    def take_pings(self, num_max: int | None = None) -> list[Contact]:
+        """Contacts to ping now: those who asked us something, and doubtful ones of full buckets.
+
+        Connected ones come first, since their answer takes no dial; else whoever waits longest.
+        """
+        connected = set(self._connected())
+        waiting = sorted(self._to_ping.values(), key=lambda one: one.peer not in connected)
+        pings = waiting[:num_max]
+        for contact in pings:
+            del self._to_ping[contact.peer]
         return pings
 
     def lookup(
@@ -240,8 +251,13 @@ class Kademlia:
             self._enqueue_ping(Contact(peer, addresses))
 
     def _enqueue_ping(self, contact: Contact) -> None:
-        if len(self._to_ping) < limits.DHT_PINGS_MAX:
-            self._to_ping[contact.peer] = contact
+        if contact.peer not in self._to_ping and len(self._to_ping) >= limits.DHT_PINGS_MAX:
+            connected = set(self._connected())
+            oldest = next((peer for peer in self._to_ping if peer not in connected), None)
+            if oldest is None:
+                return
+            del self._to_ping[oldest]
+        self._to_ping[contact.peer] = contact
 
     def _closest_for(self, peer: PeerId, request: FindNode | FindValue) -> tuple[Contact, ...]:
         # One more than asked for, since the asker itself is often the nearest.

@@ -17,10 +17,17 @@ from itertools import pairwise
 
 from dht.kademlia.keyspace import Key
 from dht.kademlia.messages import Nodes, Values
-from dht.kademlia.records import SignedRecord, Verdict, rank
+from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, Verdict, rank
 from dht.kademlia.routing import Contact, distance_to
 from protocol import limits
 from protocol.identity import PeerId
+
+_PAGE_BYTES_MIN = limits.DHT_REPLY_RECORDS_BYTES_MAX - limits.DHT_RECORD_BYTES_MAX
+"""Of a page behind which there are more: one more record would have fitted into a smaller one."""
+
+_PAGING_S = 2.0
+"""For all pages of a peer, then it counts as slow: who sends each page just in time would hold up a
+search for 40 times as long. 37 pages of the largest records come in time over 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,7 @@ class _Candidate:
     contact: Contact
     distance: int
     state: _State = _State.FRESH
+    began_s: float = 0.0
     asked_s: float = 0.0
     slow_s: float = 0.0
     pages: int = 0
@@ -261,7 +269,9 @@ class Lookup:
         candidate.num_records += len(writers)
         if candidate.num_records > limits.DHT_WRITERS_PER_KEY_MAX:
             return False  # Nobody keeps so many for one key.
-        if reply.has_more and (not writers or candidate.pages >= limits.DHT_PAGES_MAX):
+        num_bytes = sum(len(record.value) + RECORD_OVERHEAD_BYTES for record in reply.records)
+        is_last = candidate.pages >= limits.DHT_PAGES_MAX
+        if reply.has_more and (is_last or num_bytes <= _PAGE_BYTES_MIN):
             return False
         accepted = []
         for record in reply.records:
@@ -282,7 +292,10 @@ class Lookup:
     def _ask(self, candidate: _Candidate, now_s: float) -> Query:
         candidate.state = _State.WAITING
         candidate.asked_s = now_s
-        candidate.slow_s = min(self._patience(candidate.contact.peer), self.config.time_out_s)
+        candidate.began_s = candidate.began_s if candidate.pages else now_s
+        patience_s = min(self._patience(candidate.contact.peer), self.config.time_out_s)
+        left_s = candidate.began_s + _PAGING_S - now_s
+        candidate.slow_s = max(0.0, min(patience_s, left_s))
         candidate.pages += 1
         self._claimed.add(candidate.contact.peer)
         self._pending[candidate.contact.peer] = candidate
@@ -292,7 +305,9 @@ class Lookup:
         self._give_up_the_silent(now_s)
         window = self._window()
         queries = []
-        waiting = (c for c in self._pending.values() if c.state is _State.WAITING)
+        # Whoever sends page after page has no place: nobody waits for that to ask others.
+        first_pages = (c for c in self._pending.values() if c.pages == 1)
+        waiting = (c for c in first_pages if c.state is _State.WAITING)
         in_flight = sum(self._weight(candidate) for candidate in waiting)
         for candidate in window:
             if in_flight >= self.config.concurrency or self._num_queries >= self.config.queries_max:

@@ -47,6 +47,10 @@ _NEAR = tuple(
 """Where an address means another machine in each home. Not `is_private`: that also holds networks
 that are public in somebody's laboratory."""
 
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
@@ -88,9 +92,19 @@ def is_public(address: str) -> bool:
         host = ipaddress.ip_address(place[0])
     except ValueError:
         return False
+    host = _within(host)
     return not host.is_multicast and not any(
         host in network for network in _NEAR if network.version == host.version
     )
+
+
+def _within(host: _Host) -> _Host:
+    """The IPv4 address that an IPv6 address stands for, if it does: packets end up there."""
+    if host.version == 4:
+        return host
+    if host in _NAT64:
+        return ipaddress.IPv4Address(int(host) & (2**32 - 1))
+    return host.ipv4_mapped or host.sixtofour or host
 
 
 def may_be_dialled(said: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
@@ -101,10 +115,11 @@ def may_be_dialled(said: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
     transport is alone with others on one machine, and dials that.
     """
     is_alone = any(map(_is_own_machine, here))
-    return tuple(one for one in said if is_alone or not _is_own_machine(_first_hop(one)))
+    return tuple(one for one in said if is_alone or not _is_own_machine(first_hop(one)))
 
 
-def _first_hop(address: str) -> str:
+def first_hop(address: str) -> str:
+    """What is dialled of an address: of a circuit's, where the relay listens."""
     return address.partition("/p2p/")[0] if is_circuit(address) else address
 
 
@@ -116,10 +131,8 @@ def _is_own_machine(address: str) -> bool:
         return True
     if host is None:
         return False
-    mapped = getattr(host, "ipv4_mapped", None) or host
-    return bool(
-        mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified or mapped.is_multicast
-    )
+    host = _within(host)
+    return host.is_loopback or host.is_link_local or host.is_unspecified or host.is_multicast
 
 
 def dial_order(addresses: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ liar can neither make us give up an address that works nor name one that is not 
 """
 
 import ipaddress
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -31,8 +31,8 @@ PORT_MIN, PORTS_LOW = 1024, (443,)
 """Of a dial-back. Below lie the services of systems: behind one address there may be machines of
 others, and nobody shall have us knock at their mail server."""
 
-ADDRESSES_MAX = 16
-"""Of which votes are kept: each network names one host per port that was asked for."""
+VOTES_MAX = 64
+"""That are kept: each network has one per port that was asked for."""
 
 GIVE_UP_LEAD = 2
 """So many networks more must say that an address is dead before others are not told it any more:
@@ -135,49 +135,67 @@ class DialBackQuotas:
 # Who asks -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Vote:
-    answers: bool
+    outcome: Answered | Silent
     heard_s: float
 
 
 class Votes:
-    """What others found out about our addresses."""
+    """What others found out about our addresses: of each network the last word for a port.
+
+    Who answers at an address is seen there by most. So a vote is one against every other address of
+    its port and IP version; an address that nobody else has heard of is not proved by one network.
+    """
 
     def __init__(self) -> None:
-        self._votes: dict[str, dict[str, _Vote]] = {}
+        self._votes: dict[tuple[int, str], _Vote] = {}
 
     def heard(self, outcome: Answered | Silent, network: str, port: int, now_s: float) -> None:
         """A peer of that network was asked for `port`. Raises DecodeError for a strange answer."""
-        place = host_and_port(outcome.address)
-        if place is None or place[1] != port or not is_public(outcome.address):
+        address = outcome.address
+        place = host_and_port(address)
+        if place is None or place[1] != port or not is_public(address):
             raise DecodeError("a dial-back to another place than was asked for")
-        if outcome.address not in self._votes and len(self._votes) >= ADDRESSES_MAX:
-            # The one of which was heard longest ago.
-            del self._votes[min(self._votes, key=self._last_s)]
-        vote = _Vote(isinstance(outcome, Answered), now_s)
-        self._votes.setdefault(outcome.address, {})[network] = vote
-
-    def _last_s(self, address: str) -> float:
-        return max(vote.heard_s for vote in self._votes[address].values())
-
-    def balance(self, address: str, now_s: float) -> int:
-        """So many more networks say that `address` is answered than say that it is not."""
-        votes = self._votes.get(address, {}).values()
-        fresh = [vote.answers for vote in votes if now_s - vote.heard_s < VOTE_S]
-        return 2 * sum(fresh) - len(fresh)
+        if _is_ip6(place[0]) != _is_ip6(network):
+            raise DecodeError("a dial-back by another IP version than we are seen by")
+        # Again at the end: the first one is of whom was heard longest ago.
+        self._votes.pop((port, network), None)
+        if len(self._votes) >= VOTES_MAX:
+            del self._votes[next(iter(self._votes))]
+        self._votes[port, network] = _Vote(outcome, now_s)
 
     def proved(self, now_s: float) -> tuple[str, ...]:
-        """Addresses at which we answer."""
-        return tuple(one for one in sorted(self._votes) if self.balance(one, now_s) > 0)
+        """Addresses at which we answer, as most networks say that were asked for the like."""
+        asked: Counter[tuple[int, bool]] = Counter()
+        answered: Counter[tuple[int, bool, str]] = Counter()
+        for (port, network), outcome in self._fresh(now_s):
+            asked[port, _is_ip6(network)] += 1
+            answered[port, _is_ip6(network), outcome.address] += isinstance(outcome, Answered)
+        most = (one for one, num in answered.items() if 2 * num > asked[one[:2]])
+        return tuple(sorted(address for _, _, address in most))
 
     def refuted(self, now_s: float, *, lead: int = 1) -> tuple[str, ...]:
         """Addresses at which we do not, by so many networks more than say that we do."""
-        return tuple(one for one in sorted(self._votes) if self.balance(one, now_s) <= -lead)
+        against: Counter[str] = Counter()
+        for _, outcome in self._fresh(now_s):
+            against[outcome.address] += -1 if isinstance(outcome, Answered) else 1
+        return tuple(one for one in sorted(against) if against[one] >= lead)
+
+    def _fresh(self, now_s: float) -> list[tuple[tuple[int, str], Answered | Silent]]:
+        return [
+            (asked, one.outcome)
+            for asked, one in self._votes.items()
+            if now_s - one.heard_s < VOTE_S
+        ]
 
     def forget(self) -> None:
         """The machine is in another network."""
         self._votes.clear()
+
+
+def _is_ip6(host: str) -> bool:
+    return ":" in host
 
 
 def told_addresses(

@@ -7,6 +7,7 @@ the host is on our own network.
 """
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ LOOKS, LOOK_AGAIN_S = 2, 0.1
 """A listener that is being replaced is missing for an instant."""
 
 
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
 @dataclass(frozen=True, slots=True)
 class Reached:
     """The other end of a connection; of one that `is_ours` to open, the port is a listener's."""
@@ -29,10 +33,13 @@ class Reached:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Of an address like /ip4/127.0.0.1/tcp/4001; None of any other."""
+    """Of an address like /ip4/127.0.0.1/tcp/4001; None of any other, or of no port."""
     words = address.split("/")
-    is_plain = len(words) == 5 and words[1] in ("ip4", "ip6") and words[3] == "tcp"
-    return (words[2], int(words[4])) if is_plain and words[4].isdecimal() else None
+    if len(words) != 5 or words[1] not in ("ip4", "ip6") or words[3] != "tcp":
+        return None
+    if _PORT.fullmatch(words[4]) is None or not 1 <= int(words[4]) <= 65535:
+        return None
+    return words[2], int(words[4])
 
 
 def telling(addresses: Sequence[str], reached: Reached) -> list[tuple[str, int]]:

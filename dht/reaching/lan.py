@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
 
 import psutil
 import trio
@@ -84,7 +83,8 @@ class Lan:
                     pause_s = await self._meet(hosts)
                 except (OSError, zeroconf.Error) as error:
                     logger.info("no mdns reason=%s", error)
-                    pause_s = PAUSE_S
+                    # An address that went while it was opened says nothing of the next.
+                    pause_s = PAUSE_S if self._hosts() == hosts else LOOK_S
             await trio.sleep(pause_s)
 
     def _hosts(self) -> tuple[str, ...]:
@@ -93,14 +93,15 @@ class Lan:
 
     async def _meet(self, hosts: tuple[str, ...]) -> float:
         """On these addresses of ours, until they change; how long to wait before the next."""
+        info = self._info(hosts)
+        if self._told is not None and info is None:
+            return 0.0  # They have changed already.
         listener = _Listener(trio.lowlevel.current_trio_token(), self._heard, networks_here(hosts))
         with trio.CancelScope(shield=True):
             # Cancelled in the middle, it would leave its thread behind.
-            opened = await trio.to_thread.run_sync(
-                partial(zeroconf.Zeroconf, interfaces=list(hosts))
-            )
+            opened = await trio.to_thread.run_sync(_zeroconf, hosts)
         try:
-            await trio.to_thread.run_sync(_open, opened, listener, self._info(hosts))
+            await trio.to_thread.run_sync(_open, opened, listener, info)
             logger.info("mdns on=%s", ",".join(hosts))
             while self._hosts() == hosts:
                 await trio.sleep(LOOK_S)
@@ -117,7 +118,8 @@ class Lan:
 
     def _info(self, hosts: tuple[str, ...]) -> zeroconf.ServiceInfo | None:
         told = self._told
-        if told is None:
+        port = None if told is None else _port(told.addresses(), hosts)
+        if told is None or port is None:
             return None
         # Made-up names: that of the machine is nobody's business, and is not told.
         name = os.urandom(8).hex()
@@ -125,7 +127,7 @@ class Lan:
             SERVICE,
             f"{name}.{SERVICE}",
             addresses=[ipaddress.ip_address(host).packed for host in hosts],
-            port=_port(told.addresses(), hosts),
+            port=port,
             properties=properties_of(told.me, told.tag),
             server=f"{name}.local.",
         )
@@ -193,6 +195,15 @@ class _Listener(zeroconf.ServiceListener):
         """It has gone; whoever is linked to it notices that itself."""
 
 
+def _zeroconf(hosts: Sequence[str]) -> zeroconf.Zeroconf:
+    """In a worker thread. Raises OSError where the system has no such address, or no mDNS."""
+    try:
+        return zeroconf.Zeroconf(interfaces=list(hosts))
+    except RuntimeError as error:
+        # Of an IPv6 address that has gone since it was looked up.
+        raise OSError(str(error)) from error
+
+
 def _open(
     opened: zeroconf.Zeroconf, listener: _Listener, info: zeroconf.ServiceInfo | None
 ) -> None:
@@ -224,6 +235,7 @@ def networks_here(hosts: Iterable[str]) -> tuple[Network, ...]:
     return networks_of((one.address, one.netmask) for one in own if one.address in wanted)
 
 
-def _port(addresses: Iterable[str], hosts: Sequence[str]) -> int:
+def _port(addresses: Iterable[str], hosts: Sequence[str]) -> int | None:
+    """Where we listen on those; None if we do not any more."""
     places = (host_and_port(address) for address in addresses)
-    return next(place[1] for place in places if place and place[0] in hosts)
+    return next((place[1] for place in places if place and place[0] in hosts), None)

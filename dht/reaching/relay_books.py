@@ -95,12 +95,12 @@ class RelayBooks:
         return peer in self._hosts
 
     def take_place(self, peer: PeerId, host: str) -> str:
-        """Give `peer`, which comes from `host`, a place; why not, or nothing."""
-        if peer in self._hosts:
-            return "it has a place already"
-        if len(self._hosts) >= self.config.places_max:
+        """Give `peer`, which comes from `host`, a place, or move the one that it has; why not, or
+        nothing."""
+        others = [one for holder, one in self._hosts.items() if holder != peer]
+        if len(others) >= self.config.places_max:
             return "no place is left"
-        if host and list(self._hosts.values()).count(host) >= self.config.places_per_host:
+        if host and others.count(host) >= self.config.places_per_host:
             return "no place is left for this network address"
         self._hosts[peer] = host
         return ""

@@ -5,7 +5,7 @@ there: that also keeps the router's mapping of the connection.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import trio
@@ -124,11 +124,16 @@ class Places:
 
     def _look(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
-        for peer in self._transport.connected():
-            if peer not in self._candidates and len(self._candidates) < _CANDIDATES_MAX:
-                address = self._listens(peer)
-                if address:
-                    self._candidates[peer] = _Candidate(address, now_s)
+        connected = self._transport.connected()
+        for peer in connected:
+            address, known = self._listens(peer), self._candidates.get(peer)
+            if not address:
+                continue
+            if known is not None:
+                # Of a place, what is told changes with the place.
+                known.address = known.address if known.is_asked else address
+            elif self._has_room(connected):
+                self._candidates[peer] = _Candidate(address, now_s)
         wanted = PLACES_WANTED - sum(one.is_asked for one in self._candidates.values())
         if wanted <= 0:
             return
@@ -139,6 +144,19 @@ class Places:
         )[:wanted]:
             one.is_asked = True
             nursery.start_soon(self._keep, peer, one)
+
+    def _has_room(self, connected: Collection[PeerId]) -> bool:
+        """Whether there is room for one more: whoever is gone and failed most often makes it."""
+        if len(self._candidates) < _CANDIDATES_MAX:
+            return True
+        gone = [
+            (one.delay_s, peer)
+            for peer, one in self._candidates.items()
+            if peer not in connected and not one.is_asked
+        ]
+        if gone:
+            del self._candidates[max(gone)[1]]
+        return bool(gone)
 
     async def _keep(self, relay: PeerId, candidate: _Candidate) -> None:
         stream: Stream | None = None

@@ -69,6 +69,7 @@ class RelayServer:
         self._seen = seen
         self._is_open = is_open
         self._num_streams: dict[PeerId, int] = {}
+        self._places: dict[PeerId, trio.CancelScope] = {}
         transport.serve(RELAY_PROTOCOL, self.serve)
 
     async def serve(self, stream: Stream) -> None:
@@ -102,16 +103,28 @@ class RelayServer:
             await _refuse(stream, why)
             return
         logger.info("place taken peer=%s places=%d", short_id(peer), self.books.num_places)
-        try:
-            while True:
-                left = self.books.day_bytes_left(peer, trio.current_time())
-                with trio.fail_after(SILENT_S):
-                    await _say(stream, Granted(self._seen(peer), left))
-                    if not isinstance(await _receive_ask(stream), Reserve):
-                        raise DecodeError("a place's stream asks for something else")
-        finally:
-            self.books.leave_place(peer)
-            logger.info("place left peer=%s places=%d", short_id(peer), self.books.num_places)
+        if peer in self._places:
+            # Whose connection died without a word is back before the old stream counts as silent.
+            self._places[peer].cancel()
+        with trio.CancelScope() as scope:
+            self._places[peer] = scope
+            try:
+                await self._hear_signs(stream)
+            finally:
+                if self._places.get(peer) is scope:
+                    del self._places[peer]
+                    self.books.leave_place(peer)
+                    left = self.books.num_places
+                    logger.info("place left peer=%s places=%d", short_id(peer), left)
+
+    async def _hear_signs(self, stream: Stream) -> None:
+        """Answer signs of life. Raises what ends them, trio.TooSlowError for silence."""
+        while True:
+            left = self.books.day_bytes_left(stream.peer, trio.current_time())
+            with trio.fail_after(SILENT_S):
+                await _say(stream, Granted(self._seen(stream.peer), left))
+                if not isinstance(await _receive_ask(stream), Reserve):
+                    raise DecodeError("a place's stream asks for something else")
 
     # Circuits ------------------------------------------------------------------------------------
 

@@ -9,7 +9,13 @@ from libp2p.abc import INetworkService
 from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import Circuit, dial_order, parse_circuit
+from dht.reaching.circuits import (
+    Circuit,
+    dial_order,
+    first_hop,
+    may_be_dialled,
+    parse_circuit,
+)
 from dht.reaching.relay_client import join_circuit
 from dht.transport.libp2p_circuit import CircuitConnection
 from dht.transport.libp2p_host import TransportConfig, dialable, library_id
@@ -41,6 +47,7 @@ class Dialer:
         self._network = network
         self._locks: dict[PeerId, trio.Lock] = {}
         self._seconds: dict[PeerId, trio.CancelScope] = {}
+        self._named = {*config.named, *map(first_hop, config.named)}
         self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -121,7 +128,8 @@ class Dialer:
                 if circuit is not None:
                     return await self._dial_circuit(peer, circuit)
                 for target in await located(dialable(address), self._lookups):
-                    why = await self._dial_target(peer, target)
+                    # Behind the name: that may lead anywhere.
+                    why = self._why_barred(address, target) or await self._dial_target(peer, target)
                     if why is None:
                         break
         except (ValueError, PeerError, NetworkError) as error:
@@ -129,6 +137,13 @@ class Dialer:
         except trio.TooSlowError:
             return f"no answer within {self._config.dial_timeout_s} s"
         return why
+
+    def _why_barred(self, address: str, target: Multiaddr) -> str | None:
+        """Strangers do not have us knock at services of this machine."""
+        said = (str(target),)
+        if address in self._named or may_be_dialled(said, self._transport.addresses()):
+            return None
+        return f"{target} is this machine itself, and not dialled because others say so"
 
     async def _dial_target(self, peer: PeerId, target: Multiaddr) -> str | None:
         try:

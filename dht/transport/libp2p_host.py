@@ -87,6 +87,10 @@ class TransportConfig:
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell others instead of our own guess, e.g. those of a forwarded port."""
 
+    named: tuple[str, ...] = ()
+    """Multiaddrs of peers that a user named: they are dialled wherever they lead. Others' words
+    lead into this machine only where all peers are on it."""
+
     interface: str = ""
     """Where all addresses are listened on, others are told those of this interface alone."""
 

@@ -15,10 +15,10 @@ from typing import Annotated
 from blake3 import blake3
 
 from dht.reaching.circuits import is_circuit, is_public
-from node.config import PeerAddress
+from node.config import PeerAddress, parse_peer_address
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
-from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.identity import PeerId, peer_id_text
 from protocol.invitations import Offer
 from protocol.manifest import RunManifest
 from protocol.wire import Digest, Size, decode, encode
@@ -100,9 +100,10 @@ def parse_invite(link: str) -> Invite:
         raise _damaged()
     try:
         invite = decode(Invite, body, max_bytes=_BODY_BYTES_MAX)
-        for one in invite.peers:
-            parse_peer_id(peer_id_text(one.peer))
-    except DecodeError as error:
+        for one in invite.addresses():
+            # As a user's own: whoever made the link may have put anything there.
+            parse_peer_address(f"{one.address}/p2p/{peer_id_text(one.peer)}")
+    except (DecodeError, ConfigError) as error:
         raise ConfigError(f"the invite link is no good: {error}") from error
     return invite
 

@@ -20,6 +20,7 @@ from dht.reaching.circuits import may_be_dialled
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.access import Access
+from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
 from node.peers.retrying import Retry, pause_s
@@ -65,9 +66,6 @@ WRITE_S = 30.0
 """A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
 a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
 
-KNOWN_MAX = 256
-"""Peers kept to be dialled: four times the seats. Anybody can announce made-up ones."""
-
 ANNOUNCE_TTL_S = 600.0
 
 HELLOS_MAX = 2
@@ -93,7 +91,7 @@ class Links:
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
     _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
     _retries: dict[PeerId, Retry] = field(default_factory=dict)
-    _known: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    _known: AddressBook = field(default_factory=AddressBook)
     _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
     _num_changes: int = 0
@@ -111,7 +109,7 @@ class Links:
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer may be dialled: what it said while it was linked, and where we found it."""
-        return tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.get(peer, ()))))
+        return tuple(dict.fromkeys((*self._said.get(peer, ()), *self._known.of(peer))))
 
     def refusal(self, peer: PeerId) -> ManifestMismatch | RefusedError | None:
         """Why the last hello with a peer failed: it trains another run, or refuses us."""
@@ -130,8 +128,8 @@ class Links:
 
     def know(self, address: PeerAddress) -> None:
         """Remember where a peer may be dialled; the search dials it."""
-        known = (*self._known.get(address.peer, ()), address.address)
-        self._known[address.peer] = tuple(dict.fromkeys(known))
+        self._make_room(address.peer)
+        self._known.name(address.peer, address.address)
 
     def send(self, peer: PeerId, frame: Frame) -> None:
         """Queue a frame; silently nothing if the peer is gone: its end is under way as an event."""
@@ -217,31 +215,28 @@ class Links:
         except DecodeError as error:
             logger.debug("announcement ignored peer=%s reason=%s", short_id(writer), error)
             return
-        if writer not in self._known and len(self._known) >= KNOWN_MAX:
-            self._forget_one()
+        self._make_room(writer)
         # Those that a user named come another way, and are dialled wherever they lead.
-        self._known[writer] = may_be_dialled(said.addresses, self.transport.addresses())
+        here = self.transport.addresses()
+        self._known.announce(writer, may_be_dialled(said.addresses, here))
 
-    def _forget_one(self) -> None:
-        """Forget the peer that was out of reach most often; honest ones are announced again."""
-        connected = set(self.transport.connected())
-        idle = [peer for peer in self._known if peer not in connected]
-        hopeless = max(
-            idle or self._known, key=lambda peer: self._retries.get(peer, Retry()).delay_s
-        )
-        del self._known[hopeless]
-        self._refusals.pop(hopeless, None)
-        self._retries.pop(hopeless, None)
+    def _make_room(self, newcomer: PeerId) -> None:
+        def delay_s(peer: PeerId) -> float:
+            return self._retries.get(peer, Retry()).delay_s
+
+        for gone in self._known.make_room(newcomer, set(self.transport.connected()), delay_s):
+            self._refusals.pop(gone, None)
+            self._retries.pop(gone, None)
 
     def _dial_known(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
         connected = set(self.transport.connected())
-        for peer, addresses in self._known.items():
+        for peer in self._known:
             is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
             retry = self._retries.setdefault(peer, Retry())
             if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
                 retry.postpone(now_s)
-                nursery.start_soon(self._dial, peer, addresses)
+                nursery.start_soon(self._dial, peer, self._known.of(peer))
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         try:
@@ -281,7 +276,7 @@ class Links:
     def connection_changed(self) -> None:
         """A connection came or went: look at once; a stranger may be in the directory by now."""
         self._wanted.set()
-        if set(self.transport.connected()) - self._known.keys():
+        if any(peer not in self._known for peer in self.transport.connected()):
             self._stranger_came.set()
 
     async def _open(self, peer: PeerId) -> None:

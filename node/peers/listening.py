@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node.config import LISTEN_DEFAULT, NodeConfig
+from node.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
 from node.state.folder import keep_port, read_port
 from node.state.psk import read_psk
 from protocol.errors import ConfigError
@@ -59,6 +59,7 @@ def transport_config(
         listen_host=config.listen_host,
         listen_port=config.listen_port or port,
         announce=config.announce,
+        named=tuple(parse_peer_address(one).address for one in config.bootstrap),
         interface=config.interface,
         has_port_mapping=config.has_port_mapping,
         bulk_protocols=bulk_protocols,

@@ -10,7 +10,7 @@ from dht.kademlia.messages import PROTOCOL
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.transport import Stream
-from tests.dht.nodes import TOPIC, found_values, frozen, open_node, open_nodes
+from tests.dht.nodes import TOPIC, found_values, frozen, open_node, open_nodes, wall_clock
 from tests.memory_transport import MemoryNetwork
 
 
@@ -223,6 +223,22 @@ async def test_late_comer_is_given_the_record_of_a_node_long_alone(
         await second.directory.join([first.contact])
         await trio.sleep(2.0)
         assert second.directory.kademlia.store.num_records == 1
+
+
+async def test_records_are_said_again_soon_after_the_machine_slept(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_nodes(MemoryNetwork(), 2) as nodes:
+        await nodes[0].directory.announce(TOPIC, b"here", ttl_s=600.0)
+        # It tries to find more replicas once a minute, and has just done so.
+        await trio.sleep(305.0)
+        assert await found_values(nodes[1]) == [b"here"]
+        # Timers stood still for an hour.
+        for node in nodes:
+            node.directory._wall_clock = lambda: wall_clock() + 3600.0
+        assert await found_values(nodes[1]) == []
+        await trio.sleep(nodes[0].directory.config.check_s + 1.0)
+        assert await found_values(nodes[1]) == [b"here"]
 
 
 async def test_stream_of_an_unanswered_request_is_closed(autojump_clock: MockClock) -> None:

@@ -128,6 +128,14 @@ def test_address_that_cannot_be_dialled_says_why(address: str, why: str) -> None
     assert "use an address like /ip4/" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "address", ["/dns4/b\u00fccher.example/tcp/1", "/ip4/203.0.113.1/tcp/1\x1b"]
+)
+def test_bootstrap_address_of_other_than_printable_ascii_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address like"):
+        NodeConfig(state=Path(), manifest=Path(), bootstrap=(f"{address}/p2p/{PEER}",))
+
+
 @pytest.mark.parametrize("text", ["/ip4/300.0.0.1/tcp/1", "/ip6/127.0.0.1/tcp/1", "/ip4/::/tcp/1"])
 def test_place_to_listen_that_is_none_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--listen .*use an address like"):

@@ -4,14 +4,16 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from node.config import NodeConfig
-from node.peers.listening import listening
+from node.peers.listening import listening, transport_config
 from node.state.folder import keep_port, read_port
 from protocol.errors import ConfigError
+from protocol.identity import Ed25519Signer, peer_id_text
 
 pytestmark = pytest.mark.net
 
@@ -70,3 +72,11 @@ async def test_port_that_was_asked_for_is_no_port_to_keep(tmp_path: Path) -> Non
     await listen(config(tmp_path, free))
     assert read_port(tmp_path) == kept
     assert os.listdir(tmp_path) == ["port"]
+
+
+def test_addresses_that_the_user_named_are_dialled_wherever_they_lead(tmp_path: Path) -> None:
+    """Also to another node of this machine, where others' words do not lead."""
+    address = "/dns4/localhost/tcp/4001"
+    peer = peer_id_text(Ed25519Signer(SEED).peer_id)
+    named = replace(config(tmp_path), bootstrap=(f"{address}/p2p/{peer}",))
+    assert transport_config(named).named == (address,)

@@ -186,6 +186,19 @@ def values(
     return Values((), contacts, tuple(sorted(records, key=lambda r: r.writer)), more)
 
 
+PAGE_RECORDS = 7
+"""Of the largest; less would leave room for one more."""
+
+LARGE = sorted(
+    (signed(number, value=bytes(limits.DHT_VALUE_BYTES_MAX)) for number in range(400)),
+    key=lambda r: r.writer,
+)
+
+
+def full_page(number: int) -> list[SignedRecord]:
+    return LARGE[number * PAGE_RECORDS : (number + 1) * PAGE_RECORDS]
+
+
 def test_lookup_without_anybody_to_ask_is_done_at_once() -> None:
     search = lookup([Contact(OWN, ("/memory/0",)), Contact(peer_id(1), ())])
     assert search.start(0.0) == []
@@ -288,8 +301,9 @@ def test_lookup_for_values_may_end_with_enough_holders() -> None:
     [
         pytest.param([Values((), (), (), True)], id="more after nothing"),
         pytest.param(
-            [values(signed(5), more=True), values(signed(5), more=True)], id="in a circle"
+            [values(*full_page(0), more=True), values(*full_page(0), more=True)], id="in a circle"
         ),
+        pytest.param([values(*full_page(0)[1:], more=True)], id="more behind a page with room"),
         pytest.param([values(signed(5, topic_key(b"other")))], id="another key"),
         pytest.param([Values((), (), (signed(5), signed(5)), False)], id="a writer twice"),
     ],
@@ -307,10 +321,37 @@ def test_page_against_the_rules_fails_its_sender(pages: list[Values]) -> None:
 def test_endless_pages_are_cut() -> None:
     search = lookup(by_distance(1))
     queries = search.start(0.0)
-    records = sorted((signed(number) for number in range(200)), key=lambda r: r.writer)
-    pages = 0
+    after, pages = b"", 0
     while not search.is_done:
-        assert [q.after for q in queries] == [records[pages - 1].writer if pages else b""]
-        queries = search.replied(peer_id(1), values(records[pages], more=True), 0.1)
+        assert [q.after for q in queries] == [after]
+        page = full_page(pages)
+        after = page[-1].writer
+        queries = search.replied(peer_id(1), values(*page, more=True), 0.1)
         pages += 1
-    assert pages == limits.DHT_PAGES_MAX
+    assert pages == limits.DHT_WRITERS_PER_KEY_MAX // PAGE_RECORDS + 1
+    assert pages < limits.DHT_PAGES_MAX
+
+
+def test_pages_that_come_just_in_time_hold_up_a_search_for_a_moment_only() -> None:
+    """The others are asked meanwhile, and the search ends without the last pages."""
+    known = by_distance(*range(1, 10))
+    search = lookup(known)
+    slow, now_s, num_pages = known[0].peer, 0.0, 0
+    on_the_way = [(0.01, query.contact.peer) for query in search.start(0.0)]
+    while not search.is_done:
+        on_the_way.sort()
+        if search.deadline_s() < on_the_way[0][0]:
+            now_s = search.deadline_s()
+            asked = search.tick(now_s)
+        else:
+            now_s, peer = on_the_way.pop(0)
+            num_pages += peer == slow
+            page = values(*full_page(num_pages - 1), more=True) if peer == slow else values()
+            asked = search.replied(peer, page, now_s)
+            assert peer in (slow, known[8].peer) or now_s < 0.2
+        peers = [query.contact.peer for query in asked]
+        on_the_way += [(now_s + (0.24 if peer == slow else 0.01), peer) for peer in peers]
+    assert now_s < 2.1
+    assert len(search.result().closest) == 8
+    assert len(search.result().records) == PAGE_RECORDS * num_pages
+    assert not search.result().liars

@@ -76,6 +76,10 @@ def test_public_is_what_means_the_same_machine_everywhere():
     assert not any(is_public(f"/ip4/{host}/tcp/1") for host in (*near, "0.0.0.0", "224.0.0.1"))
     assert is_public("/ip6/2001:db8::1/tcp/1")
     assert not any(is_public(f"/ip6/{host}/tcp/1") for host in ("::1", "fe80::1", "fd00::1", "::"))
+    # IPv6 addresses that stand for an IPv4 one: mapped, NAT64, 6to4.
+    assert all(is_public(f"/ip6/{one}/tcp/1") for one in ("::ffff:8.8.8.8", "64:ff9b::8.8.8.8"))
+    inner = ("::ffff:127.0.0.1", "::ffff:192.168.1.2", "64:ff9b::10.0.0.1", "2002:c0a8:102::1")
+    assert not any(is_public(f"/ip6/{host}/tcp/1") for host in inner)
     assert not any(
         map(is_public, ("", "/dns/a/tcp/1", circuit_address(RELAY, PLACE), "/ip4/x/tcp/1"))
     )
@@ -93,6 +97,7 @@ def test_strangers_do_not_have_us_dial_our_own_machine():
         own,
         *("/ip4/0.0.0.0/tcp/1", "/ip4/169.254.169.254/tcp/80", "/ip4/224.0.0.1/tcp/1"),
         *("/ip6/::1/tcp/1", "/ip6/::ffff:127.0.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/x/tcp/1"),
+        *("/ip6/64:ff9b::127.0.0.1/tcp/1", "/ip6/2002:7f00:1::1/tcp/1"),
         circuit_address(RELAY, own),
     )
     good = (home, PLACE, "/dns/a.example/tcp/1", circuit_address(RELAY, PLACE))
@@ -124,7 +129,10 @@ def test_places_are_bounded_in_all_and_for_each_network_address():
     made = books(places_max=3, places_per_host=2)
     assert [made.take_place(peer, "/ip4/1.1.1.1") for peer in (A, B)] == ["", ""]
     assert "network address" in made.take_place(C, "/ip4/1.1.1.1")
-    assert "already" in made.take_place(A, "/ip4/2.2.2.2")
+    # Who comes back from another network takes its place along.
+    assert made.take_place(A, "/ip4/2.2.2.2") == ""
+    assert made.num_places == 2
+    assert made.take_place(A, "/ip4/1.1.1.1") == ""
     assert made.take_place(C, "/ip4/2.2.2.2") == ""
     assert "no place" in made.take_place(D, "/ip4/3.3.3.3")
     made.leave_place(A)

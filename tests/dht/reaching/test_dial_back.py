@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from dht.reaching.dial_back import (
-    ADDRESSES_MAX,
     DIAL_BACK_PROTOCOL,
     FRAME_BYTES_MAX,
     VOTE_S,
+    VOTES_MAX,
     Answered,
     Check,
     Declined,
@@ -109,9 +109,35 @@ def test_answer_about_another_place_is_refused(address):
 def test_liars_cannot_fill_the_memory():
     votes = Votes()
     for number in range(1000):
-        address = f"/ip4/198.51.{number % 100}.{number // 100}/tcp/4001"
-        votes.heard(Answered(address), "a", 4001, float(number))
-    assert len(votes.proved(1000.0)) == ADDRESSES_MAX
+        votes.heard(Answered(f"/ip4/198.51.100.1/tcp/{number + 1}"), "a", number + 1, float(number))
+    assert len(votes.proved(1000.0)) == VOTES_MAX
+
+
+def test_liar_neither_names_an_address_that_is_not_ours_nor_takes_one_away():
+    """Nobody else has a word for what it makes up, so those for other addresses count."""
+    theirs = "/ip4/203.0.113.99/tcp/4001"
+    silent = votes_of(("a", Silent(HERE)), ("b", Silent(HERE)), ("liar", Answered(theirs)))
+    assert silent.proved(0.0) == ()
+    silent.heard(Answered("/ip4/203.0.113.99/tcp/04001"), "liar", 4001, 0.0)
+    assert silent.proved(0.0) == ()
+    assert silent.refuted(0.0, lead=2) == (HERE,)
+    answered = votes_of(("a", Answered(HERE)), ("b", Answered(HERE)), ("liar", Answered(theirs)))
+    assert answered.proved(0.0) == (HERE,)
+    assert answered.refuted(0.0) == ()
+    # Another port is another question.
+    answered.heard(Answered(f"/ip4/{HOST}/tcp/9999"), "a", 9999, 0.0)
+    assert answered.proved(0.0) == (HERE, f"/ip4/{HOST}/tcp/9999")
+
+
+def test_answer_by_another_ip_version_is_refused():
+    """By IPv4 nobody sees an IPv6 address; a liar would be the only one with a word for it."""
+    for network, address in (
+        ("198.51.100.0/24", "/ip6/2001:db8::1/tcp/4001"),
+        ("2001:db8::/48", HERE),
+    ):
+        with pytest.raises(DecodeError, match="IP version"):
+            votes_of((network, Answered(address)))
+    assert votes_of(("2001:db8::/48", Answered("/ip6/2001:db8::1/tcp/4001"))).proved(0.0)
 
 
 def test_dead_addresses_are_not_told_and_mapped_ones_are():

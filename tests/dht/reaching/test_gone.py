@@ -74,3 +74,13 @@ async def test_without_an_address_that_tells_nobody_is_gone(autojump_clock):
 def test_address_of_another_form_has_no_host_and_port(text):
     assert host_and_port(text) is None
     assert host_and_port("/ip6/::1/tcp/5") == ("::1", 5)
+
+
+@pytest.mark.parametrize(
+    "port", ["0", "65536", "099999", "9" * 20, "9" * 5000, "\u0663", "-1", "+1"]
+)
+async def test_port_that_there_is_not_tells_nothing(port, autojump_clock):
+    """A peer says it of itself, and no system call takes all of them."""
+    said = f"/ip4/{HERE}/tcp/{port}"
+    assert host_and_port(said) is None
+    assert not await is_gone([said], Reached(HERE, 5, is_ours=False))

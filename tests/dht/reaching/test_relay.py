@@ -118,6 +118,20 @@ async def test_place_of_a_silent_peer_is_free_again(autojump_clock):
             await stream.receive_exactly(1)
 
 
+async def test_peer_that_is_back_takes_over_the_place_of_its_silent_stream(autojump_clock):
+    async with memory_relay() as relay, relay.peer() as peer:
+        old, _ = await relay.reserve(peer)
+        new, granted = await relay.reserve(peer)
+        assert isinstance(granted, Granted)
+        with pytest.raises(StreamClosedError):
+            await old.receive_exactly(1)
+        assert relay.server.books.num_places == 1
+        assert isinstance(await say(new, Reserve()), Granted)
+        await new.aclose()
+        await trio.sleep(1)
+        assert relay.server.books.num_places == 0
+
+
 async def test_circuit_ends_when_the_bytes_of_the_day_are_sent(autojump_clock):
     async with (
         memory_relay(peer_day_bytes=10) as relay,
@@ -252,6 +266,55 @@ async def test_node_keeps_two_places_and_takes_another_when_a_relay_dies(autojum
         assert places.holds(spare)
         assert not places.holds(held[0])
         network.listeners[relays[held[0]].addresses()[0]] = relays[held[0]]
+        nursery.cancel_scope.cancel()
+
+
+async def test_relay_that_comes_back_elsewhere_is_told_there(autojump_clock):
+    network = MemoryNetwork()
+    async with (
+        network.open(signer_seed=os.urandom(32)) as relay,
+        network.open(signer_seed=os.urandom(32)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        RelayServer(relay, RelayLimits(), seen=lambda _peer: SEEN)
+        (old,), new = relay.addresses(), "/memory/elsewhere"
+        where = {relay.peer_id: old}
+        places = Places(peer, listens=lambda one: where[one], is_wanted=lambda: True)
+        nursery.start_soon(places.run)
+        await peer.connect(relay.peer_id, (old,))
+        await trio.sleep(1)
+        assert places.addresses() == (circuit_address(relay.peer_id, old),)
+        await peer.disconnect(relay.peer_id)
+        network.listeners[new] = network.listeners.pop(old)
+        where[relay.peer_id] = new
+        await peer.connect(relay.peer_id, (new,))
+        await trio.sleep(10)
+        assert places.addresses() == (circuit_address(relay.peer_id, new),)
+        network.listeners[old] = network.listeners.pop(new)
+        nursery.cancel_scope.cancel()
+
+
+async def test_peers_that_are_gone_make_room_for_a_relay(autojump_clock, monkeypatch):
+    monkeypatch.setattr(relay_client, "_CANDIDATES_MAX", 4)
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+
+        async def opened():
+            return await stack.enter_async_context(network.open(signer_seed=os.urandom(32)))
+
+        peer, *others = [await opened() for _ in range(7)]
+        RelayServer(others[-1], RelayLimits(), seen=lambda _peer: SEEN)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        places = places_of(peer, others)
+        nursery.start_soon(places.run)
+        for other in others:
+            await peer.connect(other.peer_id, other.addresses())
+            await trio.sleep(1)
+            if other is not others[-1]:
+                await peer.disconnect(other.peer_id)
+        await trio.sleep(60)
+        assert places.holds(others[-1].peer_id)
+        assert len(places._candidates) == 4
         nursery.cancel_scope.cancel()
 
 

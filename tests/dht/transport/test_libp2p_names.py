@@ -1,11 +1,15 @@
 """Addresses with names in them: the system says where they lead."""
 
+import os
+
 import pytest
 import trio
 from multiaddr import Multiaddr
 
+from dht.reaching.circuits import circuit_address
 from dht.transport.libp2p_names import LOOKUPS_MAX, located
 from protocol.errors import UnreachableError
+from protocol.identity import Ed25519Signer
 from tests.dht.loopback import DEADLINE_S, ECHO, ask, echo, open_loopback
 
 pytestmark = pytest.mark.net
@@ -52,3 +56,31 @@ async def test_peer_whose_name_is_not_known_is_unreachable_with_that_reason():
         async with open_loopback() as server, open_loopback() as client:
             with pytest.raises(UnreachableError, match=f"the name {IPV4} does not resolve"):
                 await client.connect(server.peer_id, [NOWHERE])
+
+
+OUTSIDE = "/ip4/192.0.2.1/tcp/4001"
+"""Whoever tells it is not alone with others on one machine."""
+
+
+async def test_strangers_words_do_not_lead_into_this_machine():
+    """Neither plainly, nor by a name, nor by a relay that is to be there."""
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback() as server, open_loopback(announce=(OUTSIDE,)) as client:
+            (plain,) = server.addresses()
+            named = plain.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+            relay = circuit_address(Ed25519Signer(os.urandom(32)).peer_id, named)
+            for address in (plain, named, relay):
+                with pytest.raises(UnreachableError, match="is this machine itself"):
+                    await client.connect(server.peer_id, [address])
+            assert server.connected() == ()
+
+
+@pytest.mark.parametrize("host", ["/ip4/127.0.0.1/", "/dns4/localhost/"])
+async def test_address_that_the_user_named_is_dialled_wherever_it_leads(host):
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback() as server:
+            (plain,) = server.addresses()
+            address = plain.replace("/ip4/127.0.0.1/", host)
+            async with open_loopback(announce=(OUTSIDE,), named=(address,)) as client:
+                await client.connect(server.peer_id, [address])
+                assert client.connected() == (server.peer_id,)

@@ -1,7 +1,7 @@
 """How a peer is reached, in one word, and what was exchanged with it."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
@@ -96,14 +96,13 @@ async def test_other_end_of_a_connection_to_an_ip6_listener_is_known(
 ) -> None:
     config = TransportConfig(listen_host=listens)
     with trio.fail_after(DEADLINE_S):
-        async with (
-            open_transport(config, signer_seed=b"s" * 32) as server,
-            open_transport(config, signer_seed=b"c" * 32) as client,
-        ):
-            port = server.addresses()[0].rpartition("/")[2]
-            await client.connect(server.peer_id, [f"{dials}tcp/{port}"])
-            while not server.connected():
-                await trio.testing.wait_all_tasks_blocked(0.001)
-            assert client.seen(server.peer_id) == f"{dials}tcp/{port}"
-            # Who listens for both versions sees IPv4 under its own name.
-            assert server.seen(client.peer_id).startswith(f"{dials}tcp/")
+        async with open_transport(config, signer_seed=b"s" * 32) as server:
+            address = f"{dials}tcp/{server.addresses()[0].rpartition('/')[2]}"
+            named = replace(config, named=(address,))
+            async with open_transport(named, signer_seed=b"c" * 32) as client:
+                await client.connect(server.peer_id, [address])
+                while not server.connected():
+                    await trio.testing.wait_all_tasks_blocked(0.001)
+                assert client.seen(server.peer_id) == address
+                # Who listens for both versions sees IPv4 under its own name.
+                assert server.seen(client.peer_id).startswith(f"{dials}tcp/")

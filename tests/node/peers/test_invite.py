@@ -88,6 +88,21 @@ def test_link_with_sound_checksum_and_bad_content_is_refused(body: bytes) -> Non
         parse_invite(pack(body))
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["junk", f"{ADDRESS}\x1b[31m", "/ip4/203.0.113.1/tcp/\u0664", f"{ADDRESS} x", f"{ADDRESS}\n"],
+)
+def test_link_with_an_address_that_is_none_is_refused_before_anybody_is_dialled(
+    address: str,
+) -> None:
+    """One good peer beside it, and the node would have come to it when it entered."""
+    other = Ed25519Signer(b"o" * 32).peer_id
+    peers = (InvitePeer(other, (ADDRESS,)), InvitePeer(PEER, (ADDRESS, address)))
+    with pytest.raises(ConfigError, match=r"no good: .* is no address like") as caught:
+        parse_invite(invite_link(Invite(b"r" * 32, "t", peers)))
+    assert str(caught.value).isprintable()
+
+
 def test_largest_invite_fits_a_link() -> None:
     addresses = tuple("/" + "a" * 254 + str(n) for n in range(ADDRESSES_MAX))
     peers = tuple(

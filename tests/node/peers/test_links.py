@@ -13,8 +13,9 @@ from dht.directory import KademliaDirectory
 from dht.kademlia.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
+from node.peers.address_book import KNOWN_MAX
 from node.peers.announcement import Announcement
-from node.peers.links import CONTROL_PROTOCOL, KNOWN_MAX, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
+from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
 from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
@@ -260,6 +261,19 @@ async def test_made_up_announcements_push_out_each_other_and_no_connected_peer()
             one.links._note_record(PeerId(number.to_bytes(38, "big")), value)
         assert len(one.links._known) == KNOWN_MAX
         assert other.peer in one.links._known
+
+
+async def test_named_peers_are_bounded_and_keep_what_was_named() -> None:
+    async with AsyncExitStack() as stack:
+        one = await party(stack, MemoryNetwork(), "a")
+        named = PeerAddress(PeerId(bytes(38)), "/dns4/home.example.org/tcp/4001")
+        one.links.know(named)
+        one.links._note_record(named.peer, encode(Announcement(())))
+        assert one.links.addresses(named.peer) == (named.address,)
+        for number in range(1, 2 * KNOWN_MAX):
+            peer = PeerId(number.to_bytes(38, "big"))
+            one.links.know(PeerAddress(peer, "/ip4/192.168.1.66/tcp/1"))
+        assert len(one.links._known) == KNOWN_MAX
 
 
 async def test_a_linked_peer_is_known_by_the_addresses_of_its_hello(

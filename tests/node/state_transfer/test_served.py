@@ -1,5 +1,6 @@
 """What joiners can ask for: from memory, from checkpoints, and for as long as they fetch it."""
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from node.cells.shard_store import ShardStore, State
 from node.durable.checkpoints import Checkpoints
 from node.durable.journal import FileJournal
 from node.rules.chain import genesis
+from node.state_transfer import checkpoint_source, served
 from node.state_transfer.checkpoint_source import checkpoint_finder
 from node.state_transfer.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.frames import Bulk
+from protocol.grid import cell_root
 from protocol.messages import SealCertificate
 from sim.files import SimFiles
 from tests.node.edge import NUMEL, toy_manifest
@@ -198,12 +201,14 @@ async def test_damaged_checkpoint_is_not_served_wherever_it_is_damaged(
     swarm = await saved(tmp_path)
     path = tmp_path / "round-000004" / f"{name}.safetensors"
     whole, rng = path.read_bytes(), random.Random(seed)
-    for _ in range(60):
+    for number in range(60):
         changed = bytearray(whole)
         # Half of them in the header, which is a small part of it.
         place = rng.randrange(rng.choice((200, len(whole))))
         changed[place] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
+        # Two of them within one tick of the file system's clock are not the same file.
+        os.utime(path, ns=(number, number))
         source = swarm.find(Bulk.STATE, 3)
         if source is not None:  # A bit of a name that nobody reads, or of the header's blanks.
             swarm.check(source, 3)
@@ -218,3 +223,64 @@ async def test_checkpoint_of_another_branch_is_not_served(tmp_path: Path) -> Non
     other = replace(swarm.seals[2].value, root=bytes(32))
     seal = SealCertificate(value=other, seals=())
     assert swarm.served.find(Bulk.STATE, seal, now_s=0.0) is None
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the cells of checkpoints that were hashed."""
+    sizes: list[int] = []
+
+    def count(cell: bytes) -> bytes:
+        sizes.append(len(cell))
+        return cell_root(cell)
+
+    monkeypatch.setattr(checkpoint_source, "cell_root", count)
+    return sizes
+
+
+async def test_checkpoints_that_are_asked_for_in_turn_are_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[int]
+) -> None:
+    monkeypatch.setattr(served, "STATES_HELD_MAX", 1)
+    swarm = await saved(tmp_path)
+    for number in range(20):
+        assert swarm.find(Bulk.STATE, 3 + number % 2, float(number)) is not None
+    assert len(hashed) == 2 * swarm.store.num_state_cells
+    swarm.check(swarm.find(Bulk.STATE, 3), 3)
+
+
+async def test_damaged_checkpoint_is_hashed_once(tmp_path: Path, hashed: list[int]) -> None:
+    swarm = await saved(tmp_path)
+    path = tmp_path / "round-000004" / "anchor.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for number in range(20):
+        assert swarm.find(Bulk.STATE, 3, float(number)) is None
+    assert len(hashed) == swarm.store.num_state_cells
+
+
+async def test_cell_of_a_checkpoint_that_rots_while_it_is_served_is_not_sent(
+    tmp_path: Path,
+) -> None:
+    swarm = await saved(tmp_path)
+    source = swarm.find(Bulk.STATE, 3)
+    assert source is not None
+    path = tmp_path / "round-000004" / "anchor.safetensors"
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    # A disk tells nobody of it.
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    outcomes = set()
+    for index in range(source.count):
+        try:
+            swarm.store.check_state_cell(swarm.seals[2].value.root, source.item(index))
+            outcomes.add("sound")
+        except StreamClosedError:
+            outcomes.add("not sent")
+    assert outcomes == {"sound", "not sent"}
+    swarm.served.forget_old(1e9)
+    assert swarm.find(Bulk.STATE, 3, 1e9) is None
