@@ -71,7 +71,7 @@ def earned(
     round_index: int,
     law: AdmissionSpec,
 ) -> dict[PeerId, SeatRecord]:
-    """The seats after a round that listed these; `seats` are those that go on.
+    """The seats after a round that listed these; `seats` are all those that its seal has.
 
     Turns are drawn by round and peer, so that a new identity with a low id gains nothing. Where
     nobody who counts is left, those count who have earned most: a run of nobody else goes on with
@@ -81,7 +81,8 @@ def earned(
         return dict(seats)
     found = dict(seats)
     full = law.probation + law.ramp
-    newcomers = [p for p, seat in seats.items() if seat.seated > FOUNDING_ROUND]
+    # Whoever takes its seat with this seal was in no round yet.
+    newcomers = [p for p, seat in seats.items() if FOUNDING_ROUND < seat.seated < round_index]
     for peer in newcomers:
         had = seats[peer].earned
         if peer in listed and had != law.probation and had < full:

@@ -269,13 +269,15 @@ def next_roster(
     given_up = turns.giving_way(seats, voters(roster), len(joiners))
     seats = {peer: seat for peer, seat in seats.items() if peer not in given_up}
     seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
-    seats = earned(seats, present, round_index, law)
     seats = turns.with_joiners(seats, set(voters(roster)) - given_up, joiners)
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
     following = _with_voters(replace(roster, seats=left), seats, window, round_index, trust=trust)
-    return replace(following, banned=banned)
+    # Of all who go on: voters that are kept for want of others count as they did.
+    records = {seat.peer: seat for seat in following.seats}
+    weights = earned(records, present, round_index, law)
+    return replace(following, seats=_sorted(weights), banned=banned)
 
 
 def _counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:

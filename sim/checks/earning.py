@@ -124,8 +124,10 @@ class Earning:
                 wanted[peer] += 1
         num_counting = sum(p not in new or wanted[p] > law.probation for p in wanted)
         if not num_counting:
-            most = max(wanted.values())
-            return {p: law.probation + 1 if n == most else n for p, n in wanted.items()}
+            sitting = {seat.peer for seat in seats if seat.seated != value.round}
+            most = max(wanted[peer] for peer in sitting) if sitting else 0
+            counts = {peer for peer in sitting if wanted[peer] == most}
+            return {p: law.probation + 1 if p in counts else n for p, n in wanted.items()}
         admitted_per_era = max(1, num_counting // 4)
         if waiting and value.round % max(1, 16 // admitted_per_era) == 0:
             drawn = {blake3(value.round.to_bytes(8, "big") + p).digest(): p for p in waiting}
