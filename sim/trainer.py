@@ -216,6 +216,7 @@ class SimTrainer:
                     feedback.commit()
                 else:
                     feedback.abort()
+        self._settle_left(sealed, fates)
         self._pending = tuple(index for index in self._pending if index not in over)
         if self._drift_N is not None:
             self._drift_N = self._drift_N.copy()
@@ -224,6 +225,14 @@ class SimTrainer:
                 span = self._layout.fragment_span(fragment)
                 if fragment in moved or not np.array_equal(self._anchor_N[span], anchor_N[span]):
                     self._drift_N[span] = 0.0
+
+    def _settle_left(self, sealed: int, fates: Fates) -> None:
+        """Rounds that the process before contributed to, and that were over before this one handed
+        them over again: what others had of them was enough."""
+        for index in range(self._round + 1, sealed + 1):
+            saved = self._saved.get(index)
+            if saved is not None and fates.was_listed(index) and index not in self._pending:
+                self.feedback[self._layout.fragment_of(index)].restore(saved.after_N)
 
     def _inherit(self, saved: _Saved, *, was_listed: bool) -> None:
         """In runs with audits, moments go on as residuals do: what no seal lists was not."""

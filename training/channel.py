@@ -152,7 +152,11 @@ class ChannelExchange:
             self._awaits_turn = False
             changed = self._read_anchors(frame.others, 0)
             self._turn = Turn(
-                clock=frame.clock, lease=frame.lease, others=changed, members=frame.members
+                clock=frame.clock,
+                lease=frame.lease,
+                others=changed,
+                members=frame.members,
+                listed=frame.listed,
             )
         else:
             raise TrainerError(f"an unexpected {type(frame).__name__} frame")

@@ -42,7 +42,7 @@ from training.inner_state import (
 from training.method import Method, steps_of
 from training.models import check_parameters, read_fragment, tokens_per_sample, write_fragment
 from training.own_weights import OwnWeights
-from training.recall import Recalled, recall
+from training.recall import Recalled, over, recall
 from training.scaffold import NoVariates, Variates
 from training.schedule import Due
 from training.stages import make_stages
@@ -343,6 +343,10 @@ class DiLoCo:
             is_before = next_round - self._overlap < pending.round < next_round
             if not (turn.lease and is_before):
                 outcome = self._finish(fragment)
+        for index in over(self._left, turn, overlap=self._overlap):
+            left = self._left.pop(index)
+            if index in turn.listed:
+                self._feedback[left.contribution.fragment].restore(left.residual_after_N)
         self._drop(turn.others)
         self._clock, self._lease, self._members = turn.clock, turn.lease, turn.members
         self._begin_round()

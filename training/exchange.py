@@ -116,13 +116,16 @@ class Turn:
     """For which round to go on, where two are in flight (R5): its clock and lease.
 
     `lease` is empty when the run is finished. `others` are new anchors of fragments that no outcome
-    of this trainer has told of. `members` is how many have a seat in that round.
+    of this trainer has told of. `members` is how many have a seat in that round. `listed` names the
+    rounds that are over since the last turn and have the own contribution in them: it may be one of
+    a process before this one, which has not handed it over again.
     """
 
     clock: RunClock
     lease: Lease
     others: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     members: int = 1
+    listed: tuple[int, ...] = ()
 
 
 class Ticket(Protocol):

@@ -94,13 +94,15 @@ class Proceed:
     """To the trainer, where two rounds are in flight (R5): go on for the round of that clock.
 
     Comes once behind each contribution, which need not have its outcome yet. New anchors of the
-    fragments in `others` lie in the mapping. `members` have a seat in that round.
+    fragments in `others` lie in the mapping. `members` have a seat in that round. `listed` are
+    rounds that are over, and have the own contribution in them.
     """
 
     clock: RunClock
     lease: Lease
     others: tuple[int, ...] = ()
     members: int = 1
+    listed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ they are relative to; with two in flight (R5) there may be two such rounds. Of a
 the seal tells which of the two residuals is the right one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.exchange import RunStart
+from training.exchange import RunStart, Turn
 from training.inner_state import InnerState, InnerStore, anchor_digest
 from training.own_weights import OwnWeights
 
@@ -95,6 +95,12 @@ def recall(
     return Recalled(
         newest=newest, residuals=tuple(residuals), under_way=under_way, drifting=drifting
     )
+
+
+def over(left: Collection[int], turn: Turn, *, overlap: int) -> list[int]:
+    """Of the rounds under way that were not handed over again yet, those that are over: what others
+    had of them was enough."""
+    return [i for i in sorted(left) if i in turn.listed or i <= turn.clock.round - overlap]
 
 
 def _kept(store: InnerStore, index: int) -> InnerState | None:

@@ -185,6 +185,7 @@ class Trainer:
                 lease=turn.lease,
                 others=tuple(turn.others),
                 members=turn.members,
+                listed=turn.listed,
             )
         )
 

@@ -307,6 +307,7 @@ class TrainerWork:
             lease=self._lease(wanted),
             others=others,
             members=wanted.num_members,
+            listed=self._fates.listed,
         )
         self._fates.taken_over(self._round, wanted.sealed)
         await trainer.proceed(turn)

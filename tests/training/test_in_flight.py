@@ -12,6 +12,7 @@ from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
 from training.compression import residual_root
 from training.diloco import DiLoCo
+from training.exchange import Turn
 from training.genesis import shard_spec
 from training.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.merge import MERGES
@@ -187,6 +188,40 @@ def test_restart_with_drift_in_flight_keeps_payloads_and_residuals(
     assert all(len(set(sent)) == 1 for sent in run.sent.values())
     for index in range(2, ROUNDS):
         assert run.sent[index][0].residual_before == run.sent[index - 2][0].residual_after
+
+
+class HurriedRun(InFlightRun):
+    """What the trainer contributed before it died is sealed while it hands the first of it over."""
+
+    def proceed(self) -> Turn:
+        last = max(self.sent)
+        if self.starts == 1 or self.next_round > last:
+            return super().proceed()
+        skipped = [index % len(self.anchors) for index in range(self.next_round, last + 1)]
+        while self.sealed < last:
+            self.seal()
+        self.next_round = last + 1
+        return Turn(
+            clock=self.clock(self.next_round),
+            lease=self.lease(self.next_round),
+            others={fragment: self.anchors[fragment] for fragment in skipped},
+            listed=tuple(sorted(self.listed)),
+        )
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_round_that_is_over_before_it_is_handed_over_again_leaves_its_residual(
+    tmp_path: Path, seed: int, is_listed: bool
+) -> None:
+    unlisted = frozenset() if is_listed else frozenset({3})
+    run = HurriedRun(manifest_of(), tmp_path, seed, 100, unlisted, deaths={3: "announced"})
+    run.train()
+    assert run.starts == 2
+    assert [len(run.sent[index]) for index in (2, 3)] == [2, 1]
+    before, now = run.sent[3][0], run.sent[5][0]
+    kept = before.residual_after if is_listed else before.residual_before
+    assert now.residual_before == kept
+    assert run.sent[4][0].residual_before == run.sent[2][0].residual_after
 
 
 def test_left_contribution_to_another_version_is_not_sent_again(tmp_path: Path, seed: int) -> None:
