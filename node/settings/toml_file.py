@@ -38,6 +38,11 @@ S = TypeVar("S", bound=Section)
 
 def read_toml(path: Path) -> dict[str, object]:
     """The content of a TOML file. Raises ConfigError naming the file, and line and column."""
+    return parse_toml(read_toml_bytes(path), path)
+
+
+def read_toml_bytes(path: Path) -> bytes:
+    """A TOML file as it stands on the disk. Raises ConfigError naming it."""
     try:
         with path.open("rb") as file:
             data = file.read(TOML_BYTES_MAX + 1)
@@ -45,6 +50,11 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > TOML_BYTES_MAX:
         raise ConfigError(f"{path}: longer than {TOML_BYTES_MAX // KIB} KiB")
+    return data
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, object]:
+    """The content of the bytes of a TOML file. Raises ConfigError, as `read_toml` does."""
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
