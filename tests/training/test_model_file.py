@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -300,6 +303,36 @@ def test_what_is_wrong_with_a_founders_file_is_told(tmp_path, source, complaint)
 
     with pytest.raises(ConfigError, match=complaint):
         founders_model(file.path, {"width": 4, "context": 8}, seed=5)
+
+
+@pytest.mark.slow
+def test_a_file_that_runs_for_ever_does_not_outlive_who_founds_with_it(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        file = file_with(
+            tmp_path,
+            "import os, socket\n"
+            f"here = socket.create_connection({server.getsockname()!r})\n"
+            "here.sendall(b'%d' % os.getpid())\nwhile True: pass\n",
+        )
+        code = (
+            "import pathlib, sys; from node.trainers.model_file import founders_model;"
+            "founders_model(pathlib.Path(sys.argv[1]), {'width': 4, 'context': 8}, seed=5)"
+        )
+        command = [sys.executable, "-P", "-c", code, str(file.path)]
+        with subprocess.Popen(command, env=child_environment()) as founder:
+            connection, _ = server.accept()
+            founder.kill()
+    with connection:
+        connection.settimeout(20.0)
+        builder = int(connection.recv(20))
+        try:
+            # The end of its process, and with it of its socket.
+            assert connection.recv(1) == b""
+        except TimeoutError:
+            with suppress(OSError):
+                os.kill(builder, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+            raise
 
 
 def test_a_founder_gives_no_digest_and_a_context(tmp_path, file):
