@@ -12,6 +12,7 @@ B samples, W window (context + 1 bytes)
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -72,6 +73,7 @@ class Swarm:
         self._attach = attach
         self._manifest = manifest
         self._channel = channel
+        self._pid = os.getpid()
         self._exchange = ChannelExchange(channel, child.pipe, copies=True)
         self._clock = RunClock(round=0, step=0, tokens=0)
         self._lease: Lease = ()
@@ -147,8 +149,10 @@ class Swarm:
         """Leave the run: the network process says so to its peers and is gone within two seconds.
 
         `linger_s` bounds how long it may go on serving peers in a run that is over; it ends by
-        itself when nobody needs it.
+        itself when nobody needs it. A fork of this process cannot leave for it: nothing is done.
         """
+        if os.getpid() != self._pid:
+            return
         try:
             # Windows deletes no file that is mapped, and the network process is to delete this one.
             self._channel.close()

@@ -287,6 +287,15 @@ def test_a_model_that_is_not_the_runs_is_refused_by_its_first_tensor(
         loop_object(network, Wrong(model, **changes))
 
 
+def test_a_fork_that_leaves_the_block_ends_nothing(network, monkeypatch):
+    network.open()
+    with monkeypatch.context() as fork:
+        fork.setattr("os.getpid", lambda: -1)
+        network.swarm.close()
+    assert network.child.lingered_s == []
+    assert network.swarm._channel.path.exists()
+
+
 def test_leaving_a_run_takes_no_time_and_only_a_finished_one_lingers(network):
     network.open(is_over=True)
     with network.swarm:
