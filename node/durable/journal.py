@@ -163,9 +163,13 @@ class FileJournal:
         self._logged = {digest for digest, _ in self._rounds}
         self.damage = ""
         """What was found of the chain, for people; nothing where it is whole."""
-        self._chain_path = folder / CHAIN_FILE
+        self._chain_path = self._kept_chain = folder / CHAIN_FILE
         self._chain = RecordLog(
-            self._chain_path, on_damage=self._keep_chain, files=files, pack=pack
+            self._chain_path,
+            on_cut=self._keep_chain,
+            on_damage=self._tell_damage,
+            files=files,
+            pack=pack,
         )
         self._opened_chain = self._take_chain()
         if me and is_signed_unlogged(me, self._opened_chain, self._opened_messages):
@@ -197,16 +201,24 @@ class FileJournal:
         chain = certificates_of(records)
         if len(chain) < len(records):
             self._keep_chain()
+            self._tell_damage()
             self._chain.replace(records[: len(chain)])
         if self.damage:
             self.damage += f" {len(chain)} are whole"
         return chain
 
     def _keep_chain(self) -> None:
-        """Before it is cut: seals of later rounds may stand behind the one that is damaged."""
+        """Before it is cut: seals of later rounds may stand behind the one that is damaged.
+
+        Also where a crash may have torn a page of them: nobody can tell that from damage.
+        """
+        self._kept_chain = keep_log(self._chain_path, self._files)
+        logger.warning("chain is cut, a copy is kept path=%s", self._kept_chain)
+
+    def _tell_damage(self) -> None:
         if not self.damage:
-            kept = keep_log(self._chain_path, self._files)
-            self.damage = f"{CHAIN_FILE} is damaged, and was kept as {kept}; of its seals"
+            kept = f"{CHAIN_FILE} is damaged, and was kept as {self._kept_chain}"
+            self.damage = f"{kept}; of its seals"
 
     def _take_branch(self, log: RecordLog) -> list[SealCertificate]:
         """Provisional seals as far as each follows the one before."""

@@ -243,6 +243,28 @@ def test_chain_that_is_cut_is_kept_as_it_was_and_told_of_once(tmp_path, opened):
     path.write_bytes(bent)
     opened(tmp_path)
     assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
+    # A shorter one is kept beside it, and named.
+    for certificate in chain_of(3):
+        opened(tmp_path).extend_chain([certificate])
+    shorter = bytearray(path.read_bytes())
+    shorter[len(shorter) // 2] ^= 1
+    path.write_bytes(shorter)
+    kept = tmp_path / "set-aside" / f"{CHAIN_FILE}.1"
+    assert str(kept) in opened(tmp_path).damage
+    assert kept.read_bytes() == shorter
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
+
+
+def test_page_of_seals_that_is_cut_is_kept_though_nobody_is_told_of_damage(tmp_path, opened):
+    opened(tmp_path).extend_chain(chain_of(4))
+    path = tmp_path / CHAIN_FILE
+    bent = bytearray(path.read_bytes())
+    bent[len(bent) // 3] ^= 1  # In the second of four.
+    path.write_bytes(bent)
+    journal = opened(tmp_path)
+    assert len(journal.chain()) == 1
+    assert not journal.damage
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
 
 
 def test_tail_that_a_crash_tore_off_is_no_damage_of_the_chain(tmp_path, opened):
