@@ -171,8 +171,8 @@ class ResultFiles:
                 self._files.unlink(self._folder / name)
 
     def of_round(self, round_index: int) -> Mapping[bytes, bytes]:
-        """By LIST digest all cells behind one another; what is not whole, or cannot be read, is left
-        out and named."""
+        """By LIST digest all cells behind one another; what is not whole or cannot be read is left
+        out, and named."""
         found = {}
         for name in self._files.names(self._folder):
             match = _NAME.fullmatch(name)

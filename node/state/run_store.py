@@ -2,7 +2,9 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +131,7 @@ def _read_source(path: Path) -> str:
 
 def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, state: Path) -> None:
     """Keep a run that was founded by `text`, the content of the file at `path`."""
+    _remove_interrupted(state, str(path.resolve()))
     folder = run_folder(state, signed.manifest.digest)
     make_folder(folder)
     if parsed.model.file is not None:
@@ -138,6 +141,17 @@ def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, sta
     write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")
     mark_unsigned(state, signed.manifest.digest)
     store_manifest(state, signed)
+
+
+def _remove_interrupted(state: Path, source: str) -> None:
+    """What foundings by the file `source` have left that did not come to their manifest."""
+    for founded in (state / RUNS_FOLDER).glob(f"*/{FOUNDED_FILE}"):
+        folder = founded.parent
+        if (folder / MANIFEST_FILE).exists() or has_begun(folder):
+            continue
+        with suppress(ConfigError):
+            if _read_source(founded) == source:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:

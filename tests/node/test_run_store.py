@@ -125,9 +125,16 @@ def test_other_file_founds_a_run_of_its_own(desk: Desk, tmp_path: Path) -> None:
 
 def test_founding_that_was_interrupted_founded_nothing(desk: Desk) -> None:
     found, _ = desk.run()
-    (run_folder(desk.state, found.manifest.digest) / MANIFEST_FILE).unlink()
-    _, is_founded = desk.run()
+    interrupted = run_folder(desk.state, found.manifest.digest)
+    (interrupted / MANIFEST_FILE).unlink()
+    other = interrupted.with_name("0" * 12)
+    other.mkdir()
+    (other / "founded.json").write_text('{"source": "/another.toml"}')
+    again, is_founded = desk.run()
     assert is_founded
+    # Nothing is left of it; what another file founded is not touched.
+    left = {path.name for path in interrupted.parent.iterdir()}
+    assert left == {run_folder(desk.state, again.manifest.digest).name, other.name}
 
 
 def test_run_that_has_begun_and_lost_its_manifest_is_not_founded_once_more(desk: Desk) -> None:
