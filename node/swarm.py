@@ -106,6 +106,7 @@ class Swarm:
         """
         folder = default_state() if state is None else Path(state)
         folder = folder.expanduser().absolute()
+        _check_text(folder)
         options = ["--state", str(folder), "--listen", listen, "--status-port", "0"]
         if not isinstance(address, str):
             raise ConfigError(f"an invite link or an address is a text, not {address!r}")
@@ -315,6 +316,15 @@ class Swarm:
         if not lease:
             self._is_finished = True
             self._child.say_leaving()
+
+
+def _check_text(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        # The network process is told of files in it, in UTF-8.
+        name = shown(str(folder))
+        raise ConfigError(f"the path {name} is no UTF-8 text: name another as `state`") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,10 @@ def read_toml_bytes(path: Path) -> bytes:
 def parse_toml(data: bytes, path: Path) -> dict[str, object]:
     """The content of the bytes of a TOML file. Raises ConfigError, as `read_toml` does."""
     try:
-        return tomllib.loads(data.decode())
+        # Some editors begin a file with a mark that it is UTF-8.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}: no UTF-8 text (at line {line})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no TOML: {shown(str(error))}") from error

@@ -90,6 +90,8 @@ def _ask_child(file: ModelFile, settings: Mapping[str, Value]) -> tuple[TensorSp
         said = done.stderr.decode("utf-8", "replace").strip()[-_TOLD_CHARACTERS_MAX:]
         why = said or f"building it ended with status {done.returncode}"
         raise ConfigError(why if str(file.path) in why else f"the model file {file.path}: {why}")
+    if not done.stdout:
+        raise ConfigError(f"the model file {file.path} ended its process, with status 0")
     described = json.loads(done.stdout)
     return tuple(TensorSpec(name, tuple(shape)) for name, shape in described["tensors"])
 

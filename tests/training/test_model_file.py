@@ -224,6 +224,8 @@ GOLDEN = ["0x1.84e7480000000p-2", "-0x1.d7fb300000000p-2"]
         ("nn.LazyLinear(2)", "'weight' has no shape"),
         ("nn.ReLU()", "no parameters"),
         ("nn.ParameterList([torch.zeros(0, 2)])", r"'0' has no elements: \[0, 2\]"),
+        ("nn.ParameterList([torch.zeros(1).expand(2)])", "'0' is expanded"),
+        ("nn.Linear(2, 2).requires_grad_(False)", "no parameter is trained: 'bias'"),
     ],
 )
 def test_a_model_that_cannot_be_trained_together_is_refused_by_name(tmp_path, builds, complaint):
@@ -291,6 +293,7 @@ def test_a_founder_gets_the_model_and_its_tensors_from_a_child_process(tmp_path)
     [
         ("raise KeyError('a bug of mine')", r"(?s)other\.py.*KeyError: 'a bug of mine'"),
         ("import sys; sys.exit(7)", r"other\.py: building it ended with status 7"),
+        ("import sys; sys.exit(0)", r"other\.py ended its process, with status 0"),
         ("def build(context): pass", r"(?s)other\.py.*unexpected keyword argument 'width'"),
         (
             "from torch import nn\ndef build(**s): return nn.Embedding(256, 9)",
