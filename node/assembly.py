@@ -289,6 +289,6 @@ def _restart(
 def _open_journal(node: Node, folder: Path) -> FileJournal:
     _check_able(node)  # Before anything of the run is on the disk.
     is_new = node.is_new_peer or has_begun(folder) or is_unsigned(folder)
-    journal = FileJournal(folder, is_wiped=not is_new)
+    journal = FileJournal(folder, is_wiped=not is_new, me=node.signer.peer_id)
     unmark_unsigned(folder)
     return journal

@@ -5,6 +5,7 @@ banned; 128 and the signal's number where a signal ended it. Ctrl+C is such a si
 node leaves its run cleanly: 130 then, and after SIGTERM 143.
 """
 
+import io
 import os
 import sys
 
@@ -15,6 +16,9 @@ from training.child_process import ONE_BLAS_THREAD
 def main() -> None:
     """Entry point of the command."""
     os.environ.update(ONE_BLAS_THREAD)
+    # A title or a path may have letters that the terminal's encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
     with handling(end_at_once):
         from node.commands import (  # noqa: F401 - they register

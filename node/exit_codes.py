@@ -44,4 +44,9 @@ def user_error(group: BaseExceptionGroup[BaseException], state: Path) -> Barnrai
         cure = "; make room and start again: what was sealed is safe"
     elif getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
         cure = "; name a folder that you may write to with --state"
+    elif getattr(error, "errno", None) == errno.EIO:
+        cure = (
+            "; the disk is failing: copy the state folder to another one and name that with "
+            "--state. Logs that cannot be copied may be left out: peers have what was in them"
+        )
     return ConfigError(f"cannot use {where}: {why}{cure}")

@@ -1,9 +1,11 @@
 """The network process as a child of the user's own, which is the trainer; blocking calls only."""
 
 import logging
+import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +40,8 @@ else:
 class NetworkChild:
     """A network process whose standard input and output are the control pipe.
 
-    `close` ends it. If this process dies it ends by itself: its standard input does.
+    `close` ends it. If this process dies it ends by itself: its standard input does. In a fork of
+    this process, such as a data loader's worker, `close` does nothing and the pipe raises.
     """
 
     def __init__(self, command: Sequence[str], state: Path) -> None:
@@ -71,6 +74,7 @@ class NetworkChild:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.pipe = ControlPipe(self._stdout.fileno(), self._stdin.fileno(), kinds=TO_USER)
         self._is_closed = False
+        _CHILDREN.add(self)
 
     @property
     def pid(self) -> int:
@@ -121,6 +125,14 @@ class NetworkChild:
         finally:
             self._end()
 
+    def leave_to_parent(self) -> None:
+        """After a fork, in the child: copies of the pipe's ends would outlive the parent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.pipe.leave_to_parent()
+            for file in (self._stdin, self._stdout, self._said):
+                file.close()
+
     def _wait(self, limit_s: float) -> None:
         for _ in range(round(limit_s / _WAIT_S)):
             with suppress(subprocess.TimeoutExpired):
@@ -161,3 +173,15 @@ class NetworkChild:
         lines = self._said.read().decode("utf-8", "replace").splitlines()[-_SAID_LINES_KEPT:]
         shown = ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
         return "\n".join(f"  {line}" for line in shown) or "  (it said nothing)"
+
+
+_CHILDREN: "weakref.WeakSet[NetworkChild]" = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for child in list(_CHILDREN):
+        child.leave_to_parent()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_leave_all_to_parent)

@@ -12,6 +12,7 @@ B samples, W window (context + 1 bytes)
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -72,6 +73,7 @@ class Swarm:
         self._attach = attach
         self._manifest = manifest
         self._channel = channel
+        self._pid = os.getpid()
         self._exchange = ChannelExchange(channel, child.pipe, copies=True)
         self._clock = RunClock(round=0, step=0, tokens=0)
         self._lease: Lease = ()
@@ -104,6 +106,7 @@ class Swarm:
         """
         folder = default_state() if state is None else Path(state)
         folder = folder.expanduser().absolute()
+        _check_text(folder)
         options = ["--state", str(folder), "--listen", listen, "--status-port", "0"]
         if not isinstance(address, str):
             raise ConfigError(f"an invite link or an address is a text, not {address!r}")
@@ -147,8 +150,10 @@ class Swarm:
         """Leave the run: the network process says so to its peers and is gone within two seconds.
 
         `linger_s` bounds how long it may go on serving peers in a run that is over; it ends by
-        itself when nobody needs it.
+        itself when nobody needs it. A fork of this process cannot leave for it: nothing is done.
         """
+        if os.getpid() != self._pid:
+            return
         try:
             # Windows deletes no file that is mapped, and the network process is to delete this one.
             self._channel.close()
@@ -311,6 +316,15 @@ class Swarm:
         if not lease:
             self._is_finished = True
             self._child.say_leaving()
+
+
+def _check_text(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        # The network process is told of files in it, in UTF-8.
+        name = shown(str(folder))
+        raise ConfigError(f"the path {name} is no UTF-8 text: name another as `state`") from error
 
 
 @dataclass(frozen=True, slots=True)

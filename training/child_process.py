@@ -57,12 +57,15 @@ def exit_now() -> None:
     os._exit(0)
 
 
-def exit_when_stdin_closes() -> None:
-    """Start a thread that ends the process when its parent closes the pipe, or is gone."""
+def exit_when_stdin_closes(read_fd: int = 0) -> None:
+    """Start a thread that ends the process when its parent closes the pipe, or is gone.
+
+    `read_fd` is that of `take_control_pipe`, where it has moved standard input.
+    """
 
     def watch() -> None:
         # The descriptor itself: a buffered stdin holds a lock that blocks an ordinary exit.
-        while os.read(0, 4096):
+        while os.read(read_fd, 4096):
             pass
         exit_now()
 

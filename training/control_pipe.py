@@ -90,6 +90,14 @@ class ControlPipe:
         except OSError as error:
             raise TrainerError(f"the network process is gone: {error}") from error
 
+    def leave_to_parent(self) -> None:
+        """After a fork, in the child: the pipe is the parent's; every call raises."""
+        self._read_fd = self._write_fd = -1
+        self._failure = TrainerError("the process that this one was forked from trains in this run")
+        # The parent's reading thread may have held the lock of the one before.
+        self._inbox = queue.SimpleQueue()
+        self._inbox.put(self._failure)
+
     def wait_closed(self, limit_s: float) -> bool:
         """Wait until the reading thread has ended; whether it has."""
         self._reader.join(limit_s)

@@ -12,6 +12,7 @@ round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that th
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -164,7 +165,7 @@ class DiLoCo:
         if self._tracer is not None:
             self._tracer.before_gradient(self._clock, self._lease, self._local_step)
 
-    def step(self, loss: float = 0.0, *, samples: int | None = None) -> Outcome | None:
+    def step(self, loss: SupportsFloat = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.
 
         `loss` (nats per byte) is only shown to people. `samples` is how many sequences the
@@ -182,7 +183,8 @@ class DiLoCo:
         if self._tracer is not None:
             self._tracer.after_step(self._local_step)
         self._samples += self._manifest.inner.batch if samples is None else samples
-        self._loss_total += loss
+        # A tensor would hold the graph of its step until the round ends.
+        self._loss_total += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         due = self._due(self._local_step)
         outcome = None
         for fragment in due.begin:

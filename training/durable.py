@@ -185,8 +185,12 @@ class SystemFiles:
     def content(self, path: Path, start: int = 0, size: int = -1) -> bytes:
         """See Files."""
         with path.open("rb") as file:
-            file.seek(start)
-            return file.read(size)
+            try:
+                file.seek(start)
+                return file.read(size)
+            except OSError as error:
+                error.filename = error.filename or str(path)  # As above.
+                raise
 
     def exists(self, path: Path) -> bool:
         """See Files."""

@@ -1,8 +1,8 @@
 """Says which tensors a founder's model file has: run as `python -P -m training.model_schema_main`.
 
-Reads the settings of the model, JSON, from standard input; writes {"tensors": [[name, shape], ...]}
-to standard output. What is wrong goes to standard error, status 2. The founder's network process
-never loads torch, so it asks this one.
+Reads the settings of the model, a line of JSON, from standard input, and ends when that closes;
+writes {"tensors": [[name, shape], ...]} to standard output. What is wrong goes to standard error,
+status 2. The founder's network process never loads torch, so it asks this one.
 """
 
 import argparse
@@ -13,7 +13,11 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec, Setting
-from training.child_process import leave_interrupts_to_parent, take_control_pipe
+from training.child_process import (
+    exit_when_stdin_closes,
+    leave_interrupts_to_parent,
+    take_control_pipe,
+)
 from training.genesis import DIGEST_SETTING, MODEL_FILE
 from training.model_file import read_model_file
 
@@ -29,8 +33,10 @@ def main() -> int:
     options = parser.parse_args()
     # The model may print what it likes: our word alone goes to standard output.
     read_fd, write_fd = take_control_pipe()
-    with os.fdopen(read_fd, "rb") as stream:
-        given = json.loads(stream.read())
+    with os.fdopen(read_fd, "rb", closefd=False) as stream:
+        given = json.loads(stream.readline())
+    # The file's code may run for ever, and signals are the parent's.
+    exit_when_stdin_closes(read_fd)
     settings = given | {DIGEST_SETTING: options.digest}
     model = ModelSpec(
         name=MODEL_FILE,

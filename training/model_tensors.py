@@ -31,6 +31,12 @@ def model_tensors(model: nn.Module) -> tuple[TensorSpec, ...]:
             raise ConfigError(f"the parameter {name!r} is {parameter.dtype}, it must be float32")
         if parameter.numel() == 0:
             raise ConfigError(f"the parameter {name!r} has no elements: {list(parameter.shape)}")
+        # Of an expanded tensor many elements are one place in memory.
+        places = zip(parameter.shape, parameter.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in places):
+            raise ConfigError(f"the parameter {name!r} is expanded, make it of a clone()")
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(f"no parameter is trained: {name!r} and all others lack requires_grad")
     return tuple(TensorSpec(name, tuple(parameters[name].shape)) for name in sorted(parameters))
 
 

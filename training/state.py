@@ -98,7 +98,8 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     """Write a checkpoint into `folder` and point `latest` at it; three are kept.
 
     When it returns all of it is on the disk. A crash at any moment leaves the checkpoint before it.
-    One process writes to a folder at a time. Raises OSError where the disk is full.
+    One process writes to a folder at a time. Raises OSError where the disk is full, and leaves
+    nothing of the new one then.
     """
     make_folder_durably(folder)
     for left in folder.glob(WRITING + "*"):
@@ -106,13 +107,12 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     name = checkpoint_name(meta.clock.round)
     writing = folder / (WRITING + name)
     writing.mkdir()
-    digests = {
-        ANCHOR_FILE: _write(named_tensors(spec, state.anchors), writing / ANCHOR_FILE),
-        OUTER_FILE: _write(_slot_tensors(spec, state.slots), writing / OUTER_FILE),
-    }
-    (writing / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), digests))
-    fsync_file(writing / META_FILE)
-    fsync_folder(writing)
+    try:
+        _write_files(writing, spec, state, meta)
+    except OSError:
+        # It would take the space that the disk has not got.
+        shutil.rmtree(writing, ignore_errors=True)
+        raise
     target = folder / name
     if target.exists():  # The round was sealed anew on another branch.
         target.rename(folder / f"{WRITING}old-{name}")
@@ -121,6 +121,16 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     replace_durably(folder / _LATEST, [f"{name}\n".encode("ascii")])
     _prune(folder, meta.clock.round)
     return target
+
+
+def _write_files(folder: Path, spec: ShardSpec, state: ShardState, meta: CheckpointMeta) -> None:
+    digests = {
+        ANCHOR_FILE: _write(named_tensors(spec, state.anchors), folder / ANCHOR_FILE),
+        OUTER_FILE: _write(_slot_tensors(spec, state.slots), folder / OUTER_FILE),
+    }
+    (folder / META_FILE).write_bytes(_pack_meta(meta, _slot_names(state.slots), digests))
+    fsync_file(folder / META_FILE)
+    fsync_folder(folder)
 
 
 def _write(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> str:

@@ -50,5 +50,4 @@ def barnraise(
 
 def print_json(body: object) -> None:
     """One JSON object as a line of standard output."""
-    sys.stdout.write(json_text(body) + "\n")
-    sys.stdout.flush()
+    typer.echo(json_text(body))  # Where standard output is closed, it does nothing.

@@ -18,15 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from node.durable.journal_records import certificates_of, is_signed_unlogged, messages_of
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
 from node.durable.record_log import PackRecord, RecordLog
 from node.durable.results import Placed, ReadBack, ResultFiles
 from node.durable.set_aside import keep_log
 from node.rules.credit import Folded
-from protocol import limits
-from protocol.errors import DecodeError
-from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
-from protocol.wire import decode
+from protocol.identity import PeerId
+from protocol.messages import SealCertificate, SealValue, SignedMessage
 from training.durable import SYSTEM_FILES, Files
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,8 @@ class FileJournal:
     """The journal in a run's folder. Its methods block: call them in threads, one or more.
 
     `is_wiped` says that there is no journal although this peer may have taken part before: whoever
-    deletes a run's folder and joins again must ask what it signed.
+    deletes a run's folder and joins again must ask what it signed. So must `me`, where the chain
+    shows that the log of signatures is not all that it was.
 
     What it finds when it is opened it will answer for. So all of that is made durable first: the
     process before may have been killed after a write and before the sync behind it.
@@ -140,6 +140,7 @@ class FileJournal:
         *,
         rotate_bytes: int = ROTATE_BYTES,
         is_wiped: bool = False,
+        me: PeerId | None = None,
         files: Files = SYSTEM_FILES,
         pack: PackRecord | None = None,
     ) -> None:
@@ -162,11 +163,18 @@ class FileJournal:
         self._logged = {digest for digest, _ in self._rounds}
         self.damage = ""
         """What was found of the chain, for people; nothing where it is whole."""
-        self._chain_path = folder / CHAIN_FILE
+        self._chain_path = self._kept_chain = folder / CHAIN_FILE
         self._chain = RecordLog(
-            self._chain_path, on_damage=self._keep_chain, files=files, pack=pack
+            self._chain_path,
+            on_cut=self._keep_chain,
+            on_damage=self._tell_damage,
+            files=files,
+            pack=pack,
         )
         self._opened_chain = self._take_chain()
+        if me and is_signed_unlogged(me, self._opened_chain, self._opened_messages):
+            logger.warning("signatures are missing that the chain has path=%s", self._slots.path)
+            self._mark_lost()
         self._chain_round = len(self._opened_chain)
         self._receipts = ReceiptLog(folder / RECEIPTS_FILE, files=files, pack=pack)
         self._branch_path = folder / BRANCH_FILE
@@ -181,7 +189,7 @@ class FileJournal:
     def _take_messages(self) -> list[SignedMessage]:
         """The signatures in their log; nothing stays behind what is none."""
         records = self._slots.take_opened()
-        messages = _messages(records)
+        messages = messages_of(records)
         if len(messages) < len(records):
             self._mark_lost()
             self._slots.replace(records[: len(messages)])
@@ -190,26 +198,34 @@ class FileJournal:
     def _take_chain(self) -> list[SealCertificate]:
         """The seals of the chain; what follows upon none of them is cut off."""
         records = self._chain.take_opened()
-        chain = _certificates(records)
+        chain = certificates_of(records)
         if len(chain) < len(records):
             self._keep_chain()
+            self._tell_damage()
             self._chain.replace(records[: len(chain)])
         if self.damage:
             self.damage += f" {len(chain)} are whole"
         return chain
 
     def _keep_chain(self) -> None:
-        """Before it is cut: seals of later rounds may stand behind the one that is damaged."""
+        """Before it is cut: seals of later rounds may stand behind the one that is damaged.
+
+        Also where a crash may have torn a page of them: nobody can tell that from damage.
+        """
+        self._kept_chain = keep_log(self._chain_path, self._files)
+        logger.warning("chain is cut, a copy is kept path=%s", self._kept_chain)
+
+    def _tell_damage(self) -> None:
         if not self.damage:
-            kept = keep_log(self._chain_path, self._files)
-            self.damage = f"{CHAIN_FILE} is damaged, and was kept as {kept}; of its seals"
+            kept = f"{CHAIN_FILE} is damaged, and was kept as {self._kept_chain}"
+            self.damage = f"{kept}; of its seals"
 
     def _take_branch(self, log: RecordLog) -> list[SealCertificate]:
         """Provisional seals as far as each follows the one before."""
         branch: list[SealCertificate] = []
         records = log.take_opened()
         for record in records:
-            found = _certificates([record], first=None)
+            found = certificates_of([record], first=None)
             if not found or (branch and found[0].value.before != branch[-1].value.digest):
                 break
             branch += found
@@ -342,7 +358,7 @@ class FileJournal:
         """See Journal."""
         with self._lock:
             records = self._chain.read(first - 1, count)
-        return _certificates(records, first=first)
+        return certificates_of(records, first=first)
 
     def messages(self) -> Sequence[SignedMessage]:
         """See Journal."""
@@ -365,30 +381,3 @@ class FileJournal:
         self._receipts.close()
         if self._branch is not None:
             self._branch.close()
-
-
-def _messages(records: Iterable[bytes]) -> list[SignedMessage]:
-    """The messages in the records, up to the first that is none."""
-    messages = []
-    for record in records:
-        try:
-            messages.append(decode_message(record)[0])
-        except DecodeError as error:
-            logger.warning("slot record skipped reason=%s", error)
-            break
-    return messages
-
-
-def _certificates(records: Iterable[bytes], *, first: int | None = 1) -> list[SealCertificate]:
-    """Certificates of round `first` and those behind it, up to the first that does not follow."""
-    chain: list[SealCertificate] = []
-    for record in records:
-        try:
-            certificate = decode(SealCertificate, record, max_bytes=limits.CONTROL_FRAME_BYTES_MAX)
-        except DecodeError as error:
-            logger.warning("chain record skipped reason=%s", error)
-            break
-        if first is not None and certificate.value.round != first + len(chain):
-            break
-        chain.append(certificate)
-    return chain

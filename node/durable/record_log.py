@@ -30,13 +30,15 @@ RECORD_BYTES_MAX = 1 << 20
 class RecordLog:
     """One writer. Opening it cuts a torn tail off; `take_opened` gives what stood in it then.
 
-    `on_damage` is called before anything is cut off that is more than a torn tail.
+    `on_cut` is called before anything is cut off that has a whole record in it, `on_damage` then if
+    it is more than a torn tail.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        on_cut: Callable[[], None] = lambda: None,
         on_damage: Callable[[], None] = lambda: None,
         files: Files = SYSTEM_FILES,
         pack: "PackRecord | None" = None,
@@ -49,6 +51,8 @@ class RecordLog:
         data = files.content(path)
         self._opened, self._size, self.is_damaged = _read(data, self._pack)
         self._sizes = array("I", map(len, self._opened))
+        if self.is_damaged or _has_record(data, self._size + 1, continues=True):
+            on_cut()
         if self.is_damaged:
             on_damage()
         if len(data) > self._size:
@@ -179,7 +183,7 @@ def pack_record(record: bytes) -> bytes:
 def _read(data: bytes, pack: "PackRecord") -> tuple[list[bytes], int, bool]:
     records = list(_records(data, pack))
     position = sum(map(len, records)) + len(records) * _HEADER.size
-    return records, position, _has_append(data, position + 1)
+    return records, position, _has_record(data, position + 1, continues=False)
 
 
 class PackRecord(Protocol):
@@ -217,19 +221,21 @@ def _records(data: bytes, pack: "PackRecord") -> Iterator[bytes]:
         start = stop
 
 
-def _has_append(data: bytes, position: int) -> bool:
-    """Whether a whole record that begins an append stands anywhere behind `position`.
+def _has_record(data: bytes, position: int, *, continues: bool) -> bool:
+    """Whether a whole record stands anywhere behind `position` that begins an append, or that
+    continues one.
 
     Byte by byte: where the next record begins was said by a length that may be what is bad.
     """
     view = memoryview(data)
-    # A length of at most 1 MiB begins with a zero byte.
-    while 0 <= (position := data.find(b"\0", position)) <= len(data) - _HEADER.size:
+    # A length of at most 1 MiB begins with a zero byte, but for the bit.
+    first = b"\x80" if continues else b"\0"
+    while 0 <= (position := data.find(first, position)) <= len(data) - _HEADER.size:
         length, digest = _HEADER.unpack_from(data, position)
-        start = position + _HEADER.size
+        length, start = length % _CONTINUES, position + _HEADER.size
         if 0 < length <= min(RECORD_BYTES_MAX, len(data) - start):
             record = view[start : start + length]
-            if _digest(record, continues=False) == digest:
+            if _digest(record, continues=continues) == digest:
                 return True
         position += 1
     return False

@@ -171,20 +171,25 @@ class ResultFiles:
                 self._files.unlink(self._folder / name)
 
     def of_round(self, round_index: int) -> Mapping[bytes, bytes]:
-        """By LIST digest all cells behind one another; what is not whole is left out, and named."""
+        """By LIST digest all cells behind one another; what is not whole or cannot be read is left
+        out, and named."""
         found = {}
         for name in self._files.names(self._folder):
             match = _NAME.fullmatch(name)
             if match is None or int(match[1]) != round_index:
                 continue
             path = self._folder / name
-            body = _body(self._files.content(path))
+            body, reason = None, "not what was written"
+            try:
+                body = _body(self._files.content(path))
+            except OSError as error:
+                reason = str(error)
             if body is not None:
                 found[bytes.fromhex(match[2])] = body
                 self._whole.add(name)
             else:
                 self._whole.discard(name)
-                logger.warning("result skipped path=%s reason=not what was written", path)
+                logger.warning("result skipped path=%s reason=%s", path, reason)
         return found
 
     def reader(self, round_index: int, digest: bytes) -> ReadBack | None:

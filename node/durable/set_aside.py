@@ -1,6 +1,7 @@
 """What would be lost for good is kept beside the run's files until it is of no use any more.
 
-    set-aside/chain.log       a log with records missing, as it was before it was cut
+    set-aside/chain.log       a log with records missing, as it was before it was cut; the longest
+    set-aside/chain.log.1     the last one that was not longer than that
     set-aside/round-000050    a checkpoint of later rounds than those that the node goes on from
 
 Both come of a damaged disk. Peers give such a node what it lacks; where there are none, these files
@@ -17,14 +18,18 @@ SET_ASIDE_FOLDER = "set-aside"
 
 
 def keep_log(path: Path, files: Files) -> Path:
-    """Copy a log that is about to be cut, unless a longer one was kept before. Raises OSError where
-    the disk is full: it is not to be cut then."""
+    """Copy a log that is about to be cut, beside a longer one that was kept before. Raises OSError
+    where the disk is full: it is not to be cut then."""
     folder = path.parent / SET_ASIDE_FOLDER
     kept, data = folder / path.name, files.content(path)
-    if not files.exists(kept) or len(files.content(kept)) < len(data):
-        files.make_folder(folder)
-        replace_durably(kept, [data], files)
-        files.sync_folder(path.parent)
+    before = files.content(kept) if files.exists(kept) else b""
+    if before == data:
+        return kept
+    if len(before) >= len(data):
+        kept = kept.with_name(f"{path.name}.1")
+    files.make_folder(folder)
+    replace_durably(kept, [data], files)
+    files.sync_folder(path.parent)
     return kept
 
 

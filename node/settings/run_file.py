@@ -15,7 +15,7 @@ from node.settings.run_sections import (
     RunFile,
     ThenSection,
 )
-from node.settings.toml_file import key_text, parse_sections, read_toml
+from node.settings.toml_file import key_text, parse_sections, parse_toml, read_toml, read_toml_bytes
 from node.settings.topology import BUTTERFLY, topology_for
 from node.trainers.model_file import founders_model
 from protocol import limits
@@ -71,7 +71,12 @@ def read_run_file(path: Path) -> RunFile:
 
     Raises ConfigError, a line for each key that is wrong: file, section, key, what is expected.
     """
-    return write_out(parse_run_file(path), path)
+    return run_file_of(read_toml_bytes(path), path)
+
+
+def run_file_of(data: bytes, path: Path) -> RunFile:
+    """What `read_run_file` makes of the bytes of a run.toml. `path` is named in errors."""
+    return write_out(parse_sections(RunFile, parse_toml(data, path), path), path)
 
 
 def parse_run_file(path: Path) -> RunFile:

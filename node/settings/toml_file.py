@@ -38,6 +38,11 @@ S = TypeVar("S", bound=Section)
 
 def read_toml(path: Path) -> dict[str, object]:
     """The content of a TOML file. Raises ConfigError naming the file, and line and column."""
+    return parse_toml(read_toml_bytes(path), path)
+
+
+def read_toml_bytes(path: Path) -> bytes:
+    """A TOML file as it stands on the disk. Raises ConfigError naming it."""
     try:
         with path.open("rb") as file:
             data = file.read(TOML_BYTES_MAX + 1)
@@ -45,10 +50,16 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > TOML_BYTES_MAX:
         raise ConfigError(f"{path}: longer than {TOML_BYTES_MAX // KIB} KiB")
+    return data
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, object]:
+    """The content of the bytes of a TOML file. Raises ConfigError, as `read_toml` does."""
     try:
-        return tomllib.loads(data.decode())
+        # Some editors begin a file with a mark that it is UTF-8.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}: no UTF-8 text (at line {line})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no TOML: {shown(str(error))}") from error

@@ -20,6 +20,11 @@ def load_or_create_identity(state: Path) -> Ed25519Signer:
     """
     make_folder(state)
     path = state / KEY_FILE
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(
+            f"{path} is a link to {path.readlink()}, which is not there: mount its disk, or remove "
+            "the link and be a new peer"
+        )
     if not path.exists():
         # Whole or not at all: a crash in between must not leave a key of no bytes.
         write_atomically(path, os.urandom(KEY_SEED_BYTES))

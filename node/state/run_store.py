@@ -2,7 +2,9 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +13,10 @@ from node.settings.run_file import (
     build_manifest,
     first_changed_key,
     read_run_file,
+    run_file_of,
 )
 from node.settings.run_sections import RunFile
-from node.settings.toml_file import TOML_BYTES_MAX
+from node.settings.toml_file import read_toml_bytes
 from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
@@ -57,7 +60,9 @@ def found_or_resume(
     file says something else than when it founded its run, or where a run that it may have founded
     is damaged.
     """
-    parsed = read_run_file(path)
+    # Read once: the run's own copy is what founded it, even of a pipe or a file being edited.
+    text = read_toml_bytes(path)
+    parsed = run_file_of(text, path)
     source = str(path.resolve())
     if not is_new:
         everything = _read_founded(state, signer)
@@ -71,7 +76,11 @@ def found_or_resume(
         for folder, found in everything.items():
             if isinstance(found, ConfigError):
                 raise _damaged_run(path, folder, found)
-    return _found(path, parsed, state, signer, int(wall_clock())), True
+    signed = sign_manifest(
+        build_manifest(parsed, Founder(signer.peer_id, int(wall_clock())), path), signer
+    )
+    _store(signed, path, text, parsed, state)
+    return signed, True
 
 
 def founded_runs(state: Path, signer: Ed25519Signer) -> list[FoundedRun]:
@@ -120,16 +129,11 @@ def _read_source(path: Path) -> str:
     return source
 
 
-def _found(
-    path: Path, parsed: RunFile, state: Path, signer: Ed25519Signer, now_unix_s: int
-) -> SignedManifest:
-    signed = sign_manifest(
-        build_manifest(parsed, Founder(signer.peer_id, now_unix_s), path), signer
-    )
+def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, state: Path) -> None:
+    """Keep a run that was founded by `text`, the content of the file at `path`."""
+    _remove_interrupted(state, str(path.resolve()))
     folder = run_folder(state, signed.manifest.digest)
     make_folder(folder)
-    with path.open("rb") as file:
-        text = file.read(TOML_BYTES_MAX)
     if parsed.model.file is not None:
         kept_model_file(signed.manifest, path.parent / parsed.model.file, folder)
     write_atomically(folder / RUN_FILE, text)
@@ -137,7 +141,17 @@ def _found(
     write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")
     mark_unsigned(state, signed.manifest.digest)
     store_manifest(state, signed)
-    return signed
+
+
+def _remove_interrupted(state: Path, source: str) -> None:
+    """What foundings by the file `source` have left that did not come to their manifest."""
+    for founded in (state / RUNS_FOLDER).glob(f"*/{FOUNDED_FILE}"):
+        folder = founded.parent
+        if (folder / MANIFEST_FILE).exists() or has_begun(folder):
+            continue
+        with suppress(ConfigError):
+            if _read_source(founded) == source:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:

@@ -106,8 +106,10 @@ PICTURES: dict[str, Callable[[object], RenderableType]] = {
 def _grid(names: tuple[str, ...]) -> Table:
     grid = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for name in names:
-        # Ten short columns fit 80 characters; only what is long, the last one, may be folded.
-        grid.add_column(name, overflow="fold", no_wrap=name != names[-1])
+        # Ten short columns fit 80 characters; only what is long, the last one, may be folded. Where
+        # there are fewer, a number that is cut must not pass for a smaller one.
+        is_long = name == names[-1]
+        grid.add_column(name, overflow="fold" if is_long else "ellipsis", no_wrap=not is_long)
     return grid
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from node.processes.children import child_environment
@@ -80,14 +81,7 @@ def kept_model_file(manifest: RunManifest, given: Path | None, folder: Path) -> 
 def _ask_child(file: ModelFile, settings: Mapping[str, Value]) -> tuple[TensorSpec, ...]:
     command = [*SCHEMA_COMMAND, "--file", str(file.path.absolute()), "--digest", file.digest]
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(dict(settings)).encode(),
-            capture_output=True,
-            env=child_environment(),
-            timeout=_BUILD_S,
-            check=False,
-        )
+        done = _run_child(command, json.dumps(dict(settings)).encode() + b"\n")
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             f"the model file {file.path} was not built within {_BUILD_S:.0f} s"
@@ -96,5 +90,26 @@ def _ask_child(file: ModelFile, settings: Mapping[str, Value]) -> tuple[TensorSp
         said = done.stderr.decode("utf-8", "replace").strip()[-_TOLD_CHARACTERS_MAX:]
         why = said or f"building it ended with status {done.returncode}"
         raise ConfigError(why if str(file.path) in why else f"the model file {file.path}: {why}")
+    if not done.stdout:
+        raise ConfigError(f"the model file {file.path} ended its process, with status 0")
     described = json.loads(done.stdout)
     return tuple(TensorSpec(name, tuple(shape)) for name, shape in described["tensors"])
+
+
+def _run_child(command: list[str], line: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Run a child that is given a line, and ends when its standard input closes: with us."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(), bufsize=0
+    ) as child:
+        # `communicate` would close it at once.
+        stdin, child.stdin = child.stdin, None
+        assert stdin is not None
+        try:
+            with suppress(OSError):  # It is gone already; its status says so.
+                stdin.write(line)
+            out, said = child.communicate(timeout=_BUILD_S)
+        finally:
+            child.kill()
+            stdin.close()
+    return subprocess.CompletedProcess(command, child.returncode, out, said)

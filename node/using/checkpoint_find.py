@@ -6,7 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from node.reporting.shown import shown
-from node.state.folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RUNS_FOLDER, run_folder
+from node.state.folder import (
+    CHECKPOINTS_FOLDER,
+    MANIFEST_FILE,
+    RUNS_FOLDER,
+    has_begun,
+    run_folder,
+)
 from node.state.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
@@ -75,6 +81,8 @@ def _folder(runs: Path, run: str | None) -> Path:
     """The one folder in `runs` that is meant."""
     folders = sorted(path for path in runs.iterdir() if _RUN_FOLDER.fullmatch(path.name))
     meant = [path for path in folders if run is None or _is_meant(path.name, run)]
+    # A founding that was interrupted is no run, unless there is nothing else to speak of.
+    meant = [path for path in meant if (path / MANIFEST_FILE).exists() or has_begun(path)] or meant
     if len(meant) == 1:
         return meant[0]
     here = "".join(f"\n  {path.name}  {_title(path)}" for path in folders[:_RUNS_SHOWN])

@@ -121,7 +121,9 @@ def test_full_disk_is_named_and_after_making_room_the_node_goes_on(tmp_path: Pat
         assert "make room" in said or "free space" in said
         assert "Traceback" not in one.said()
         told = [int(found) for found in re.findall(r"round +(\d+) of \d+ sealed", one.said())]
-        # A start on a disk that is still full changes nothing.
+        # A start on a disk that is still full changes nothing. What the node left half written
+        # is gone, and was room.
+        fill(filler)
         said = lived.refused(*lived.again())
         assert "No space left on device" in said
         filler.unlink()

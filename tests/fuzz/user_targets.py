@@ -245,7 +245,10 @@ TARGETS = [
         covers=(
             "node.settings.run_file.read_run_file",
             "node.settings.run_file.parse_run_file",
+            "node.settings.run_file.run_file_of",
             "node.settings.toml_file.read_toml",
+            "node.settings.toml_file.read_toml_bytes",
+            "node.settings.toml_file.parse_toml",
         ),
         read=from_file(read_run_file, "run.toml"),
         errors=(ConfigError,),

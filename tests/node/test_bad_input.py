@@ -78,6 +78,11 @@ def test_each_kind_of_error_has_its_exit_status(error: BarnraiseError, status: i
         (errno.EFBIG, "make room and start again: what was sealed is safe"),
         (errno.EACCES, "name a folder that you may write to with --state"),
         (errno.EROFS, "name a folder that you may write to with --state"),
+        (
+            errno.EIO,
+            "the disk is failing: copy the state folder to another one and name that with --state. "
+            "Logs that cannot be copied may be left out: peers have what was in them",
+        ),
     ],
 )
 def test_error_of_the_disk_names_the_file_and_the_cure(number: int, cure: str) -> None:

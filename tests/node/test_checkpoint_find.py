@@ -37,6 +37,17 @@ def test_several_runs_are_listed_with_what_to_do(tmp_path):
     assert "\x1b" not in message
 
 
+def test_founding_that_was_interrupted_is_no_run_and_a_run_without_its_manifest_is_one(tmp_path):
+    run = write_state(tmp_path)
+    other = run.folder.with_name("0" * 12)
+    other.mkdir()
+    (other / "founded.json").write_text("{}")
+    assert find_run(tmp_path).manifest == run.manifest
+    (other / "slots.log").write_bytes(b"some")
+    with pytest.raises(ConfigError, match=f"name one with --run:\n  {other.name}"):
+        find_run(tmp_path)
+
+
 def test_run_that_is_not_here_is_told_with_those_that_are(tmp_path):
     run = write_state(tmp_path)
     with pytest.raises(ConfigError, match=rf"no run zz, but:\n  {run.folder.name}"):

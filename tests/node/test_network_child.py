@@ -211,3 +211,50 @@ os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os.close(descriptor)
     assert list(tmp_path.iterdir()) == []
+
+
+FORKS = """
+import os, signal, sys
+from pathlib import Path
+from node.network_child import NetworkChild
+from protocol.errors import TrainerError
+does = "import os, sys; alive = open(sys.argv[1], 'wb'); alive.write(os.read(0, 1))"
+child = NetworkChild([sys.executable, "-S", "-c", does, sys.argv[1]], Path(sys.argv[2]))
+fork = os.fork()
+if fork == 0:
+    child.close()
+    child.say_leaving()
+    said = "is silent"
+    try:
+        child.check()
+    except TrainerError as error:
+        said = str(error)
+    print(os.getpid(), said, flush=True)
+    signal.pause()
+os.read(0, 1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no fork there")
+def test_a_fork_neither_ends_it_nor_keeps_it_from_ending_with_the_users_process(tmp_path):
+    pipe, state = tmp_path / "alive", tmp_path / "state"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(pipe), str(state)]
+    end, environment = subprocess.PIPE, child_environment()
+    with (
+        subprocess.Popen(command, stdin=end, stdout=end, env=environment, bufsize=0) as process,
+        pipe.open("rb", buffering=0) as alive,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        fork, said = process.stdout.readline().split(maxsplit=1)
+        try:
+            assert b"forked from" in said
+            assert select.select([alive], [], [], 0) == ([], [], [])
+            process.stdin.write(b"x")
+            assert process.wait() == -signal.SIGKILL
+            assert select.select([alive], [], [], 10) == ([alive], [], [])
+            assert alive.read() == b""
+        finally:
+            os.kill(int(fork), signal.SIGKILL)

@@ -35,6 +35,11 @@ def test_file_of_the_user_is_left_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "node.toml").read_text() == "threads = 3\n"
 
 
+def test_file_may_begin_with_the_mark_of_some_editors(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_bytes(b"\xef\xbb\xbfthreads = 3\n")
+    assert read_node_file(tmp_path).threads == 3
+
+
 def test_file_sets_what_the_command_does_not(tmp_path: Path) -> None:
     text = 'listen = "/ip4/127.0.0.1/tcp/4001"\nthreads = 3\nlinger_s = 2\nlog_level = "debug"\n'
     found = config(

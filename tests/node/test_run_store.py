@@ -1,5 +1,7 @@
 """Which run.toml founded which run: found once, resume for ever, and say what has changed."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,25 @@ def test_first_time_founds_and_keeps_manifest_and_source(desk: Desk) -> None:
     assert found.manifest.created_unix_s == 1_800_000_001
     assert read_signed_manifest(folder / MANIFEST_FILE, SIGNER) == found
     assert (folder / RUN_FILE).read_text() == TEXT
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
+def test_run_of_a_pipe_is_resumed_by_a_file_that_says_the_same(desk: Desk) -> None:
+    read_fd, write_fd = os.pipe()
+    os.write(write_fd, TEXT.encode())
+    os.close(write_fd)
+    found, _ = desk.run(path=Path(f"/dev/fd/{read_fd}"))
+    os.close(read_fd)
+    assert desk.run() == (found, False)
+
+
+def test_file_that_is_edited_meanwhile_is_kept_as_it_founded_the_run(desk: Desk) -> None:
+    def edited() -> float:
+        desk.path.write_text(TEXT.replace("8", "16"))
+        return desk.now_s
+
+    found, _ = found_or_resume(desk.path, desk.state, SIGNER, edited, is_new=False)
+    assert (run_folder(desk.state, found.manifest.digest) / RUN_FILE).read_text() == TEXT
 
 
 def test_second_time_resumes_whatever_the_comments_say(desk: Desk) -> None:
@@ -104,9 +125,16 @@ def test_other_file_founds_a_run_of_its_own(desk: Desk, tmp_path: Path) -> None:
 
 def test_founding_that_was_interrupted_founded_nothing(desk: Desk) -> None:
     found, _ = desk.run()
-    (run_folder(desk.state, found.manifest.digest) / MANIFEST_FILE).unlink()
-    _, is_founded = desk.run()
+    interrupted = run_folder(desk.state, found.manifest.digest)
+    (interrupted / MANIFEST_FILE).unlink()
+    other = interrupted.with_name("0" * 12)
+    other.mkdir()
+    (other / "founded.json").write_text('{"source": "/another.toml"}')
+    again, is_founded = desk.run()
     assert is_founded
+    # Nothing is left of it; what another file founded is not touched.
+    left = {path.name for path in interrupted.parent.iterdir()}
+    assert left == {run_folder(desk.state, again.manifest.digest).name, other.name}
 
 
 def test_run_that_has_begun_and_lost_its_manifest_is_not_founded_once_more(desk: Desk) -> None:

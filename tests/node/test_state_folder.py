@@ -18,6 +18,7 @@ from node.state.folder import (
     run_folder,
     write_atomically,
 )
+from node.state.keystore import load_or_create_identity
 from protocol.errors import ConfigError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
@@ -152,3 +153,12 @@ def test_history_is_what_a_node_signed_or_sealed(tmp_path: Path) -> None:
     other.mkdir()
     (other / "slots.log").write_bytes(b"x")
     assert has_history(other)
+
+
+@posix
+def test_key_behind_a_link_whose_disk_is_not_there_is_not_replaced(tmp_path: Path) -> None:
+    link = tmp_path / KEY_FILE
+    link.symlink_to(tmp_path / "unmounted" / KEY_FILE)
+    with pytest.raises(ConfigError, match=rf"{KEY_FILE} is a link to .*unmounted.* mount its disk"):
+        load_or_create_identity(tmp_path)
+    assert link.is_symlink()

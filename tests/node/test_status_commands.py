@@ -80,6 +80,16 @@ def test_warnings_and_a_hanging_node_are_told() -> None:
     assert "moved" not in drawn("status", shot)
 
 
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_number_that_a_narrow_terminal_cuts_does_not_pass_for_another(width: int) -> None:
+    shot = busy_snapshot()
+    record = dataclasses.replace(shot.rounds.rounds[-1], round=12345)
+    table = dataclasses.replace(shot.rounds, rounds=(record,))
+    text = drawn("rounds", dataclasses.replace(shot, rounds=table), width=width)
+    number = text.splitlines()[1].split()[0]
+    assert number == "12345" or number.endswith("…")
+
+
 def test_node_that_knows_nothing_yet_is_drawn() -> None:
     shot = snapshot(sources_of(core_of(A, head=GENESIS)), 0.0)
     assert "not up yet" in drawn("status", shot)

@@ -287,6 +287,22 @@ def test_a_model_that_is_not_the_runs_is_refused_by_its_first_tensor(
         loop_object(network, Wrong(model, **changes))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="every path is text there")
+def test_a_state_folder_whose_name_is_no_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"udcff is no UTF-8 text: name another as `state`"):
+        Swarm.join("barnraise://join/x", state=tmp_path / "\udcff")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_that_leaves_the_block_ends_nothing(network, monkeypatch):
+    network.open()
+    with monkeypatch.context() as fork:
+        fork.setattr("os.getpid", lambda: -1)
+        network.swarm.close()
+    assert network.child.lingered_s == []
+    assert network.swarm._channel.path.exists()
+
+
 def test_leaving_a_run_takes_no_time_and_only_a_finished_one_lingers(network):
     network.open(is_over=True)
     with network.swarm:

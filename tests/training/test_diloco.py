@@ -282,6 +282,22 @@ def test_steps_between_rounds_give_no_outcome_and_count_up(seed: int) -> None:
     assert seen == [(1, False), (2, False), (0, True), (1, False)]
 
 
+def test_loss_may_be_a_tensor_or_a_numpy_number_and_is_sent_as_a_float(seed: int) -> None:
+    manifest = small_manifest(inner=replace(INNER, inner_steps=2))
+    swarm = Swarm(manifest, replicas=1)
+    (session,) = swarm.sessions()
+    model = build_model(manifest)
+    inner = make_optimizer(model, manifest.inner)
+    diloco = DiLoCo(model, inner, exchange=session)
+    windows = random_windows(seed, steps=2)
+    accumulate_gradient(model, inner, windows[0])
+    diloco.step(torch.tensor(1.0, requires_grad=True) * 2.0)
+    accumulate_gradient(model, inner, windows[1])
+    diloco.step(np.float32(4.0))
+    sent = swarm.contributions[0, 0].loss
+    assert (type(sent), sent) == (float, 3.0)
+
+
 def test_restored_residual_gives_the_same_next_contribution(seed: int) -> None:
     manifest = small_manifest(outer=FP16, inner=replace(INNER, inner_steps=2))
     residual = np.random.default_rng(seed).normal(0, 1e-3, len(build_genesis(manifest)))

@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +224,8 @@ GOLDEN = ["0x1.84e7480000000p-2", "-0x1.d7fb300000000p-2"]
         ("nn.LazyLinear(2)", "'weight' has no shape"),
         ("nn.ReLU()", "no parameters"),
         ("nn.ParameterList([torch.zeros(0, 2)])", r"'0' has no elements: \[0, 2\]"),
+        ("nn.ParameterList([torch.zeros(1).expand(2)])", "'0' is expanded"),
+        ("nn.Linear(2, 2).requires_grad_(False)", "no parameter is trained: 'bias'"),
     ],
 )
 def test_a_model_that_cannot_be_trained_together_is_refused_by_name(tmp_path, builds, complaint):
@@ -288,6 +293,7 @@ def test_a_founder_gets_the_model_and_its_tensors_from_a_child_process(tmp_path)
     [
         ("raise KeyError('a bug of mine')", r"(?s)other\.py.*KeyError: 'a bug of mine'"),
         ("import sys; sys.exit(7)", r"other\.py: building it ended with status 7"),
+        ("import sys; sys.exit(0)", r"other\.py ended its process, with status 0"),
         ("def build(context): pass", r"(?s)other\.py.*unexpected keyword argument 'width'"),
         (
             "from torch import nn\ndef build(**s): return nn.Embedding(256, 9)",
@@ -300,6 +306,36 @@ def test_what_is_wrong_with_a_founders_file_is_told(tmp_path, source, complaint)
 
     with pytest.raises(ConfigError, match=complaint):
         founders_model(file.path, {"width": 4, "context": 8}, seed=5)
+
+
+@pytest.mark.slow
+def test_a_file_that_runs_for_ever_does_not_outlive_who_founds_with_it(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        file = file_with(
+            tmp_path,
+            "import os, socket\n"
+            f"here = socket.create_connection({server.getsockname()!r})\n"
+            "here.sendall(b'%d' % os.getpid())\nwhile True: pass\n",
+        )
+        code = (
+            "import pathlib, sys; from node.trainers.model_file import founders_model;"
+            "founders_model(pathlib.Path(sys.argv[1]), {'width': 4, 'context': 8}, seed=5)"
+        )
+        command = [sys.executable, "-P", "-c", code, str(file.path)]
+        with subprocess.Popen(command, env=child_environment()) as founder:
+            connection, _ = server.accept()
+            founder.kill()
+    with connection:
+        connection.settimeout(20.0)
+        builder = int(connection.recv(20))
+        try:
+            # The end of its process, and with it of its socket.
+            assert connection.recv(1) == b""
+        except TimeoutError:
+            with suppress(OSError):
+                os.kill(builder, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+            raise
 
 
 def test_a_founder_gives_no_digest_and_a_context(tmp_path, file):

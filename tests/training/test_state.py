@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 import training.durable
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec, TensorSpec
+from tests.training.full_disk import files_of_at_most
 from training.durable import SystemFile
 from training.exchange import RunClock
 from training.state import (
@@ -289,6 +290,14 @@ def test_what_a_crash_left_half_written_is_never_loaded_and_goes_with_the_next_s
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows opens no folders")
+def test_a_full_disk_leaves_nothing_of_the_new_checkpoint(tmp_path):
+    save(tmp_path, 1)
+    before = sorted(tmp_path.rglob("*"))
+    with files_of_at_most(100), pytest.raises(OSError, match="large"):
+        save(tmp_path, 2)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_the_name_of_the_folder_is_on_the_disk_before_the_first_checkpoint_is_in_it(
     tmp_path, monkeypatch
 ):

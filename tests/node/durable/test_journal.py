@@ -126,6 +126,34 @@ def test_chain_without_signatures_is_a_loss_and_a_first_start_is_none(tmp_path, 
     assert opened(tmp_path).is_lost
 
 
+@pytest.mark.parametrize(
+    ("of_slots", "last", "is_lost"),
+    [
+        (0, 3, True),
+        (1, 3, True),
+        (2, 3, False),  # A crash between chain and signatures may leave that.
+        (3, 3, False),
+        (0, 1, False),  # So in the first round.
+        (3, 2, False),  # The chain was cut.
+    ],
+)
+def test_chain_with_a_seal_of_ours_tells_that_the_signatures_behind_it_are_gone(
+    tmp_path, opened, of_slots, last, is_lost
+):
+    chain, messages = [], []
+    for certificate in chain_of(3):
+        value = certificate.value
+        voice = Voice(A, replace(value, round=value.round - 1))
+        messages.append(voice.seal(value).message)
+        chain.append(replace(certificate, seals=(messages[-1].encoded,)))
+    journal = opened(tmp_path)
+    journal.record(messages[:of_slots])
+    journal.extend_chain(chain[:last])
+    assert not opened(tmp_path, me=B).is_lost
+    assert opened(tmp_path, me=A).is_lost is is_lost
+    assert opened(tmp_path).is_lost is is_lost
+
+
 def test_journal_that_was_wiped_is_a_loss_until_it_is_forgiven(tmp_path, opened):
     opened(tmp_path, is_wiped=True)
     journal = opened(tmp_path)
@@ -214,6 +242,28 @@ def test_chain_that_is_cut_is_kept_as_it_was_and_told_of_once(tmp_path, opened):
     bent[10] ^= 1
     path.write_bytes(bent)
     opened(tmp_path)
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
+    # A shorter one is kept beside it, and named.
+    for certificate in chain_of(3):
+        opened(tmp_path).extend_chain([certificate])
+    shorter = bytearray(path.read_bytes())
+    shorter[len(shorter) // 2] ^= 1
+    path.write_bytes(shorter)
+    kept = tmp_path / "set-aside" / f"{CHAIN_FILE}.1"
+    assert str(kept) in opened(tmp_path).damage
+    assert kept.read_bytes() == shorter
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
+
+
+def test_page_of_seals_that_is_cut_is_kept_though_nobody_is_told_of_damage(tmp_path, opened):
+    opened(tmp_path).extend_chain(chain_of(4))
+    path = tmp_path / CHAIN_FILE
+    bent = bytearray(path.read_bytes())
+    bent[len(bent) // 3] ^= 1  # In the second of four.
+    path.write_bytes(bent)
+    journal = opened(tmp_path)
+    assert len(journal.chain()) == 1
+    assert not journal.damage
     assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == bent
 
 

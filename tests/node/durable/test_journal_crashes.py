@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from node.durable import journal
+from node.durable import journal_records
 from node.durable.journal import SLOTS_FILE
 from protocol.messages import decode_message
 from protocol.wire import decode
@@ -119,8 +119,8 @@ decode_message_once = cache(decode_message)
 @pytest.fixture(autouse=True)
 def _decoded_once(monkeypatch):
     """The same records are read many thousand times, and what they decode to is not asked here."""
-    monkeypatch.setattr(journal, "decode", decode_once)
-    monkeypatch.setattr(journal, "decode_message", decode_message_once)
+    monkeypatch.setattr(journal_records, "decode", decode_once)
+    monkeypatch.setattr(journal_records, "decode_message", decode_message_once)
 
 
 def machine(operations: Operations | None = None, seed: object = 0) -> SimFiles:

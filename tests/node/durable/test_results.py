@@ -2,6 +2,7 @@
 
 import errno
 import random
+import sys
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from node.durable.results import ResultFiles
 from node.durable.write_ahead import WriteAhead
 from protocol.grid import cell_root
 from sim.files import Fate, SimFiles
-from training.durable import replace_durably
+from training.durable import SYSTEM_FILES, replace_durably
 
 FOLDER = Path("/run/results")
 DIGEST, OTHER = bytes(range(32)), bytes(32)
@@ -154,6 +155,31 @@ def test_result_with_a_byte_changed_or_missing_or_added_is_left_out(rng, files, 
     files.unlink(FOLDER / name)
     replace_durably(FOLDER / name, [whole], files)
     assert ResultFiles(FOLDER, files).of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_result_that_the_disk_cannot_read_is_left_out(rng, files, caplog, monkeypatch):
+    results = ResultFiles(FOLDER, files)
+    results.keep(7, DIGEST, [b"cells"])
+    results.keep(7, OTHER, [b"others"])
+    content = files.content
+
+    def fails(path: Path, start: int = 0, size: int = -1) -> bytes:
+        if DIGEST.hex() in path.name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        data: bytes = content(path, start, size)
+        return data
+
+    monkeypatch.setattr(files, "content", fails)
+    assert results.of_round(7) == {OTHER: b"others"}
+    assert f"{DIGEST.hex()}.bin reason=[Errno {errno.EIO}]" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file that cannot be read")
+def test_file_that_cannot_be_read_is_named():
+    # There is nothing at address 0.
+    with pytest.raises(OSError, match="/proc/self/mem") as raised:
+        SYSTEM_FILES.content(Path("/proc/self/mem"))
+    assert raised.value.errno == errno.EIO
 
 
 def test_result_whose_roots_are_not_its_cells_is_left_out(rng, files):
