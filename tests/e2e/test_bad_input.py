@@ -302,7 +302,7 @@ def test_missing_gpu_is_named_with_what_to_do_and_the_run_goes_on_without(lived:
 def test_unknown_device_is_named_with_those_that_there_are(lived: Lived) -> None:
     run = ("run", str(lived.folder / "run.toml"), *LOOPBACK)
     said = refused(lived.folder, *run, "--state", str(lived.state), "--device", "tpu")
-    assert "--device 'tpu' is none of auto, cpu, cuda, cuda:N, mps" in said
+    assert "device: 'tpu' is none of auto, cpu, cuda, cuda:N, mps" in said
     assert len(said.splitlines()) == 1
 
 
