@@ -47,8 +47,17 @@ def _is_of_slice(view: RoundView, body: Agg | Gram) -> bool:
 
 
 def may_sit_next(view: RoundView, peer: PeerId) -> bool:
-    """Whether that peer may be a member of the next round, by all that is known here."""
-    return view.may_speak(peer) or peer in view.proven_seats
+    """Whether that peer may be a member of the next round, by all that is known here: it is one of
+    this round, or its proof was checked, or as many name it as seat a joiner (R1)."""
+    if view.may_speak(peer) or peer in view.proven_seats:
+        return True
+    voters = view.roster.voter_set
+    named = sum(
+        peer in commit.joins
+        for sender, _, commit in view.commits()
+        if view.trust != "open" or sender in voters
+    )
+    return named > liars(len(voters), view.trust)
 
 
 def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from node.rules.belief import liars
 from node.rules.room import Room
 from node.rules.roster import has_quorum
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import (
     Body,
@@ -364,7 +365,10 @@ class Ballots:
         if not agreed:
             return None
         _, body, agreeing = max(agreed, key=lambda found: found[0])
-        return body, tuple(message for _, message in sorted(agreeing.items()))
+        # On a branch more may speak than a certificate has room for; the sealers are what counts.
+        order = sorted(agreeing, key=lambda peer: (peer not in self.sealers, peer))
+        shown = sorted(order[: limits.SEATS_MAX])
+        return body, tuple(agreeing[peer] for peer in shown)
 
     def locks(self, before: bytes) -> list[SignedMessage]:
         """A SEAL of the latest attempt in which there is one: the highest lock that is known."""

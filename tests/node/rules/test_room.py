@@ -102,6 +102,15 @@ def test_messages_of_the_next_round_are_kept_early_of_whom_may_have_a_seat_in_it
     assert len(core.machine.view.early) == 1
 
 
+def test_joiner_that_enough_voters_name_is_heard_early_whoever_checked_its_proof():
+    core = open_core()
+    for number, peer in enumerate(OTHERS[:2]):
+        hand(core, peer, Voice(peer, HEAD.value).commit(joins=(STRANGER,)))
+        said = Voice(STRANGER, NEXT).say(Kind.HAVE, Have(held=()), number)
+        hand(core, STRANGER, said)
+        assert (said.message.digest in core.machine.view.early) == (number == 1)
+
+
 def test_member_keeps_no_more_early_than_its_bytes():
     core = open_core()
     for attempt in range(200):

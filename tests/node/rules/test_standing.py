@@ -7,8 +7,10 @@ from node.rules.reach import Reach
 from node.rules.restart import Restart, refill
 from node.rules.round_view import RoundView
 from node.rules.standing import Standing
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
+from protocol.wire import encode
 from tests.node.builders import CONFIG, Voice, contributed, head_of, peers_named, view_of
 
 A, B, C, D = peers_named(4)
@@ -191,6 +193,24 @@ def test_pseals_make_nothing_final():
     assert sealed[0].value == value.digest
     assert len(sealed[1]) == 3
     assert view.ballots.sealed(HEAD.value.digest) is None
+
+
+def test_certificate_of_more_speakers_than_it_has_room_for_has_the_sealers():
+    many = peers_named(70)
+    sealers = frozenset(many[-3:])
+    view = view_of(A, HEAD)
+    view.elect(sealers)
+    value = link(HEAD.value, 1).value
+    for peer in many:
+        voice = Voice(peer, HEAD.value)
+        said = voice.say(Kind.PSEAL, voice.seal(value).body, subject=HEAD.value.digest)
+        assert view.ballots.add(entry_of(said)) == "new"
+    sealed = view.ballots.psealed(HEAD.value.digest)
+    assert sealed is not None
+    assert len(sealed[1]) == limits.SEATS_MAX
+    assert sealers <= {message.sender for message in sealed[1]}
+    encoded = tuple(message.encoded for message in sealed[1])
+    encode(SealCertificate(value=value, seals=encoded))
 
 
 def test_pseals_of_two_attempts_never_add_up():
