@@ -21,9 +21,10 @@ _HEADROOM, _FOOTROOM = 1.6, 0.15
 """A curve that leaves the picture goes up this far above the clean one; some end below it."""
 
 
-def trial_table(rows: Sequence[Row]) -> Table:
+def trial_table(rows: Sequence[Row], stage: Stage) -> Table:
     """A line per attack, with its verdict."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    title = f"{_liars_of(stage)}, {stage.rounds} rounds"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("attack", no_wrap=True)
     for head in ("loss above clean", "limit", "damage", "bare mean", "right way"):
         table.add_column(head, justify="right")
@@ -46,6 +47,7 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
     return {
         "peers": stage.peers,
         "liars": stage.liars,
+        "f": stage.faults,
         "rounds": stage.rounds,
         "seeds": len(seeds),
         "model": stage.model,
@@ -83,7 +85,7 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
     skew = "" if stage.skew is None else f", data skewed by Dirichlet {stage.skew:g}"
     with_bare = " / bare mean" if rows[0].bare else ""
     title = (
-        f"{stage.liars} liars of {stage.peers}{skew}: loss by round, from the last without lies on;"
+        f"{_liars_of(stage)}{skew}: loss by round, from the last without lies on;"
         f" at the end above clean: default rule{with_bare}"
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
@@ -121,6 +123,10 @@ def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
 def _middle(courses: Sequence[Course]) -> list[float]:
     """By round the median over seeds."""
     return [median(losses) for losses in zip(*(one.losses for one in courses), strict=True)]
+
+
+def _liars_of(stage: Stage) -> str:
+    return f"{stage.liars} liars of {stage.peers}, rule with f = {stage.faults}"
 
 
 def _percent(value: float) -> str:

@@ -25,8 +25,7 @@ class Take:
 
     def play(self) -> Course:
         """Play it."""
-        # How many may lie is known to the rule, also where nobody does.
-        rule = undefended if self.rule == BARE else rule_named(self.rule, liars=self.stage.liars)
+        rule = undefended if self.rule == BARE else rule_named(self.rule)
         stage = replace(self.stage, liars=0) if self.case == CALM else self.stage
         # An attack may remember what it saw: a new one for every run.
         attack = Attack() if self.case == CALM else CASES[self.case]()

@@ -19,7 +19,9 @@ from sim.robustness.cases import CALM, CASES, LIMITS, limit_of
 from sim.robustness.crew import Kept, play_all
 from sim.robustness.game import Stage, play, rule_named, undefended
 from sim.robustness.learners import Draw, Learner, learner_of, manifest_of
-from sim.robustness.trial import Row, rows_of, takes_of
+from sim.robustness.report import trial_json, trial_table
+from sim.robustness.trial import DEFAULT, Row, Take, rows_of, takes_of
+from training.aggregation import AGGREGATORS
 
 assert commands.sim_app is not None, "importing it registers the command"
 
@@ -34,7 +36,7 @@ def rows(
 
 
 def test_course_is_the_same_for_a_seed_and_another_for_the_next(seed: int) -> None:
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     first, again, other = (play(STAGE, ATTACKS["alie"](), rule, seed + n) for n in (0, 0, 1))
     assert first == again
     assert first.losses != other.losses
@@ -42,7 +44,7 @@ def test_course_is_the_same_for_a_seed_and_another_for_the_next(seed: int) -> No
 
 
 def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     honest, attacked = (play(STAGE, attack(), rule, seed) for attack in (Attack, ATTACKS["scale"]))
     assert honest.losses[:2] == attacked.losses[:2]
     assert honest.losses[2:] != attacked.losses[2:]
@@ -51,7 +53,7 @@ def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
 @pytest.mark.parametrize("name", ["scale", "nan", "searched_ipm"])
 def test_bare_mean_is_ruined_where_the_default_rule_goes_on(name: str, seed: int) -> None:
     assert play(STAGE, ATTACKS[name](), undefended, seed).loss_last == math.inf
-    defended = play(STAGE, ATTACKS[name](), rule_named("default", liars=2), seed)
+    defended = play(STAGE, ATTACKS[name](), rule_named("default"), seed)
     assert defended.losses[-1] < defended.losses[1]
 
 
@@ -65,6 +67,13 @@ def test_trial_has_a_verdict_for_each_attack_and_for_none(seed: int) -> None:
     assert scale.as_json()["bare_percent"] is None
     assert scale.is_kept
     assert scale.limit == 2.5 * LIMITS["scale"][0]
+
+
+def test_rule_is_that_of_nodes_who_are_not_told_how_many_lie(seed: int) -> None:
+    stage = Stage(peers=8, liars=3, rounds=5, attacked_from=2)
+    rule = AGGREGATORS["default"](cell_elements=manifest_of("text").cell_elements)
+    take = Take(stage, "scale", DEFAULT, seed)
+    assert take.play() == play(stage, ATTACKS["scale"](), lambda rows_PN: rule(rows_PN).value, seed)
 
 
 def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
@@ -146,6 +155,13 @@ def test_run_that_kills_its_process_is_an_error_and_leaves_no_process() -> None:
         play_all([bad], 1, lambda take, course: None)
 
 
+def test_trial_says_how_many_lies_its_rule_counts_on(seed: int) -> None:
+    stage = Stage(peers=8, liars=3, rounds=3, attacked_from=1)
+    found = rows(stage, [seed], (), bare=False)
+    assert trial_json(found, stage, [seed])["f"] == 2
+    assert trial_table(found, stage).title == "3 liars of 8, rule with f = 2, 3 rounds"
+
+
 @pytest.mark.parametrize("liars", [0, 4])
 def test_trial_without_liars_or_with_half_is_refused(liars: int) -> None:
     with pytest.raises(ConfigError, match="liars"):
@@ -175,7 +191,7 @@ def test_model_that_there_is_not_is_told_before_anything_runs() -> None:
 @pytest.mark.slow
 def test_gpt_learns_and_its_bare_mean_is_ruined_where_the_default_rule_goes_on() -> None:
     stage = Stage(peers=8, liars=2, rounds=5, attacked_from=2, model="gpt")
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     calm = play(replace(stage, liars=0), Attack(), rule, 0)
     assert calm == play(replace(stage, liars=0), Attack(), rule, 0)
     assert calm.losses[0] > calm.losses[-1] > 0.0
