@@ -58,6 +58,9 @@ TOGETHER = (
 IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
 
+NEEDS_AUDITS = IN_WORLDS | {"lying_auditor"}
+"""Attacks on what audits look at: without any they bend nothing."""
+
 STANDS_BY_ITS_WORK = frozenset({"retract"})
 """What a liar's node does without: it takes nothing back."""
 
@@ -134,7 +137,23 @@ def lies_named(text: str, peers: int) -> Lies:
     if not 0.0 < fraction < (1.0 if is_fresh else 0.5):
         most = "below 1" if is_fresh else "below a half"
         raise ConfigError(f"--attack {text}: write it like {name}:0.25, {most}")
-    return Lies(name, max(1, int(fraction * peers)), is_fresh=is_fresh)
+    count = max(1, int(fraction * peers))
+    if not count < (peers if is_fresh else peers / 2):
+        raise ConfigError(f"--attack {text}: {count} of {peers} peers would lie; take more peers")
+    return Lies(name, count, is_fresh=is_fresh)
+
+
+def check_audits(name: str, audits: float) -> None:
+    """Raises ConfigError for an attack that does nothing in a run of so many audits."""
+    if name in NEEDS_AUDITS and not audits:
+        raise ConfigError(f"--attack: {name} needs --audits above 0: without any it bends nothing")
+
+
+def lies_of_worlds(text: str, peers: int, audits: float) -> Lies:
+    """The same of the nodes of a world. Raises ConfigError."""
+    lies = lies_named(text, peers)
+    check_audits(lies.name, audits)
+    return lies
 
 
 def lies_of_nodes(text: str, peers: int) -> Lies:

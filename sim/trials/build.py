@@ -11,7 +11,7 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
-from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_named
+from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
 from sim.attacks.together import Accomplice, Conspiracy
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
@@ -34,7 +34,9 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     is_real = luck.random() < scenario.real_signatures
     names = member_names(scenario.peers[0])
     members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
-    lies = lies_named(scenario.attack, len(names)) if scenario.attack else Lies("", 0)
+    lies = Lies("", 0)
+    if scenario.attack:
+        lies = lies_of_worlds(scenario.attack, len(names), scenario.audits)
     seated = tuple(members[: len(members) - lies.count] if lies.is_fresh else members)
     settings = WorldSettings(
         is_signing_for_real=is_real,

@@ -88,6 +88,14 @@ def test_liars_are_another_program_and_their_run_is_open(tmp_path):
     assert (friends.trust, friends.outer.aggregator) == ("friends", "mean")
 
 
+def test_lying_auditor_of_a_run_without_audits_is_refused(tmp_path):
+    shared = {"peers": 4, "folder": tmp_path, "rounds": 3, "duration_s": None, "trust": "open"}
+    lies = Lies("lying_auditor", 1)
+    assert LocalOptions(**shared, attack=lies, audits=0.5).attack == lies
+    with pytest.raises(ConfigError, match="lying_auditor needs --audits"):
+        LocalOptions(**shared, attack=lies)
+
+
 @pytest.mark.parametrize("aggregator", ["mean", "krum"])
 def test_weights_are_the_factors_of_the_rule_from_what_was_signed(aggregator, seed):
     peers = peers_named(4)
