@@ -230,6 +230,9 @@ def overridden(
     if rounds is not None:
         if not 1 <= rounds <= ROUNDS_MAX:
             raise ConfigError(f"--rounds must be from 1 to {ROUNDS_MAX}, not {rounds}")
+        last = max((fault.round for fault in scenario.timetable or ()), default=0)
+        if last > rounds:
+            raise ConfigError(f"--rounds {rounds}: {scenario.name} has a fault in round {last}")
         scenario = replace(scenario, rounds=rounds)
     if scenario.attack:
         lies_of_worlds(scenario.attack, scenario.peers[0], scenario.audits)

@@ -306,6 +306,9 @@ class ScenarioFile(Section):
             raise ValueError(
                 "has faults and a timetable: rules are drawn from, or listed, not both"
             )
+        for fault in self.timetable or ():
+            if fault.round > self.rounds:
+                raise ValueError(f"has a fault in round {fault.round} of {self.rounds}")
         if sum(rule.kind == CHURN for rule in self.faults) > 1:
             raise ValueError("has churn twice: one rule says who comes and goes")
         if self.audits and (self.trust != "open" or self.fragments > 1 or self.lag > 1):

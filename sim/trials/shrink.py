@@ -67,7 +67,7 @@ class Shrinker:
             self._drop_faults()
             self._lower_peers()
             best = self._best
-            self._bisect(1, best.rounds, lambda value: replace(self._best, rounds=value))
+            self._bisect(1, best.rounds, lambda value: _with_rounds(self._best, value))
             self._bisect(1, best.cells, lambda value: replace(self._best, cells=value))
         return self._found()
 
@@ -141,6 +141,12 @@ def _with_peers(scenario: Scenario, peers: int) -> Scenario:
         if victims and (against or not fault.against):
             kept.append(replace(fault, victims=victims, against=against))
     return replace(scenario, peers=(peers, peers), timetable=tuple(kept))
+
+
+def _with_rounds(scenario: Scenario, rounds: int) -> Scenario:
+    """The scenario with fewer rounds, and without the faults of those that are gone."""
+    kept = tuple(fault for fault in scenario.timetable or () if fault.round <= rounds)
+    return replace(scenario, rounds=rounds, timetable=kept)
 
 
 def recorded(scenario: Scenario, outcome: Outcome, version: str) -> Scenario:

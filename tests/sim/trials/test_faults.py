@@ -141,6 +141,27 @@ def test_phase_that_comes_to_nobody_is_told_as_missed():
     assert (outcome.faults_missed, notes) == (1, [])
 
 
+def test_faults_whose_moment_does_not_come_are_missed():
+    listed = (
+        'kind = "crash", round = 4, phase = "NEWATTEMPT sent", victims = ["any"]',
+        'kind = "crash", round = 3, phase = "GRAM sent", victims = ["any"]',
+        'kind = "nap", round = 2, victims = ["n01"], duration_s = 0.5',
+        'kind = "bounce", round = 4, after_s = 900.0, victims = ["n02"], duration_s = 1.0',
+    )
+    rest = "[expect]\nfinishes = false\nseals_after_max = 9\n[limits]\nvirtual_s = 30.0"
+    outcome = play(with_faults(*listed, rounds=4, peers=4, rest=rest), 0).outcome
+    assert (outcome.faults, outcome.faults_missed, outcome.faults_partial) == (4, 3, 0)
+    assert outcome.violation is not None
+    assert "did not come about" in outcome.violation.text
+
+
+def test_fault_that_strikes_some_of_its_victims_is_told_as_partial():
+    fault = 'kind = "nap", round = 4, phase = "LIST recorded", victims = ["closer", "next closer"]'
+    outcome, _ = told(f"{fault}, duration_s = 0.2", rounds=4)
+    assert outcome.violation is None
+    assert (outcome.faults_missed, outcome.faults_partial) == (0, 1)
+
+
 def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     fault = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = '
     attempts = {}

@@ -80,6 +80,7 @@ def test_digest_names_what_is_run_and_not_what_came_of_it():
         ("timetable = [{kind = 'churn', victims = ['n00']}]", "kind is unknown"),
         ("timetable = [{kind = 'crash', victims = []}]", "victims"),
         ("timetable = [{kind = 'crash', victims = ['any']}]", "a role needs a phase"),
+        ("timetable = [{kind = 'crash', round = 5, victims = ['n00']}]", "a fault in round 5 of 4"),
         ("timetable = []\n[[faults]]\nkind = 'crash'", "not both"),
         ("[expect]\ninvariants = ['I9']", "[expect] invariants is unknown"),
         ("[timing]\nsuspect_s = 0.5", "suspect_s must be at least two heartbeats"),
@@ -107,6 +108,13 @@ def test_unknown_name_and_one_that_is_to_come_are_told_apart():
         read_scenario("relay-dies")
     with pytest.raises(ConfigError, match=r"cannot read nowhere\.toml"):
         read_scenario("nowhere.toml")
+
+
+def test_fewer_rounds_than_the_timetable_has_are_refused():
+    listed = scenario("timetable = [{kind = 'crash', round = 3, victims = ['n00']}]")
+    assert overridden(listed, rounds=3).rounds == 3
+    with pytest.raises(ConfigError, match="--rounds 2: small has a fault in round 3"):
+        overridden(listed, rounds=2)
 
 
 def test_options_replace_the_scenarios_own_and_are_bounded():
