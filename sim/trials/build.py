@@ -74,14 +74,14 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     if scenario.audits:
         # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
         manifest = replace(manifest, model=replace(manifest.model, seed=seed))
-    bent = _bent(lies, members[len(members) - lies.count :])
+    bent = _bent(lies, members[len(members) - lies.count :], seed)
     return World(manifest, seed=seed, link=link, settings=replace(settings, **bent))
 
 
-def _bent(lies: Lies, liars: Sequence[PeerId]) -> dict[str, Any]:
+def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
     """What bends them, each by itself or all together."""
     if lies.name not in TOGETHER:
-        return {"liars": {peer: hooks_of(lies.name) for peer in liars}}
+        return {"liars": {peer: hooks_of(lies.name, seed) for peer in liars}}
     conspiracy = Conspiracy(ATTACKS[lies.name](), liars)
     hooks = {peer: Accomplice(lies.name, peer, conspiracy) for peer in liars}
     return {"liars": hooks, "conspiracy": conspiracy}

@@ -153,7 +153,8 @@ def test_run_with_liars_is_not_shrunk_to_where_half_would_lie():
 
 def test_rounds_that_go_take_their_faults_along():
     best, tried = shrunk(lambda found: "I3" if found.timetable else None)
-    (fault,) = best.scenario.timetable or ()
+    assert best.scenario.timetable is not None
+    (fault,) = best.scenario.timetable
     assert best.scenario.rounds == fault.round
     for one in tried:
         assert all(fault.round <= one.rounds for fault in one.timetable)
