@@ -243,10 +243,8 @@ class Chaos:
         against = [self.named(name) for name in fault.against]
         blow = Blow(self._members, fault, victims, against)
         self.revision += 1
-        for peer in victims:
-            node = self._world.nodes.get(peer)
-            where = phase or (phase_of(node.core.machine.view) if node else "absent")
-            self.coverage[f"{fault.kind} @ {where}"] += 1
+        nodes = [self._world.nodes.get(peer) for peer in victims]
+        places = [phase or (phase_of(n.core.machine.view) if n else "absent") for n in nodes]
         undo = BLOWS[fault.kind](blow)
         names = ", ".join(self._names[peer] for peer in victims)
         if undo is None:
@@ -254,6 +252,7 @@ class Chaos:
             self._note(f"{names}: no {fault.kind}, there is nobody to hurt")
             return
         planned.struck += len(victims)
+        self.coverage.update(f"{fault.kind} @ {place}" for place in places)
         self.struck_s = self._world.now_s
         self.first_struck_s = self.first_struck_s or self.struck_s
         self._note(f"{names} {fault.what}" + (f", at {phase}" if phase else ""))
@@ -261,27 +260,25 @@ class Chaos:
             self._num_open -= 1
             return
         if fault.period_s:
-            self._alternate(fault, blow, undo)
+            self._alternate(fault, blow, undo, fault.duration_s)
         else:
             self._world.later(fault.duration_s, lambda: self._end(fault, names, undo))
 
-    def _alternate(self, fault: Fault, blow: Blow, undo: Undo) -> None:
+    def _alternate(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
         """It comes and goes until its time is over; it is gone then."""
-        end_s = self._world.now_s + fault.duration_s
-        names = ", ".join(self._names[peer] for peer in blow.victims)
+        wait_s = min(fault.period_s, left_s)
+        self._world.later(wait_s, partial(self._switch, fault, blow, undo, left_s - wait_s))
 
-        def switch(undo: Undo | None) -> None:
-            if undo is not None:
-                undo()
-                again = None
-            else:
-                again = BLOWS[fault.kind](blow)
-            if self._world.now_s + fault.period_s < end_s:
-                self._world.later(fault.period_s, lambda: switch(again))
-            else:
-                self._end(fault, names, again)
-
-        self._world.later(fault.period_s, lambda: switch(undo))
+    def _switch(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
+        if left_s <= 0.0:
+            self._end(fault, ", ".join(self._names[peer] for peer in blow.victims), undo)
+            return
+        again = None
+        if undo is not None:
+            undo()
+        else:
+            again = BLOWS[fault.kind](blow)
+        self._alternate(fault, blow, again, left_s)
 
     def _end(self, fault: Fault, names: str, undo: Undo | None) -> None:
         self._num_open -= 1

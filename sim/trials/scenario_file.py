@@ -38,6 +38,7 @@ from sim.trials.scenario_values import (
     as_float,
     as_key,
     counts,
+    node_name,
     one_of,
     spans,
     victim,
@@ -141,10 +142,15 @@ class RuleSection(Section):
             return list(IN_EVERY_RUN)
         return [one_of([*PHASES, "every"])(name) for name in phases]
 
-    @field_validator("who", "against")
+    @field_validator("who")
+    @classmethod
+    def _known_victims(cls, names: list[str]) -> list[str]:
+        return [victim(name) for name in names]
+
+    @field_validator("against")
     @classmethod
     def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [victim(name) for name in names]
+        return [node_name(name) for name in names]
 
     @model_validator(mode="after")
     def _fits(self) -> "RuleSection":
@@ -184,10 +190,15 @@ class FaultSection(Section):
     def _known_phase(cls, phase: str) -> str:
         return one_of(list(PHASES))(phase) if phase else phase
 
-    @field_validator("victims", "against")
+    @field_validator("victims")
+    @classmethod
+    def _known_victims(cls, names: list[str]) -> list[str]:
+        return [victim(name) for name in names]
+
+    @field_validator("against")
     @classmethod
     def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [victim(name) for name in names]
+        return [node_name(name) for name in names]
 
     @model_validator(mode="after")
     def _fits(self) -> "FaultSection":

@@ -52,6 +52,13 @@ def one_of(known: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
+def node_name(name: str) -> str:
+    """A node's name. What has another side is there at once, so a role cannot be it."""
+    if not _NAME.fullmatch(name):
+        raise ValueError('must be a node such as "n03"')
+    return name
+
+
 def victim(name: str) -> str:
     """A node's name, or a role."""
     if name not in ROLES and not _NAME.fullmatch(name):

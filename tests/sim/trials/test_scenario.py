@@ -81,6 +81,11 @@ def test_digest_names_what_is_run_and_not_what_came_of_it():
         ("timetable = [{kind = 'crash', victims = []}]", "victims"),
         ("timetable = [{kind = 'crash', victims = ['any']}]", "a role needs a phase"),
         ("timetable = [{kind = 'crash', round = 5, victims = ['n00']}]", "a fault in round 5 of 4"),
+        ("[[faults]]\nkind = 'cut'\nagainst = ['closer']", 'against must be a node such as "n03"'),
+        (
+            "timetable = [{kind = 'cut', victims = ['n00'], against = ['any']}]",
+            'against must be a node such as "n03"',
+        ),
         ("timetable = []\n[[faults]]\nkind = 'crash'", "not both"),
         ("[expect]\ninvariants = ['I9']", "[expect] invariants is unknown"),
         ("[timing]\nsuspect_s = 0.5", "suspect_s must be at least two heartbeats"),
