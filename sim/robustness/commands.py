@@ -48,7 +48,7 @@ class Asked:
         stage = Stage(
             peers=peers,
             liars=peers // 4 if self.liars is None else self.liars,
-            rounds=self.rounds or Stage().rounds,
+            rounds=Stage().rounds if self.rounds is None else self.rounds,
             model=self.model,
             skew=self.skew,
         )

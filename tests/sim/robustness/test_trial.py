@@ -3,6 +3,9 @@
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from node.commands.app import app
+from node.processes.children import child_environment
 from protocol.errors import ConfigError
 from sim import commands
 from sim.attacks import ATTACKS, Attack, Context
 from sim.robustness.cases import CALM, CASES, LIMITS, limit_of
+from sim.robustness.commands import Asked
 from sim.robustness.crew import Kept, play_all
 from sim.robustness.game import Stage, play, rule_named, undefended
 from sim.robustness.learners import Draw, Learner, learner_of, manifest_of
+from sim.robustness.player import line_of_take
 from sim.robustness.report import trial_json, trial_table
 from sim.robustness.trial import DEFAULT, Row, Take, rows_of, takes_of
 from training.aggregation import AGGREGATORS
@@ -217,3 +223,30 @@ def test_gpt_that_learns_beside_others_learns_as_by_itself() -> None:
     rows = model.learn(model.first_N, [*of_one_kind, *of_others])
     near, far = np.linalg.norm(rows[0] - rows[1]), np.linalg.norm(rows[0] - rows[2])
     assert far > near
+
+
+def test_so_few_rounds_that_nobody_lies_are_refused() -> None:
+    for rounds in (0, 4):
+        with pytest.raises(ConfigError, match=f"--rounds {rounds}: liars begin in round 4"):
+            Asked(seeds="1", rounds=rounds).stage()
+    assert Asked(seeds="1").stage() == Stage()
+
+
+@pytest.mark.slow
+def test_player_ends_at_a_ctrl_c_without_a_word() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "sim.robustness.player"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line_of_take(takes_of(STAGE, [0], ())[0]) + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
