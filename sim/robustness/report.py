@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
+from sim.robustness.cases import CALM
 from sim.robustness.game import Course, Stage
 from sim.robustness.trial import Row
 
 _INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
 _CLEAN, _DEFENDED, _BARE = "#8d8980", "#1f5fbf", "#b3261e"
 _COLUMNS, _TILE_INCHES, _DOTS_PER_INCH = 6, (2.3, 1.9), 130
+_STYLES = {"kept": "green", "told": "dim", "BROKEN": "bold red"}
 _HEADROOM, _FOOTROOM = 1.6, 0.15
 """A curve that leaves the picture goes up this far above the clean one; some end below it."""
 
@@ -25,6 +27,7 @@ def trial_table(rows: Sequence[Row], stage: Stage) -> Table:
     """A line per attack, with its verdict."""
     title = f"{_liars_of(stage)}, {stage.rounds} rounds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.caption, table.caption_justify = _summary(rows), "left"
     table.add_column("attack", no_wrap=True)
     for head in ("loss above clean", "limit", "damage", "bare mean", "right way"):
         table.add_column(head, justify="right")
@@ -37,9 +40,22 @@ def trial_table(rows: Sequence[Row], stage: Stage) -> Table:
             f"{row.damage:+.2f}",
             "-" if row.bare_percent is None else _percent(row.bare_percent),
             f"{100 * row.kept_direction:.0f} %",
-            f"[{'green' if row.is_kept else 'bold red'}]{row.verdict}[/]",
+            f"[{_STYLES[row.verdict]}]{row.verdict}[/]",
         )
     return table
+
+
+def _telling(rows: Sequence[Row]) -> list[Row]:
+    """Attacks that say anything of the defence."""
+    return [row for row in rows if row.attack != CALM and row.verdict != "told"]
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    if not any(row.bare for row in rows):
+        return "which attacks do harm without a defence was not played"
+    return (
+        f"{len(_telling(rows))} of {len(rows) - 1} attacks tell: the others harm nobody undefended"
+    )
 
 
 def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[str, object]:
@@ -52,6 +68,7 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
         "seeds": len(seeds),
         "model": stage.model,
         "skew": stage.skew,
+        "telling": [row.attack for row in _telling(rows)],
         "broken": [row.attack for row in rows if not row.is_kept],
         "attacks": {row.attack: row.as_json() for row in rows},
     }

@@ -85,6 +85,31 @@ def test_rule_is_that_of_nodes_who_are_not_told_how_many_lie(seed: int) -> None:
 def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
     assert set(LIMITS) - {CALM} <= set(CASES)
     assert [limit_of("zero", peers, peers // 4) for peers in (4, 8, 16)] == [12.0, 7.5, 3.0]
+    assert [limit_of("label_flip", peers, peers // 4) for peers in (4, 8, 16)] == [3.0, 3.0, 3.0]
+    assert limit_of("label_flip", 8, 3) == 2.5 * 25.0
+
+
+@pytest.mark.parametrize("peers", [4, 8, 16])
+def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
+    stage = Stage(peers=peers, liars=peers // 4)
+    clean = play(replace(stage, liars=0), Attack(), rule_named("mean"), seed)
+    limit, is_kept = limit_of("label_flip", peers, stage.liars), []
+    for rule in ("default", "norm_clip"):
+        found = play(stage, CASES["label_flip"](), rule_named(rule), seed)
+        is_kept.append(Row("label_flip", (clean,), (found,), (), limit).is_kept)
+    assert is_kept == [True, False]
+
+
+def test_attack_that_does_no_harm_undefended_is_told_and_not_judged(seed: int) -> None:
+    found = rows(STAGE, [seed], ("zero", "scale"))
+    assert [row.verdict for row in found] == ["kept", "told", "kept"]
+    assert [row.is_harmless for row in found] == [False, True, False]
+    assert trial_json(found, STAGE, [seed])["telling"] == ["scale"]
+    assert str(trial_table(found, STAGE).caption).startswith("1 of 2 attacks tell")
+    calm, zero, scale = rows(STAGE, [seed], ("zero", "scale"), bare=False)
+    assert (zero.verdict, zero.is_harmless) == ("kept", False)
+    assert "was not played" in str(trial_table([calm, zero, scale], STAGE).caption)
+    assert replace(zero, limit=-99.0, bare=found[1].bare).verdict == "BROKEN"
 
 
 def test_limits_are_those_of_the_share_of_liars_and_of_the_data() -> None:
