@@ -188,25 +188,31 @@ class Disk:
         Of the logs in their first half: that the last append of one was spoiled nobody can tell
         from an append that never returned.
         """
-        path = self._to_spoil(what)
-        size = len(self._files.content(path)) if path is not None else 0
-        if path is None or size < 2:
+        if not self.can_spoil(what):
             return False
+        paths = self._spoilable(what)
+        path = self._stream.choice(paths) if what == "result" else paths[0]
+        size = len(self._files.content(path))
         end = size // 2 if what in ("slots", "chain") else size
         self._files.flip(path, self._stream.randrange(8 * end))
         return True
 
-    def _to_spoil(self, what: str) -> Path | None:
+    def can_spoil(self, what: str) -> bool:
+        """Whether there is such a file, with something in it."""
+        paths = self._spoilable(what)
+        return bool(paths) and all(len(self._files.content(path)) >= 2 for path in paths)
+
+    def _spoilable(self, what: str) -> list[Path]:
         assert what in SPOILABLE, what
         if what in ("slots", "chain"):
             path = RUN_FOLDER / (SLOTS_FILE if what == "slots" else CHAIN_FILE)
-            return path if self._files.exists(path) else None
+            return [path] if self._files.exists(path) else []
         if what == "checkpoint":
             newest = self._checkpoints()[:1]
-            return CHECKPOINTS_FOLDER / checkpoint_name(newest[0]) if newest else None
+            return [CHECKPOINTS_FOLDER / checkpoint_name(one) for one in newest]
         folder = RUN_FOLDER / RESULTS_FOLDER
         names = self._files.names(folder) if self._files.exists(folder) else []
-        return folder / self._stream.choice(names) if names else None
+        return [folder / name for name in names]
 
     # Checkpoints --------------------------------------------------------------------------------
 

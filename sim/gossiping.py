@@ -29,7 +29,7 @@ KNOWN_AT_FIRST = 3
 WRITE_S = 1.5
 """An entry is written so often, somewhere; the last ones have SETTLE_S to arrive."""
 
-SETTLE_S = 10.0
+SETTLE_S, SECONDS_MAX = 10.0, 86_400.0
 SEATS_MAX, PRESENCE_S = 64, 240.0
 """The seated, and how often each writes where it is."""
 
@@ -337,13 +337,16 @@ app = typer.Typer(add_completion=False)
 def main(
     nodes: Annotated[int, typer.Option(min=2)] = 1000,
     loss: Annotated[float, typer.Option(min=0.0, max=0.9)] = 0.2,
-    seconds: Annotated[float, typer.Option(min=2.0 * SETTLE_S)] = 60.0,
+    seconds: Annotated[float, typer.Option(min=2.0 * SETTLE_S, max=SECONDS_MAX)] = 60.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     split: Annotated[int, typer.Option(help="So many parts, healed.", min=0, max=8)] = 0,
     is_table: Annotated[bool, typer.Option("--table", help="10, 100, 1000 nodes.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Gossip of many nodes in virtual time: lag, cost, splits, the dead."""
+    for name, value in (("--loss", loss), ("--seconds", seconds)):
+        if math.isnan(value):
+            raise typer.BadParameter("nan is no number", param_hint=name)
     if split > nodes:
         raise typer.BadParameter(f"{nodes} nodes are no {split} parts", param_hint="--split")
     outcomes: list[Spread] | list[Healed]

@@ -4,7 +4,8 @@ Its trainer's honest work is exchanged for what the attack makes of it, or what 
 sees its own work alone: what others contribute is not known before everybody has committed.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from node.cells.shard_store import ShardStore
 from node.hooks import NodeHooks
 from protocol import limits
 from protocol.errors import ConfigError
+from protocol.grid import Layout
+from protocol.identity import Signer
 from sim.attacks import ATTACKS, Context
 from sim.attacks.seam import Vector
 
@@ -31,7 +34,6 @@ ALONE = (
     "on_off",
     "replay",
     "scale",
-    "shift",
     "sign_flip",
     "slow_drift",
     "stale",
@@ -52,11 +54,15 @@ TOGETHER = (
     "min_sum",
     "searched_alie",
     "searched_ipm",
+    "shift",
 )
-"""Attacks that are made of the vectors of others, the same from all liars: `together.py`."""
+"""Attacks that are made of the vectors of others, which nobody alone knows: `together.py`."""
 
 IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
+
+NEEDS_AUDITS = IN_WORLDS | {"lying_auditor"}
+"""Attacks on what audits look at: without any they bend nothing."""
 
 STANDS_BY_ITS_WORK = frozenset({"retract"})
 """What a liar's node does without: it takes nothing back."""
@@ -64,16 +70,48 @@ STANDS_BY_ITS_WORK = frozenset({"retract"})
 HISTORY_MAX = 16
 _SHARE_OF_MOST = 0.5
 
+Rule = Callable[[Vector], Vector]
+
+
+class Past:
+    """What liars know of their earlier rounds, each fragment by itself."""
+
+    def __init__(self) -> None:
+        self._rounds: Counter[int] = Counter()
+        self._history: dict[int, list[Vector]] = {}
+
+    def context(
+        self, layout: Layout, fragment: int, luck: np.random.Generator, rule: Rule
+    ) -> Context:
+        """What they know of the next round of a fragment."""
+        cells = range(layout.num_cells(fragment))
+        return Context(
+            round=self._rounds[fragment],
+            luck=luck,
+            rule=rule,
+            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
+            history=self._history.get(fragment, []),
+        )
+
+    def add(self, fragment: int, own_BN: Vector) -> None:
+        """A round is over, in which this was their own work."""
+        self._rounds[fragment] += 1
+        self._history[fragment] = [*self._history.get(fragment, []), own_BN][-HISTORY_MAX:]
+
 
 class Liar(NodeHooks):
-    """Bends every contribution by an attack."""
+    """Bends every contribution by an attack. What it draws follows from `seed` and its key."""
 
-    def __init__(self, attack: str) -> None:
+    def __init__(self, attack: str, seed: int = 0) -> None:
         self.name = f"attack {attack}"
         self._attack = ATTACKS[attack](blind=True)
-        self._luck = np.random.default_rng(0)
-        self._history: list[Vector] = []
-        self._round = 0
+        self._seed, self._me = seed, 0
+        self._luck: np.random.Generator | None = None
+        self._past = Past()
+
+    def began(self, signer: Signer) -> None:
+        """See NodeHooks."""
+        self._me = int.from_bytes(signer.peer_id, "big")
 
     @property
     def without(self) -> frozenset[str]:
@@ -85,18 +123,11 @@ class Liar(NodeHooks):
     ) -> Sequence[bytes]:
         """What the attack makes of the own work."""
         own_1N = store.decode(payloads, fragment=fragment)[None]
-        layout = store.layout
-        cells = range(layout.num_cells(fragment))
-        context = Context(
-            round=self._round,
-            luck=self._luck,
-            rule=lambda rows_PN: rows_PN[0],
-            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
-            history=self._history,
-        )
-        self._round += 1
+        if self._luck is None:  # A process that starts again goes on drawing.
+            self._luck = np.random.default_rng([self._seed, self._me])
+        context = self._past.context(store.layout, fragment, self._luck, lambda rows_PN: rows_PN[0])
         sent_N = self._attack.send(own_1N, own_1N, context)[0]
-        self._history = [*self._history, own_1N][-HISTORY_MAX:]
+        self._past.add(fragment, own_1N)
         return store.encode(bounded(sent_N), fragment=fragment)
 
 
@@ -134,7 +165,23 @@ def lies_named(text: str, peers: int) -> Lies:
     if not 0.0 < fraction < (1.0 if is_fresh else 0.5):
         most = "below 1" if is_fresh else "below a half"
         raise ConfigError(f"--attack {text}: write it like {name}:0.25, {most}")
-    return Lies(name, max(1, int(fraction * peers)), is_fresh=is_fresh)
+    count = max(1, int(fraction * peers))
+    if not count < (peers if is_fresh else peers / 2):
+        raise ConfigError(f"--attack {text}: {count} of {peers} peers would lie; take more peers")
+    return Lies(name, count, is_fresh=is_fresh)
+
+
+def check_audits(name: str, audits: float) -> None:
+    """Raises ConfigError for an attack that does nothing in a run of so many audits."""
+    if name in NEEDS_AUDITS and not audits:
+        raise ConfigError(f"--attack: {name} needs --audits above 0: without any it bends nothing")
+
+
+def lies_of_worlds(text: str, peers: int, audits: float) -> Lies:
+    """The same of the nodes of a world. Raises ConfigError."""
+    lies = lies_named(text, peers)
+    check_audits(lies.name, audits)
+    return lies
 
 
 def lies_of_nodes(text: str, peers: int) -> Lies:
@@ -147,6 +194,6 @@ def lies_of_nodes(text: str, peers: int) -> Lies:
     return lies
 
 
-def hooks_of(name: str) -> NodeHooks:
-    """What bends one node that attacks so."""
-    return ATTACKS[name]().hooks() or Liar(name)
+def hooks_of(name: str, seed: int = 0) -> NodeHooks:
+    """What bends one node that attacks so; `seed` is that of its world."""
+    return ATTACKS[name]().hooks() or Liar(name, seed)

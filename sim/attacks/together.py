@@ -14,8 +14,8 @@ import numpy as np
 from node.cells.shard_store import ShardStore
 from node.hooks import NodeHooks
 from protocol.identity import PeerId
-from sim.attacks.alone import HISTORY_MAX, STANDS_BY_ITS_WORK, bounded
-from sim.attacks.seam import Attack, Context, Vector
+from sim.attacks.alone import HISTORY_MAX, STANDS_BY_ITS_WORK, Past, bounded
+from sim.attacks.seam import Attack, Vector
 
 Made = Mapping[PeerId, Vector]
 """What peers made of the same state: (N,) each."""
@@ -27,26 +27,19 @@ class Crafting:
     def __init__(self, attack: Attack) -> None:
         self._attack = attack
         self._luck = np.random.default_rng(0)
-        self._history: list[Vector] = []
-        self._round = 0
+        self._past = Past()
 
     def sent(
         self, honest: Made, own: Made, store: ShardStore, fragment: int
     ) -> dict[PeerId, Vector]:
         """By liar what it sends; called once for a round. `own` is their honest work, `store` says
         what the rule is, and where cells begin."""
-        own_BN, layout = _rows(own), store.layout
-        cells = range(layout.num_cells(fragment))
-        context = Context(
-            round=self._round,
-            luck=self._luck,
-            rule=lambda rows_PN: store.aggregator(rows_PN).value,
-            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
-            history=self._history,
+        own_BN = _rows(own)
+        context = self._past.context(
+            store.layout, fragment, self._luck, lambda rows_PN: store.aggregator(rows_PN).value
         )
         sent_BN = self._attack.send(_rows(honest) if honest else own_BN, own_BN, context)
-        self._round += 1
-        self._history = [*self._history, own_BN][-HISTORY_MAX:]
+        self._past.add(fragment, own_BN)
         return {peer: bounded(row_N) for peer, row_N in zip(sorted(own), sent_BN, strict=True)}
 
 

@@ -198,7 +198,7 @@ class Director:
 
     async def _send_checker(self) -> None:
         """One more node, once all liars are banned; half way through at the latest, so that it is
-        there in time."""
+        there in time. None where the run is over by then."""
         story, options = self.story, self._options
         assert options.attack is not None
         count = options.attack.count
@@ -206,7 +206,8 @@ class Director:
         half = math.inf if options.rounds is None else 0.5 * options.rounds
         with trio.move_on_after(half_s):
             await self._swarm.until(lambda: len(story.banned) >= count or story.newest >= half)
-        await self._swarm.add(is_checker=True)
+        if not self._swarm.is_over:
+            await self._swarm.add(is_checker=True)
 
     async def _until_checked(self) -> None:
         """Until the latecomer holds evidence against all whom seals ban. Its trace is judged."""

@@ -19,13 +19,16 @@ from sim.local.local_node import BENT_NODE, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.progress import Progress
 from sim.local.rechecking import Rechecked, rechecked
-from sim.local.recipe import found_run
+from sim.local.recipe import found_run, local_manifest
 from sim.local.report import Result, print_result, write_report
 from sim.local.story import Story
 from sim.local.verdict import Evidence, judge
 from sim.local.weights import weights_of
 
 EXIT_DONE, EXIT_FAILED = 0, 1
+NOBODY = PeerId(bytes(32))
+"""In the place of a founder who has no key yet."""
+
 _EXIT_BY_SIGNAL = 128
 _TICK_S = 0.3
 
@@ -144,6 +147,8 @@ async def _keep_showing(story: Story, progress: Progress) -> None:
 
 def _set_stage(options: LocalOptions) -> RunManifest:
     folder = options.folder
+    # Whoever corrects an option finds the folder as it was.
+    local_manifest(options, NOBODY)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

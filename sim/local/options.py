@@ -9,7 +9,7 @@ from node.demo.node_process import NODE_COMMAND
 from node.demo.options import TEST_SWITCHES
 from protocol import limits
 from protocol.errors import ConfigError
-from sim.attacks.alone import Lies
+from sim.attacks.alone import Lies, check_audits
 from sim.local.shape import Shape
 from training.presets import PRESETS
 
@@ -135,6 +135,8 @@ class LocalOptions:
             raise ConfigError(f"--audits {self.audits} is not in 0..1")
         if self.audits and self.trust != "open":
             raise ConfigError("--audits is for open runs: friends trust each other")
+        if self.attack is not None:
+            check_audits(self.attack.name, self.audits)
         self._check_kinds()
 
     def _check_kinds(self) -> None:

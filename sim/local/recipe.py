@@ -11,6 +11,7 @@ from node.settings.topology import topology_for
 from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits
+from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import (
     AuditSpec,
@@ -97,10 +98,13 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         outer=replace(outer, aggregator=rule, overlap=lag),
         admission=replace(base.admission, seats=options.seats),
     )
-    audits = AuditSpec(rate=options.audits, segments=SEGMENTS) if options.audits else base.audits
+    steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
+    audits = base.audits
+    if options.audits:
+        _check_audited(manifest.outer, fragments, steps if options.trainer == "real" else SEGMENTS)
+        audits = AuditSpec(rate=options.audits, segments=SEGMENTS)
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
-        steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
         inner = replace(manifest.inner, inner_steps=steps)
         if preset is not None:
             radius = preset.sam_radius
@@ -115,6 +119,20 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     return replace(
         manifest, model=model, shards=(shard,), cell_elements=cell, inner=inner, audits=audits
     )
+
+
+def _check_audited(outer: OuterSpec, fragments: int, steps: int) -> None:
+    """Raises ConfigError for what a run with audits cannot be."""
+    if fragments > 1 or outer.overlap > 1:
+        raise ConfigError(
+            f"--audits: are for runs of one fragment with one round in flight, not {fragments} and"
+            f" {outer.overlap}; --audits 0 goes without"
+        )
+    if steps < SEGMENTS:
+        raise ConfigError(
+            f"--audits: a round has {SEGMENTS} segments, and {steps} steps are fewer; take more"
+            " --steps, or --audits 0"
+        )
 
 
 def methods_of(outer: OuterSpec) -> tuple[str, ...]:

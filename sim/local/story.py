@@ -163,6 +163,11 @@ class Story:
         self.deaths.append(Death(node.name, now_s, why))
         self.tell(now_s, f"{node.name} died by itself: {why.splitlines()[0]}")
 
+    def came_late(self, node: LocalNode, now_s: float) -> None:
+        """A latecomer found nobody any more: no fault of its own."""
+        node.status = "dead"
+        self.tell(now_s, f"{node.name} came when the run was over")
+
     def _moved(self, node: LocalNode, round_index: int, now_s: float) -> None:
         node.sealed = max(node.sealed, round_index)
         node.has_sealed_in_life = True

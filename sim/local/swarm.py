@@ -129,11 +129,20 @@ class LocalSwarm:
             elif not is_done:
                 why = node.error or f"it ended with status {status}"
                 why = f"{why}; the end of {process.log}:\n{log_tail(process.log)}"
-                self.story.died(node, why, self._now_s())
+                if self.is_over and node.is_checker and not node.has_sealed_in_life:
+                    self.story.came_late(node, self._now_s())
+                else:
+                    self.story.died(node, why, self._now_s())
                 if not self._has_started:
                     # Nobody has been harmed yet: it is not worth waiting for the others.
                     raise StateError(f"{node.name} died at the start: {why}")
         self.tell_change()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round is sealed."""
+        rounds = self._options.rounds
+        return rounds is not None and self.story.newest >= rounds
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
         """Until that holds; looked at whenever a node tells something."""

@@ -71,12 +71,19 @@ _LIMIT_SKEWED = 12.0
 _SMALL_GROUPS = ((4, 4.0), (8, 2.5))
 """Up to so many peers limits are so many times as large: one liar is a quarter of four."""
 
+_AS_IN_LARGE = frozenset({"label_flip"})
+"""But for these where a quarter lies: of 4 and of 8 peers it costs 2.0 % and 0.3 %, and 4.4 % where
+lengths alone are clipped, so a rule without CAF is told from ours in every size."""
+
 
 def limit_of(case: str, peers: int, liars: int, skew: float | None = None) -> float | None:
     """The most that an attack may cost, in percent; None where there is no promise."""
     column = _QUARTER if 4 * liars <= peers else _NEAR_HALF
     if skew is not None:
         return _LIMIT_SKEWED if column == _QUARTER else None
-    limit = LIMITS.get(case.split()[0], _LIMIT_ELSE)[column]
+    name = case.split()[0]
+    limit = LIMITS.get(name, _LIMIT_ELSE)[column]
     factor = next((factor for most, factor in _SMALL_GROUPS if peers <= most), 1.0)
+    if column == _QUARTER and name in _AS_IN_LARGE:
+        factor = 1.0
     return None if limit is None else factor * limit

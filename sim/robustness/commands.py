@@ -48,7 +48,7 @@ class Asked:
         stage = Stage(
             peers=peers,
             liars=peers // 4 if self.liars is None else self.liars,
-            rounds=self.rounds or Stage().rounds,
+            rounds=Stage().rounds if self.rounds is None else self.rounds,
             model=self.model,
             skew=self.skew,
         )
@@ -79,10 +79,10 @@ def sweep_robustness(
         folder.mkdir(parents=True, exist_ok=True)
         courses = _played(takes, asked.jobs or cores(), folder / COURSES, console)
         rows = rows_of(stage, seeds, cases, courses)
-        console.print(trial_table(rows))
+        console.print(trial_table(rows, stage))
         write_plot(rows, stage, folder / PICTURE)
         text = StringIO()
-        Console(file=text, width=_TABLE_WIDTH).print(trial_table(rows))
+        Console(file=text, width=_TABLE_WIDTH).print(trial_table(rows, stage))
         write_atomically(folder / TABLE, text.getvalue().encode(), 0o644)
     except OSError as error:
         raise ConfigError(f"--out: cannot write to {folder}: {error.strerror}") from error

@@ -13,7 +13,7 @@ import numpy as np
 from protocol.manifest import RunManifest
 from sim.attacks import Attack, Context
 from sim.robustness.learners import Draw, Learner, Shares, learner_of, manifest_of
-from training.aggregation import AGGREGATORS
+from training.aggregation import AGGREGATORS, tolerated
 from training.arithmetic import Vector, all_finite
 from training.outer import OuterInfo, make_outer
 
@@ -30,6 +30,11 @@ class Stage:
     skew: float | None = None
     """Of the Dirichlet distribution that each peer's share of each kind of data is drawn from; the
     smaller, the more peers' data differ. None: all peers have the same data."""
+
+    @property
+    def faults(self) -> int:
+        """f of the default rule: how many lies it counts on, however many lie."""
+        return tolerated(None, self.peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,14 @@ class Course:
 Rule = Callable[[Vector], Vector]
 
 
-def rule_named(name: str, *, liars: int | None = None) -> Rule:
-    """A registered rule over whole vectors, cell by cell where it clips cells.
+def rule_named(name: str) -> Rule:
+    """A registered rule as nodes make it, over whole vectors, cell by cell where it clips cells.
 
     Rows that are not finite never reach a rule: the decoder refuses them, so their senders are
     absent. The bare mean of `undefended` has not even that.
     """
     manifest = manifest_of("text")
-    rule = AGGREGATORS[name](f=liars, cell_elements=manifest.cell_elements)
+    rule = AGGREGATORS[name](cell_elements=manifest.cell_elements)
 
     def aggregated(rows_PN: Vector) -> Vector:
         kept = [row_N for row_N in rows_PN if all_finite(row_N)]

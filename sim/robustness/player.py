@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from node.processes.interrupts import end_at_once_from_now_on
 from protocol.errors import ConfigError
 from sim.robustness.game import Course, Stage
 from sim.robustness.trial import Take
@@ -43,6 +44,8 @@ def course_of(found: Mapping[str, Any]) -> Course:
 
 def main() -> None:
     """Play until there is nothing more to read."""
+    # The command itself says what a Ctrl+C means.
+    end_at_once_from_now_on()
     for line in sys.stdin:
         course = take_of(json.loads(line)).play()
         sys.stdout.write(line_of_course(course) + "\n")

@@ -11,19 +11,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
+from sim.robustness.cases import CALM
 from sim.robustness.game import Course, Stage
 from sim.robustness.trial import Row
 
 _INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
 _CLEAN, _DEFENDED, _BARE = "#8d8980", "#1f5fbf", "#b3261e"
 _COLUMNS, _TILE_INCHES, _DOTS_PER_INCH = 6, (2.3, 1.9), 130
+_STYLES = {"kept": "green", "told": "dim", "BROKEN": "bold red"}
 _HEADROOM, _FOOTROOM = 1.6, 0.15
 """A curve that leaves the picture goes up this far above the clean one; some end below it."""
 
 
-def trial_table(rows: Sequence[Row]) -> Table:
+def trial_table(rows: Sequence[Row], stage: Stage) -> Table:
     """A line per attack, with its verdict."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    title = f"{_liars_of(stage)}, {stage.rounds} rounds"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.caption, table.caption_justify = _summary(rows), "left"
     table.add_column("attack", no_wrap=True)
     for head in ("loss above clean", "limit", "damage", "bare mean", "right way"):
         table.add_column(head, justify="right")
@@ -36,9 +40,22 @@ def trial_table(rows: Sequence[Row]) -> Table:
             f"{row.damage:+.2f}",
             "-" if row.bare_percent is None else _percent(row.bare_percent),
             f"{100 * row.kept_direction:.0f} %",
-            f"[{'green' if row.is_kept else 'bold red'}]{row.verdict}[/]",
+            f"[{_STYLES[row.verdict]}]{row.verdict}[/]",
         )
     return table
+
+
+def _telling(rows: Sequence[Row]) -> list[Row]:
+    """Attacks that say anything of the defence."""
+    return [row for row in rows if row.attack != CALM and row.verdict != "told"]
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    if not any(row.bare for row in rows):
+        return "which attacks do harm without a defence was not played"
+    return (
+        f"{len(_telling(rows))} of {len(rows) - 1} attacks tell: the others harm nobody undefended"
+    )
 
 
 def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[str, object]:
@@ -46,10 +63,12 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
     return {
         "peers": stage.peers,
         "liars": stage.liars,
+        "f": stage.faults,
         "rounds": stage.rounds,
         "seeds": len(seeds),
         "model": stage.model,
         "skew": stage.skew,
+        "telling": [row.attack for row in _telling(rows)],
         "broken": [row.attack for row in rows if not row.is_kept],
         "attacks": {row.attack: row.as_json() for row in rows},
     }
@@ -83,7 +102,7 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
     skew = "" if stage.skew is None else f", data skewed by Dirichlet {stage.skew:g}"
     with_bare = " / bare mean" if rows[0].bare else ""
     title = (
-        f"{stage.liars} liars of {stage.peers}{skew}: loss by round, from the last without lies on;"
+        f"{_liars_of(stage)}{skew}: loss by round, from the last without lies on;"
         f" at the end above clean: default rule{with_bare}"
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
@@ -121,6 +140,10 @@ def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
 def _middle(courses: Sequence[Course]) -> list[float]:
     """By round the median over seeds."""
     return [median(losses) for losses in zip(*(one.losses for one in courses), strict=True)]
+
+
+def _liars_of(stage: Stage) -> str:
+    return f"{stage.liars} liars of {stage.peers}, rule with f = {stage.faults}"
 
 
 def _percent(value: float) -> str:

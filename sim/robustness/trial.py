@@ -25,8 +25,7 @@ class Take:
 
     def play(self) -> Course:
         """Play it."""
-        # How many may lie is known to the rule, also where nobody does.
-        rule = undefended if self.rule == BARE else rule_named(self.rule, liars=self.stage.liars)
+        rule = undefended if self.rule == BARE else rule_named(self.rule)
         stage = replace(self.stage, liars=0) if self.case == CALM else self.stage
         # An attack may remember what it saw: a new one for every run.
         attack = Attack() if self.case == CALM else CASES[self.case]()
@@ -75,11 +74,18 @@ class Row:
         return self.limit is None or self.loss_percent <= self.limit
 
     @property
+    def is_harmless(self) -> bool:
+        """Whether the limit holds without a defence, too: that it is kept then says little."""
+        if self.bare_percent is None or self.limit is None or self.attack == CALM:
+            return False
+        return self.bare_percent <= self.limit
+
+    @property
     def verdict(self) -> str:
-        """In a word."""
-        if self.limit is None:
-            return "told"
-        return "kept" if self.is_kept else "BROKEN"
+        """In a word; what is only told judges nobody."""
+        if not self.is_kept:
+            return "BROKEN"
+        return "told" if self.limit is None or self.is_harmless else "kept"
 
     def as_json(self) -> dict[str, object]:
         """For scripts; a loss that is infinite is null."""
@@ -92,6 +98,7 @@ class Row:
             "triggered": round(max(course.triggered for course in self.defended), 4),
             "verdict": self.verdict,
             "kept": self.is_kept,
+            "harmless": self.is_harmless,
         }
 
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from math import prod
 
 from protocol.identity import PeerId
-from sim.devices import Seconds
+from sim.devices import Device, Seconds
 from sim.links import Link
 from sim.trials.faults import Fault
 from sim.world import SimNode, World
@@ -20,23 +21,67 @@ Pair = tuple[PeerId, PeerId]
 
 
 @dataclass(slots=True)
+class Slowed:
+    """A machine as it was, and how many times slower each fault makes it."""
+
+    device: Device
+    factors: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Members:
     """Who is in a run by its faults: `enter` makes a node join, `left` have said goodbye.
 
     `replaced` hears whose disk has lost what was durable: nothing is promised of that.
 
+    `gone` are those for good: no fault that ends later brings one back.
+
     `reasons` counts, by verb and pair, why a link is not what it was: it is mended with the last.
+    `slowed` and `lines` keep what slow nodes and links were before.
     """
 
     world: World
     enter: Callable[[PeerId], None]
     replaced: Callable[[PeerId], None]
     left: set[PeerId] = field(default_factory=set)
+    gone: set[PeerId] = field(default_factory=set)
     reasons: Counter[tuple[str, Pair]] = field(default_factory=Counter)
+    slowed: dict[PeerId, Slowed] = field(default_factory=dict)
+    lines: dict[Pair, Link] = field(default_factory=dict)
 
     def present(self) -> list[PeerId]:
         """All that ever joined and have not been told to leave, by id."""
         return [peer for peer in sorted(self.world.nodes) if peer not in self.left]
+
+    def restart(self, dead: list[SimNode]) -> None:
+        """Start those again that nothing else has started, and nothing has taken for good."""
+        for node in dead:
+            is_last = self.world.nodes[node.peer] is node and node.peer not in self.gone
+            if is_last and not node.is_alive and not node.is_over:
+                self.world.bounce(node.peer)
+
+    def slow_down(self, peer: PeerId, factor: float) -> None:
+        """One more fault makes it slower."""
+        slowed = self.slowed.setdefault(peer, Slowed(self.world.nodes[peer].device))
+        slowed.factors.append(factor)
+        self._pace(peer, slowed)
+
+    def speed_up(self, peer: PeerId, factor: float) -> None:
+        """That fault is over; with the last the machine is what it was."""
+        slowed = self.slowed[peer]
+        slowed.factors.remove(factor)
+        self._pace(peer, slowed)
+        if not slowed.factors:
+            del self.slowed[peer]
+
+    def _pace(self, peer: PeerId, slowed: Slowed) -> None:
+        device, factor = slowed.device, prod(slowed.factors)
+        # It goes on under the next process of the peer.
+        self.world.nodes[peer].device = replace(
+            device,
+            train_s=_times(device.train_s, factor),
+            compute_s=_times(device.compute_s, factor),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +105,13 @@ class Blow:
         return [node for node in found if node.is_alive]
 
     def sides(self) -> list[Pair]:
-        """Each victim with each of the other side: those named, or all that are no victims."""
+        """Each victim with each of the other side: those named that are there, or, where none is
+        named, all that are no victims."""
         nodes = self.world.nodes
         present = self.members.present()
         named = [peer for peer in self.against if peer in nodes]
-        others = named or [peer for peer in present if peer not in self.victims]
+        rest = [peer for peer in present if peer not in self.victims]
+        others = named if self.against else rest
         victims = [peer for peer in self.victims if peer in nodes]
         return [(one, other) for one, other in product(victims, others) if one != other]
 
@@ -77,23 +124,22 @@ def _crash(blow: Blow) -> Undo | None:
     living = blow.living()
     for node in living:
         blow.world.crash(node.peer)
+        blow.members.gone.add(node.peer)
     return _nothing if living else None
 
 
 def _down(hurt: Callable[[Members, SimNode], object], blow: Blow) -> Undo | None:
     """Killed, something is done to the dead, and it comes back."""
-    living = blow.living()
-    for node in living:
+    return _killed(hurt, blow, blow.living())
+
+
+def _killed(
+    hurt: Callable[[Members, SimNode], object], blow: Blow, victims: list[SimNode]
+) -> Undo | None:
+    for node in victims:
         blow.world.crash(node.peer)
         hurt(blow.members, node)
-    return partial(_restart, blow.world, living) if living else None
-
-
-def _restart(world: World, dead: list[SimNode]) -> None:
-    for node in dead:
-        # Else another fault has brought it back already.
-        if world.nodes[node.peer] is node and not node.is_alive and not node.is_over:
-            world.bounce(node.peer)
+    return partial(blow.members.restart, victims) if victims else None
 
 
 def _unhurt(members: Members, node: SimNode) -> None:
@@ -110,7 +156,13 @@ def _lose_disk(members: Members, node: SimNode) -> None:
     members.replaced(node.peer)
 
 
-def _spoil(what: str, members: Members, node: SimNode) -> None:
+def _spoil(what: str, blow: Blow) -> Undo | None:
+    """As `_down`, but for those that have no such file yet."""
+    victims = [node for node in blow.living() if node.disk.can_spoil(what)]
+    return _killed(partial(_flip, what), blow, victims)
+
+
+def _flip(what: str, members: Members, node: SimNode) -> None:
     if node.disk.spoil(what):
         members.replaced(node.peer)
 
@@ -123,6 +175,8 @@ def _roll_back(blow: Blow) -> Undo | None:
 
     def go_back() -> None:
         for peer, image in images:
+            if peer in blow.members.gone:
+                continue
             world.crash(peer)
             world.nodes[peer].disk.roll_back(image)
             blow.members.replaced(peer)
@@ -136,6 +190,7 @@ def _leave(blow: Blow) -> Undo | None:
     for node in living:
         blow.world.leave(node.peer)
         blow.members.left.add(node.peer)
+        blow.members.gone.add(node.peer)
     return _nothing if living else None
 
 
@@ -234,27 +289,27 @@ def _clog(blow: Blow) -> Undo | None:
 
 def _slow(blow: Blow) -> Undo | None:
     """`amount` times slower at work, and at the end of a long, thin, lossy line."""
-    living, world = blow.living(), blow.world
-    devices = [node.device for node in living]
-    pairs = [pair for one, other in blow.sides() for pair in ((one, other), (other, one))]
-    links = [world.network.direction(*pair).link for pair in pairs]
+    living, members, factor = blow.living(), blow.members, blow.fault.amount
+    if not living:
+        return None
     for node in living:
-        node.device = replace(
-            node.device,
-            train_s=_times(node.device.train_s, blow.fault.amount),
-            compute_s=_times(node.device.compute_s, blow.fault.amount),
-        )
+        members.slow_down(node.peer, factor)
+    pairs = [pair for one, other in blow.sides() for pair in ((one, other), (other, one))]
     for pair in pairs:
-        world.set_link(*pair, SLOW_LINK)
+        members.reasons["slow", pair] += 1
+        if members.reasons["slow", pair] == 1:
+            members.lines[pair] = blow.world.network.direction(*pair).link
+            blow.world.set_link(*pair, SLOW_LINK)
 
     def speed_up() -> None:
-        for node, device in zip(living, devices, strict=True):
-            # The device goes on under the next process of the peer.
-            world.nodes[node.peer].device = device
-        for pair, link in zip(pairs, links, strict=True):
-            world.set_link(*pair, link)
+        for node in living:
+            members.speed_up(node.peer, factor)
+        for pair in pairs:
+            members.reasons["slow", pair] -= 1
+            if not members.reasons["slow", pair]:
+                blow.world.set_link(*pair, members.lines.pop(pair))
 
-    return speed_up if living else None
+    return speed_up
 
 
 def _times(span_s: Seconds, factor: float) -> Seconds:
@@ -270,7 +325,7 @@ def _fill_disk(blow: Blow) -> Undo | None:
         for node in living:
             world.free_disk(node.peer)
         # A full disk ends a node; its operator makes room and starts it again.
-        _restart(world, living)
+        blow.members.restart(living)
 
     return free if living else None
 
@@ -294,10 +349,10 @@ BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
     "bounce": partial(_down, _unhurt),
     "power_off": partial(_down, _power_off),
     "lose_disk": partial(_down, _lose_disk),
-    "spoil_slots": partial(_down, partial(_spoil, "slots")),
-    "spoil_chain": partial(_down, partial(_spoil, "chain")),
-    "spoil_result": partial(_down, partial(_spoil, "result")),
-    "spoil_checkpoint": partial(_down, partial(_spoil, "checkpoint")),
+    "spoil_slots": partial(_spoil, "slots"),
+    "spoil_chain": partial(_spoil, "chain"),
+    "spoil_result": partial(_spoil, "result"),
+    "spoil_checkpoint": partial(_spoil, "checkpoint"),
     "roll_back": _roll_back,
     "freeze": _freeze,
     "nap": _freeze,

@@ -11,7 +11,7 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
-from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_named
+from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
 from sim.attacks.together import Accomplice, Conspiracy
 from sim.devices import Device
 from sim.nodes import peer_named, signer_named
@@ -34,7 +34,9 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     is_real = luck.random() < scenario.real_signatures
     names = member_names(scenario.peers[0])
     members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
-    lies = lies_named(scenario.attack, len(names)) if scenario.attack else Lies("", 0)
+    lies = Lies("", 0)
+    if scenario.attack:
+        lies = lies_of_worlds(scenario.attack, len(names), scenario.audits)
     seated = tuple(members[: len(members) - lies.count] if lies.is_fresh else members)
     settings = WorldSettings(
         is_signing_for_real=is_real,
@@ -72,14 +74,14 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     if scenario.audits:
         # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
         manifest = replace(manifest, model=replace(manifest.model, seed=seed))
-    bent = _bent(lies, members[len(members) - lies.count :])
+    bent = _bent(lies, members[len(members) - lies.count :], seed)
     return World(manifest, seed=seed, link=link, settings=replace(settings, **bent))
 
 
-def _bent(lies: Lies, liars: Sequence[PeerId]) -> dict[str, Any]:
+def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
     """What bends them, each by itself or all together."""
     if lies.name not in TOGETHER:
-        return {"liars": {peer: hooks_of(lies.name) for peer in liars}}
+        return {"liars": {peer: hooks_of(lies.name, seed) for peer in liars}}
     conspiracy = Conspiracy(ATTACKS[lies.name](), liars)
     hooks = {peer: Accomplice(lies.name, peer, conspiracy) for peer in liars}
     return {"liars": hooks, "conspiracy": conspiracy}

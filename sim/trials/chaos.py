@@ -27,10 +27,18 @@ STALE_ROUNDS = 3
 
 
 @dataclass(slots=True)
+class _Planned:
+    """A fault of the timetable, and how many victims it has struck."""
+
+    fault: Fault
+    struck: int = 0
+
+
+@dataclass(slots=True)
 class _Armed:
     """A fault whose round has begun; `open` are the victims that have not come to its phase."""
 
-    fault: Fault
+    planned: _Planned
     open: list[str]
     struck: list[PeerId] = field(default_factory=list)
     round: int = field(init=False)
@@ -38,7 +46,8 @@ class _Armed:
 
     def __post_init__(self) -> None:
         """What is asked of it at every action is at hand."""
-        self.round, self.is_there = self.fault.round, PHASES[self.fault.phase]
+        fault = self.planned.fault
+        self.round, self.is_there = fault.round, PHASES[fault.phase]
 
 
 class Chaos:
@@ -47,7 +56,7 @@ class Chaos:
 
     `first_struck_s` and `struck_s` are when a fault struck first and last, `ends` when those with
     an end ended, and their kinds. `coverage` counts faults by kind and by the phase that the victim
-    was in; `missed` had no victim to strike. `revision` grows with everything that may bring the
+    was in. `revision` grows with everything that may bring the
     end of the run nearer.
     """
 
@@ -62,14 +71,14 @@ class Chaos:
         restart_s: float = 0.0,
     ) -> None:
         self.coverage: Counter[str] = Counter()
-        self.missed: list[Fault] = []
         self.first_struck_s = self.struck_s = 0.0
         self.ends: list[tuple[float, str]] = []
         self.revision = 0
         self._world = world
         self._note = note
         self._names: dict[PeerId, str] = {}
-        self._waiting = sorted(timetable, key=lambda fault: fault.round)
+        self._planned = [_Planned(one) for one in sorted(timetable, key=lambda one: one.round)]
+        self._waiting = list(self._planned)
         self._armed: list[_Armed] = []
         self._num_open = 0
         self._round = 0
@@ -85,6 +94,16 @@ class Chaos:
     def is_quiet(self) -> bool:
         """Whether nothing is under way that would end: no node is down, no link broken for now."""
         return self._num_open == 0
+
+    @property
+    def missed(self) -> list[Fault]:
+        """Those that have struck nobody: their moment did not come, or there was no victim."""
+        return [one.fault for one in self._planned if not one.struck]
+
+    @property
+    def partial(self) -> list[Fault]:
+        """Those in a phase to which some of their victims did not come."""
+        return [one.fault for one in self._planned if 0 < one.struck < len(one.fault.victims)]
 
     @property
     def quiet_since_s(self) -> float:
@@ -156,17 +175,16 @@ class Chaos:
 
     def _begin(self, index: int) -> None:
         self._round = index
-        while self._waiting and self._waiting[0].round <= index:
-            fault = self._waiting.pop(0)
+        while self._waiting and self._waiting[0].fault.round <= index:
+            planned = self._waiting.pop(0)
+            fault = planned.fault
             if fault.phase:
-                self._arm(_Armed(fault, list(fault.victims)))
+                self._arm(_Armed(planned, list(fault.victims)))
             else:
                 self._num_open += 1
-                self._world.later(fault.after_s, partial(self._strike, fault))
-        for armed in [one for one in self._armed if one.fault.round + STALE_ROUNDS <= index]:
+                self._world.later(fault.after_s, partial(self._strike, planned))
+        for armed in [one for one in self._armed if one.round + STALE_ROUNDS <= index]:
             self._disarm(armed)
-            if not armed.struck:
-                self.missed.append(armed.fault)
 
     def _arm(self, armed: _Armed) -> None:
         # A trigger is asked at every action of every node: only while there is something to ask.
@@ -193,7 +211,7 @@ class Chaos:
                     if not armed.open:
                         self._disarm(armed)
                     self._num_open += 1
-                    self._deal(armed.fault, [node.peer], armed.fault.phase)
+                    self._deal(armed.planned, [node.peer])
                     break
 
     def _role(self, armed: _Armed, node: SimNode, view: RoundView) -> str | None:
@@ -216,26 +234,25 @@ class Chaos:
 
     # What ---------------------------------------------------------------------------------------
 
-    def _strike(self, fault: Fault) -> None:
-        victims = [self.named(name) for name in fault.victims]
-        self._deal(fault, victims, "")
+    def _strike(self, planned: _Planned) -> None:
+        self._deal(planned, [self.named(name) for name in planned.fault.victims])
 
-    def _deal(self, fault: Fault, victims: list[PeerId], phase: str) -> None:
+    def _deal(self, planned: _Planned, victims: list[PeerId]) -> None:
         """One is open already for this fault; it is closed when all of it is over."""
+        fault, phase = planned.fault, planned.fault.phase
         against = [self.named(name) for name in fault.against]
         blow = Blow(self._members, fault, victims, against)
         self.revision += 1
-        for peer in victims:
-            node = self._world.nodes.get(peer)
-            where = phase or (phase_of(node.core.machine.view) if node else "absent")
-            self.coverage[f"{fault.kind} @ {where}"] += 1
+        nodes = [self._world.nodes.get(peer) for peer in victims]
+        places = [phase or (phase_of(n.core.machine.view) if n else "absent") for n in nodes]
         undo = BLOWS[fault.kind](blow)
         names = ", ".join(self._names[peer] for peer in victims)
         if undo is None:
             self._num_open -= 1
-            self.missed.append(fault)
             self._note(f"{names}: no {fault.kind}, there is nobody to hurt")
             return
+        planned.struck += len(victims)
+        self.coverage.update(f"{fault.kind} @ {place}" for place in places)
         self.struck_s = self._world.now_s
         self.first_struck_s = self.first_struck_s or self.struck_s
         self._note(f"{names} {fault.what}" + (f", at {phase}" if phase else ""))
@@ -243,27 +260,25 @@ class Chaos:
             self._num_open -= 1
             return
         if fault.period_s:
-            self._alternate(fault, blow, undo)
+            self._alternate(fault, blow, undo, fault.duration_s)
         else:
             self._world.later(fault.duration_s, lambda: self._end(fault, names, undo))
 
-    def _alternate(self, fault: Fault, blow: Blow, undo: Undo) -> None:
+    def _alternate(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
         """It comes and goes until its time is over; it is gone then."""
-        end_s = self._world.now_s + fault.duration_s
-        names = ", ".join(self._names[peer] for peer in blow.victims)
+        wait_s = min(fault.period_s, left_s)
+        self._world.later(wait_s, partial(self._switch, fault, blow, undo, left_s - wait_s))
 
-        def switch(undo: Undo | None) -> None:
-            if undo is not None:
-                undo()
-                again = None
-            else:
-                again = BLOWS[fault.kind](blow)
-            if self._world.now_s + fault.period_s < end_s:
-                self._world.later(fault.period_s, lambda: switch(again))
-            else:
-                self._end(fault, names, again)
-
-        self._world.later(fault.period_s, lambda: switch(undo))
+    def _switch(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
+        if left_s <= 0.0:
+            self._end(fault, ", ".join(self._names[peer] for peer in blow.victims), undo)
+            return
+        again = None
+        if undo is not None:
+            undo()
+        else:
+            again = BLOWS[fault.kind](blow)
+        self._alternate(fault, blow, again, left_s)
 
     def _end(self, fault: Fault, names: str, undo: Undo | None) -> None:
         self._num_open -= 1

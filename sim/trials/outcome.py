@@ -28,7 +28,8 @@ class Outcome:
     in the last seal, `evidence` is what convicts them, by name and encoded in hexadecimal;
     `false_bans` counts the honest ones that were accused or convicted. `recoveries` are the virtual
     seconds from the end of a fault to the next round that is final, by kind of fault; `coverage`
-    counts faults by the phase that their victim was in. `audited_share` is the training that audits
+    counts faults by the phase that their victim was in. `faults_missed` of the `faults` struck
+    nobody, `faults_partial` some of their victims only. `audited_share` is the training that audits
     ran again, in parts of all that trainers did for rounds of their own; `seats_last` are the seats
     of the last seal.
     """
@@ -54,6 +55,7 @@ class Outcome:
     evidence: Mapping[str, str] = field(default_factory=dict)
     audited_share: float = 0.0
     seats_last: int = 0
+    faults_partial: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Its fields as JSON values."""

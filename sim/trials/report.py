@@ -52,8 +52,11 @@ def show_play(console: Console, play: Play, *, with_timeline: bool) -> None:
     if scenario.audits:
         share = f"{outcome.audited_share:.2%} of what was trained was run again by audits"
         console.print(share, highlight=False)
-    if outcome.faults_missed:
-        console.print(f"{outcome.faults_missed} of {outcome.faults} faults found nobody to strike")
+    if outcome.faults_missed or outcome.faults_partial:
+        came = f"{outcome.faults - outcome.faults_missed} of {outcome.faults} faults came"
+        if outcome.faults_partial:
+            came += f", {outcome.faults_partial} of them to some of their victims only"
+        console.print(came, highlight=False)
     console.print(f"trace {outcome.trace_hash}", highlight=False)
 
 

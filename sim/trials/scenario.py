@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
+from sim.attacks.alone import lies_of_worlds
 from sim.devices import Device
 from sim.disk import DiskSpec
 from sim.links import Link
@@ -203,6 +204,10 @@ def overridden(
     if audits is not None:
         if scenario.trust != "open" or not 0.0 <= audits <= 1.0:
             raise ConfigError("--audits: from 0 to 1, in an open run")
+        if audits and (scenario.fragments > 1 or scenario.lag > 1):
+            raise ConfigError(
+                f"--audits: are for runs of one fragment and lag 1, which {scenario.name} is not"
+            )
         scenario = replace(scenario, audits=audits)
     if attack is not None:
         if scenario.trust != "open":
@@ -225,7 +230,12 @@ def overridden(
     if rounds is not None:
         if not 1 <= rounds <= ROUNDS_MAX:
             raise ConfigError(f"--rounds must be from 1 to {ROUNDS_MAX}, not {rounds}")
+        last = max((fault.round for fault in scenario.timetable or ()), default=0)
+        if last > rounds:
+            raise ConfigError(f"--rounds {rounds}: {scenario.name} has a fault in round {last}")
         scenario = replace(scenario, rounds=rounds)
+    if scenario.attack:
+        lies_of_worlds(scenario.attack, scenario.peers[0], scenario.audits)
     return scenario
 
 

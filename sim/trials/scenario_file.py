@@ -1,10 +1,9 @@
 """Scenario files: from TOML to a Scenario, every key and bound checked."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -12,6 +11,7 @@ from node.settings.toml_file import Section, did_you_mean, parse_sections, read_
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
+from sim.attacks.alone import lies_named, lies_of_worlds
 from sim.disk import DiskSpec
 from sim.links import Link
 from sim.trials.faults import CHURN, KINDS, ROLES, Fault, Rule
@@ -26,12 +26,28 @@ from sim.trials.scenario import (
     Recorded,
     Scenario,
 )
+from sim.trials.scenario_values import (
+    Amount,
+    Counts,
+    Pair,
+    Positive,
+    Second,
+    Seconds,
+    Share,
+    Victims,
+    as_float,
+    as_key,
+    counts,
+    node_name,
+    one_of,
+    spans,
+    victim,
+)
 from training.aggregation import AGGREGATORS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 
 RULES_MAX, FAULTS_MAX, TIMES_MAX = 64, 2048, 200
-SECONDS_MAX = 86_400.0
 CELLS_MAX, FRAGMENTS_MAX = 256, 64
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
@@ -42,60 +58,7 @@ _AS_WRITTEN = (
 )
 """Keys that a Scenario has as they are."""
 
-_NAME = re.compile(r"[njc]\d{2,4}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def _span(value: object, *, low: float, high: float, is_whole: bool = False) -> tuple[float, float]:
-    """A number, or [least, most]."""
-    what = "a whole number" if is_whole else "a number"
-    pair: list[Any] = value if isinstance(value, list) else [value, value]
-    allowed = (int,) if is_whole else (int, float)
-    if len(pair) != 2 or any(type(one) not in allowed for one in pair):
-        raise ValueError(f"must be {what} or [least, most]")
-    least, most = pair
-    # A comparison with NaN is false, so NaN does not pass.
-    if not low <= least <= most <= high:
-        raise ValueError(f"must be {what} or [least, most] from {low:g} to {high:g}")
-    return (least, most) if is_whole else (float(least), float(most))
-
-
-def _spans(low: float, high: float) -> BeforeValidator:
-    return BeforeValidator(partial(_span, low=low, high=high))
-
-
-def _counts(low: int, high: int) -> BeforeValidator:
-    return BeforeValidator(partial(_span, low=low, high=high, is_whole=True))
-
-
-def _one_of(known: Sequence[str]) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"is unknown; {did_you_mean(name, list(known))}")
-        return name
-
-    return check
-
-
-def _victim(name: str) -> str:
-    if name not in ROLES and not _NAME.fullmatch(name):
-        raise ValueError(f'must be a node such as "n03" or one of {", ".join(ROLES)}')
-    return name
-
-
-def _as_float(value: object) -> object:
-    # In TOML 3 is a whole number, and whoever writes it as a duration means 3.0.
-    return float(value) if type(value) is int and abs(value) < 2**53 else value
-
-
-Pair = tuple[float, float]
-Counts = tuple[int, int]
-Seconds = Annotated[Pair, _spans(0.0, SECONDS_MAX)]
-Second = Annotated[float, BeforeValidator(_as_float), Field(ge=0.0, le=SECONDS_MAX)]
-Share = Annotated[float, BeforeValidator(_as_float), Field(ge=0.0, le=1.0)]
-Amount = Annotated[float, BeforeValidator(_as_float), Field(ge=-1e6, le=1e6)]
-Positive = Annotated[float, BeforeValidator(_as_float), Field(gt=0.0, le=1e12)]
-Victims = Annotated[list[str], Field(max_length=PEERS_MAX)]
 
 
 class LinkSection(Section):
@@ -124,8 +87,8 @@ class DeviceSection(Section):
     train_s: Seconds = (0.8, 1.4)
     compute_s: Seconds = (0.005, 0.015)
     ready_s: Seconds = (0.1, 0.5)
-    clock_rate: Annotated[Pair, _spans(0.1, 10.0)] = (1.0, 1.0)
-    wall_offset_s: Annotated[Pair, _spans(-1e9, 1e9)] = (0.0, 0.0)
+    clock_rate: Annotated[Pair, spans(0.1, 10.0)] = (1.0, 1.0)
+    wall_offset_s: Annotated[Pair, spans(-1e9, 1e9)] = (0.0, 0.0)
     nap: Share = 0.0
     nap_s: Seconds = (1.0, 6.0)
 
@@ -154,35 +117,40 @@ class RuleSection(Section):
     """[[faults]]: see Rule."""
 
     kind: str
-    times: Annotated[Counts, _counts(0, TIMES_MAX)] = (1, 1)
-    rounds: Annotated[Counts, _counts(0, ROUNDS_MAX)] = (2, ROUNDS_MAX)
+    times: Annotated[Counts, counts(0, TIMES_MAX)] = (1, 1)
+    rounds: Annotated[Counts, counts(0, ROUNDS_MAX)] = (2, ROUNDS_MAX)
     phases: Annotated[list[str], Field(max_length=len(PHASES))] = Field(default_factory=list)
-    count: Annotated[Counts, _counts(1, PEERS_MAX)] = (1, 1)
-    share: Annotated[Pair, _spans(0.0, 1.0)] = (0.0, 0.0)
+    count: Annotated[Counts, counts(1, PEERS_MAX)] = (1, 1)
+    share: Annotated[Pair, spans(0.0, 1.0)] = (0.0, 0.0)
     who: Victims = Field(default_factory=list)
     against: Victims = Field(default_factory=list)
     ways: Annotated[int, Field(ge=2, le=3)] = 2
     after_s: Seconds | None = None
     duration_s: Seconds | None = None
     period_s: Seconds = (0.0, 0.0)
-    amount: Annotated[Pair, _spans(-1e6, 1e6)] | None = None
+    amount: Annotated[Pair, spans(-1e6, 1e6)] | None = None
 
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, kind: str) -> str:
-        return _one_of([*KINDS, CHURN])(kind)
+        return one_of([*KINDS, CHURN])(kind)
 
     @field_validator("phases")
     @classmethod
     def _known_phases(cls, phases: list[str]) -> list[str]:
         if phases == ["every"]:
             return list(IN_EVERY_RUN)
-        return [_one_of([*PHASES, "every"])(name) for name in phases]
+        return [one_of([*PHASES, "every"])(name) for name in phases]
 
-    @field_validator("who", "against")
+    @field_validator("who")
+    @classmethod
+    def _known_victims(cls, names: list[str]) -> list[str]:
+        return [victim(name) for name in names]
+
+    @field_validator("against")
     @classmethod
     def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [_victim(name) for name in names]
+        return [node_name(name) for name in names]
 
     @model_validator(mode="after")
     def _fits(self) -> "RuleSection":
@@ -215,17 +183,22 @@ class FaultSection(Section):
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, kind: str) -> str:
-        return _one_of(list(KINDS))(kind)
+        return one_of(list(KINDS))(kind)
 
     @field_validator("phase")
     @classmethod
     def _known_phase(cls, phase: str) -> str:
-        return _one_of(list(PHASES))(phase) if phase else phase
+        return one_of(list(PHASES))(phase) if phase else phase
 
-    @field_validator("victims", "against")
+    @field_validator("victims")
+    @classmethod
+    def _known_victims(cls, names: list[str]) -> list[str]:
+        return [victim(name) for name in names]
+
+    @field_validator("against")
     @classmethod
     def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [_victim(name) for name in names]
+        return [node_name(name) for name in names]
 
     @model_validator(mode="after")
     def _fits(self) -> "FaultSection":
@@ -257,14 +230,14 @@ class ExpectSection(Section):
     @field_validator("invariants")
     @classmethod
     def _known_invariants(cls, names: list[str]) -> list[str]:
-        return [_one_of(INVARIANTS)(name) for name in names]
+        return [one_of(INVARIANTS)(name) for name in names]
 
 
 class LimitsSection(Section):
     """[limits]: see Limits."""
 
-    virtual_s: Annotated[float, BeforeValidator(_as_float), Field(gt=0.0, le=1e6)] = 600.0
-    stall_s: Annotated[float, BeforeValidator(_as_float), Field(gt=0.0, le=1e6)] = 120.0
+    virtual_s: Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e6)] = 600.0
+    stall_s: Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e6)] = 120.0
     events: Annotated[int, Field(ge=1, le=10**12)] = 20_000_000
 
 
@@ -296,7 +269,7 @@ class ScenarioFile(Section):
     attack: Annotated[str, Field(max_length=100)] = ""
     audits: Share = 0.0
     learns: bool = False
-    peers: Annotated[Counts, _counts(1, PEERS_MAX)] = (8, 32)
+    peers: Annotated[Counts, counts(1, PEERS_MAX)] = (8, 32)
     seats: Annotated[int, Field(ge=2, le=limits.SEATS_MAX)] = limits.SEATS_MAX
     rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
     cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
@@ -326,7 +299,17 @@ class ScenarioFile(Section):
     @field_validator("aggregator")
     @classmethod
     def _known_rule(cls, name: str) -> str:
-        return _one_of(list(AGGREGATORS))(name)
+        return one_of(list(AGGREGATORS))(name)
+
+    @field_validator("attack")
+    @classmethod
+    def _known_attack(cls, text: str) -> str:
+        try:
+            if text:
+                lies_named(text, PEERS_MAX)
+        except ConfigError as error:
+            raise ValueError(as_key(error)) from error
+        return text
 
     @model_validator(mode="after")
     def _fits(self) -> "ScenarioFile":
@@ -334,10 +317,18 @@ class ScenarioFile(Section):
             raise ValueError(
                 "has faults and a timetable: rules are drawn from, or listed, not both"
             )
+        for fault in self.timetable or ():
+            if fault.round > self.rounds:
+                raise ValueError(f"has a fault in round {fault.round} of {self.rounds}")
         if sum(rule.kind == CHURN for rule in self.faults) > 1:
             raise ValueError("has churn twice: one rule says who comes and goes")
         if self.audits and (self.trust != "open" or self.fragments > 1 or self.lag > 1):
             raise ValueError("has audits, which are for open runs of one fragment and lag 1")
+        if self.attack:
+            try:
+                lies_of_worlds(self.attack, self.peers[0], self.audits)
+            except ConfigError as error:
+                raise ValueError(f"has an attack that does not fit: {as_key(error)}") from error
         return self
 
 

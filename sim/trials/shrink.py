@@ -16,6 +16,9 @@ Run = Callable[[Scenario, int], Outcome]
 
 TRIES_MAX = 400
 
+LEAST_WITH_LIARS = 3
+"""Peers, of whom less than half lie."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
@@ -64,7 +67,7 @@ class Shrinker:
             self._drop_faults()
             self._lower_peers()
             best = self._best
-            self._bisect(1, best.rounds, lambda value: replace(self._best, rounds=value))
+            self._bisect(1, best.rounds, lambda value: _with_rounds(self._best, value))
             self._bisect(1, best.cells, lambda value: replace(self._best, cells=value))
         return self._found()
 
@@ -104,17 +107,19 @@ class Shrinker:
                 pieces = min(2 * pieces, len(faults))
 
     def _lower_peers(self) -> None:
-        self._bisect(1, self._best.peers[0], lambda peers: _with_peers(self._best, peers))
+        least = LEAST_WITH_LIARS if self._best.attack else 1
+        self._bisect(least, self._best.peers[0], lambda peers: _with_peers(self._best, peers))
 
     def _bisect(self, least: int, most: int, candidate: Callable[[int], Scenario]) -> None:
         """The least value that still fails, as if all above it failed; then the next below."""
+        lowest = least
         while least < most:
             middle = (least + most) // 2
             if self._fails_too(candidate(middle)):
                 most = middle
             else:
                 least = middle + 1
-        while most > 1 and self._fails_too(candidate(most - 1)):
+        while most > lowest and self._fails_too(candidate(most - 1)):
             most -= 1
 
 
@@ -136,6 +141,12 @@ def _with_peers(scenario: Scenario, peers: int) -> Scenario:
         if victims and (against or not fault.against):
             kept.append(replace(fault, victims=victims, against=against))
     return replace(scenario, peers=(peers, peers), timetable=tuple(kept))
+
+
+def _with_rounds(scenario: Scenario, rounds: int) -> Scenario:
+    """The scenario with fewer rounds, and without the faults of those that are gone."""
+    kept = tuple(fault for fault in scenario.timetable or () if fault.round <= rounds)
+    return replace(scenario, rounds=rounds, timetable=kept)
 
 
 def recorded(scenario: Scenario, outcome: Outcome, version: str) -> Scenario:

@@ -156,6 +156,7 @@ class _Trial:
             events=world.events,
             faults=len(self.scenario.timetable),
             faults_missed=len(chaos.missed),
+            faults_partial=len(chaos.partial),
             violation=violation,
             recoveries=tuple(progress.recoveries(chaos.ends)),
             coverage=dict(sorted(chaos.coverage.items())),

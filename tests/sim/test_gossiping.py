@@ -100,3 +100,10 @@ def test_command_refuses_parts_without_nodes():
     done = CliRunner().invoke(app, ["--nodes", "4", "--split", "8"])
     assert done.exit_code == 2
     assert "4 nodes are no 8 parts" in done.output
+
+
+@pytest.mark.parametrize("words", [("--seconds", "inf"), ("--seconds", "nan"), ("--loss", "nan")])
+def test_numbers_that_would_never_end_are_refused(words):
+    found = CliRunner().invoke(app, list(words))
+    assert found.exit_code == 2
+    assert words[0] in found.output

@@ -80,6 +80,14 @@ def test_guard_leaves_out_the_overlong_and_compares_drifts_per_root_of_steps(see
     assert found.scores[3] == pytest.approx(4 / 12, rel=1e-3)
 
 
+def test_guard_shares_equally_where_only_the_overlong_row_has_tokens(seed: int) -> None:
+    rows_PN = honest_of(seed, 4)
+    rows_PN /= np.linalg.norm(rows_PN, axis=1, keepdims=True)
+    rows_PN[0] *= 40.0
+    found = AGGREGATORS["norm_guard"]()(rows_PN, np.array([9.0, 0.0, 0.0, 0.0]))
+    assert found.scores == pytest.approx([0.0, 1 / 3, 1 / 3, 1 / 3], rel=1e-3)
+
+
 @pytest.mark.parametrize("name", ["median", "mean", "caf", "krum"])
 def test_rule_after_arc_and_neighbours_is_the_rule_of_those_rows(name: str, seed: int) -> None:
     rows_PN = honest_of(seed, 12)

@@ -14,6 +14,7 @@ from training.aggregation.seam import (
     Floats,
     PreStep,
     coefficients_of,
+    tolerated,
 )
 from training.aggregation.spectral import Caf, Flag
 
@@ -25,6 +26,7 @@ __all__ = [
     "Floats",
     "PreStep",
     "coefficients_of",
+    "tolerated",
 ]
 
 AGGREGATORS.register("mean", Mean)

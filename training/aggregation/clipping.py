@@ -60,8 +60,11 @@ class NormGuard(NormClip):
         norms_P = np.sqrt(np.diagonal(gram_PP) / steps_P)
         limit = median_of(norms_P)
         # The median itself is never over it, so somebody is left.
-        kept_P = np.where(norms_P > GUARD_SLACK * limit, 0.0, shares_P)
-        return shares_of(kept_P) * clip_factors(norms_P * norms_P)
+        is_kept_P = (norms_P <= GUARD_SLACK * limit).astype(np.float64)
+        kept_P = is_kept_P * shares_P
+        # Where all the kept have no tokens there is nothing to weigh by.
+        weighed_P = shares_of(kept_P if kept_P.any() else is_kept_P)
+        return weighed_P * clip_factors(norms_P * norms_P)
 
 
 class TwoLevelCaf(Linear):

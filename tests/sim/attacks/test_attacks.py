@@ -117,6 +117,23 @@ def test_krum_picks_what_is_made_for_it(seed: int) -> None:
     assert AGGREGATORS["krum"](f=LIARS)(rows_PN).scores[HONEST:].any()
 
 
+@pytest.mark.parametrize(("honest", "liars"), [(12, 4), (9, 7), (6, 2), (3, 1)])
+@pytest.mark.parametrize("noise", [2.3, 5.0])
+def test_krum_picks_nothing_of_it_that_is_twice_as_far(
+    honest: int, liars: int, noise: float, seed: int
+) -> None:
+    luck = np.random.default_rng(seed)
+    rows_HN = (1.0 + noise * luck.normal(size=(honest, 2000))).astype(np.float32)
+    sent_BN = ATTACKS["fang_krum"]().send(rows_HN, rows_HN[:liars], context_of(seed))
+    rule = AGGREGATORS["krum"](f=liars)
+
+    def is_picked(times: float) -> bool:
+        rows_PN = np.concatenate([rows_HN, np.float32(times) * sent_BN])
+        return bool(rule(rows_PN).scores[honest:].any())
+
+    assert [is_picked(times) for times in (1.0, 2.0, 4.0)] == [True, False, False]
+
+
 def test_targeted_slice_has_the_whole_length_in_one_slice(seed: int) -> None:
     honest_HN, _ = rows_of(seed)
     sent_N = sent_by(ATTACKS["targeted_slice"](), seed)[0]

@@ -14,11 +14,12 @@ from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Gram, Kind, decode_body, sign_message
 from sim.attacks import ATTACKS
-from sim.attacks.alone import ALONE, IN_WORLDS, Liar, Lies, lies_named, lies_of_nodes
+from sim.attacks.alone import ALONE, IN_WORLDS, Liar, Lies, hooks_of, lies_named, lies_of_nodes
 from sim.local.local_node import LYING_COMMAND, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from sim.local.weights import weights_of
+from sim.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
 from tests.protocol.entry_vectors import EVIDENCE
 from tests.sim.worlds import WatchedWorld
@@ -44,6 +45,7 @@ def test_liar_contributes_what_its_attack_makes_and_everybody_would_take_it(name
         assert len(root) == 32
         assert np.isfinite(norms).all()
         assert NodeHooks().contribution(honest, store, 0) is honest
+        assert store.decode(sent).any() == (name != "zero")
         is_bent |= list(sent) != list(honest)
     assert is_bent
     assert name in ATTACKS
@@ -55,6 +57,40 @@ def test_scaled_contribution_is_a_thousand_times_as_long_and_flipped(seed):
     payloads = store.encode(own_N.astype(np.float32))
     sent_N = store.decode(Liar("scale").contribution(payloads, store, 0))
     assert np.allclose(sent_N, -1000.0 * store.decode(payloads), rtol=1e-6)
+
+
+def test_liars_who_draw_do_so_each_by_itself_and_again_the_same(seed):
+    store = store_of("none")
+    honest = store.encode(np.ones(store.layout.fragment_numels[0], np.float32))
+
+    def noise(peer: PeerId, world_seed: int) -> np.ndarray:
+        liar = hooks_of("gaussian", world_seed)
+        liar.began(KeyedHashSigner(peer))
+        return store.decode(liar.contribution(honest, store, 0)).astype(np.float64)
+
+    one, other = peers_named(2)
+    drawn = [noise(one, seed), noise(other, seed), noise(one, seed + 1)]
+    assert np.array_equal(noise(one, seed), drawn[0])
+    cosines = np.corrcoef(drawn)[np.triu_indices(3, k=1)]
+    assert np.abs(cosines).max() < 0.5
+
+
+def test_stale_liar_repeats_its_work_on_the_same_fragment(seed):
+    toy = toy_manifest(peers_named(1)[0])
+    manifest = toy_run(toy.founder, rounds=5, cells=(2, 1), timing=toy.timing)
+    manifest = replace(manifest, outer=replace(manifest.outer, codec="none"))
+    numels = manifest.layout(0).fragment_numels
+    assert numels[0] != numels[1]
+    store = ShardStore(manifest, 0, np.zeros(sum(numels), np.float32))
+    liar, luck = Liar("stale"), np.random.default_rng(seed)
+    made = {f: luck.normal(size=(3, numels[f])).astype(np.float32) for f in (0, 1)}
+    for index in range(3):
+        for fragment in (0, 1):
+            payloads = store.encode(made[fragment][index], fragment=fragment)
+            sent = liar.contribution(payloads, store, fragment)
+            # The delay is longer than there are rounds.
+            sent_N = store.decode(sent, fragment=fragment)
+            np.testing.assert_array_equal(sent_N, made[fragment][0])
 
 
 def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
@@ -86,6 +122,14 @@ def test_liars_are_another_program_and_their_run_is_open(tmp_path):
         assert begins == is_liar
     friends = local_manifest(replace(options, trust="friends", attack=None), peers_named(1)[0])
     assert (friends.trust, friends.outer.aggregator) == ("friends", "mean")
+
+
+def test_lying_auditor_of_a_run_without_audits_is_refused(tmp_path):
+    shared = {"peers": 4, "folder": tmp_path, "rounds": 3, "duration_s": None, "trust": "open"}
+    lies = Lies("lying_auditor", 1)
+    assert LocalOptions(**shared, attack=lies, audits=0.5).attack == lies
+    with pytest.raises(ConfigError, match="lying_auditor needs --audits"):
+        LocalOptions(**shared, attack=lies)
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "krum"])

@@ -1,6 +1,9 @@
 """A latecomer's word on bans: out of its own trace, and only what proves itself."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,11 +14,13 @@ from node.using.checkpoint_find import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
 from sim.attacks.alone import Lies
+from sim.local.director import Director
 from sim.local.local_node import LocalNode
 from sim.local.main import _rechecked
 from sim.local.options import LocalOptions
 from sim.local.rechecking import Rechecked, rechecked
 from sim.local.report import Result, print_result
+from sim.local.swarm import LocalSwarm
 from tests.node.builders import head_of, peers_named
 from tests.protocol.entry_vectors import EVIDENCE
 from tests.sim.local.test_story import GOOD, sealed, story_of
@@ -142,3 +147,49 @@ def test_only_the_latecomers_own_trace_counts(tmp_path):
     assert found is not None
     assert (found.node, found.is_complete) == ("C", False)
     assert _rechecked(Manifest(), [other], [LIAR]) is None  # type: ignore[arg-type]
+
+
+class EndsAtOnce:
+    """A node's process that says nothing and ends."""
+
+    log = Path("no.log")
+
+    said: tuple[str, ...] = ()
+
+    async def lines(self) -> AsyncIterator[str]:
+        for line in self.said:
+            yield line
+
+    async def exit_status(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("sealed", "has_joined", "deaths"), [(1, False, 1), (2, False, 0), (2, True, 1)]
+)
+async def test_latecomer_that_finds_the_run_over_has_not_died(tmp_path, sealed, has_joined, deaths):
+    story, told = story_of(tmp_path, "A", "B", "E")
+    options = LocalOptions(
+        peers=2, folder=tmp_path, rounds=2, duration_s=None, trust="open", attack=Lies("scale", 1)
+    )
+    swarm = LocalSwarm(options, story, lambda: 9.0)
+    swarm._has_started = True
+    story.seals.append((1.0, sealed))
+    late = story.nodes["E"]
+    late.is_checker, late.has_sealed_in_life = True, has_joined
+    process: Any = EndsAtOnce()
+    late.process = process
+    await swarm._listen_to(late, process)
+    assert (len(story.deaths), late.status) == (deaths, "dead")
+    assert ("E came when the run was over" in told) == (deaths == 0)
+
+
+async def test_no_latecomer_is_sent_into_a_run_that_is_over(tmp_path):
+    story, _ = story_of(tmp_path, "A", "B")
+    options = LocalOptions(
+        peers=2, folder=tmp_path, rounds=1, duration_s=None, trust="open", attack=Lies("scale", 1)
+    )
+    director = Director(options, story, lambda: 9.0)
+    story.seals.append((1.0, 1))
+    await director._send_checker()
+    assert list(story.nodes) == ["A", "B"]

@@ -1,8 +1,10 @@
 import pytest
+from rich.console import Console
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec
 from sim.local.local_node import node_name
+from sim.local.main import run_local
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
 from sim.local.recipe import local_manifest, model_settings
 from tests.node.builders import peers_named
@@ -52,6 +54,28 @@ def test_method_that_follows_is_in_the_manifest(tmp_path, preset, then, overlap,
     steps = manifest.inner.inner_steps
     stages = make_stages(manifest.outer, steps + 9, fragments)
     assert stages.at(4) is not stages.at(5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"fragments": 3}, "one fragment with one round in flight, not 3 and 1"),
+        ({"lag": 2}, "one fragment with one round in flight, not 2 and 2"),
+        ({"preset": "streaming_diloco"}, "one fragment with one round in flight, not 4 and 2"),
+        ({"trainer": "real", "steps": 5}, "a round has 8 segments, and 5 steps are fewer"),
+    ],
+)
+def test_audits_of_a_run_that_cannot_have_them_are_refused(tmp_path, changes, says):
+    options = LocalOptions(peers=4, folder=tmp_path, trust="open", audits=0.5, **changes)
+    with pytest.raises(ConfigError, match=f"--audits: .*{says}.*--audits 0"):
+        local_manifest(options, FOUNDER)
+
+
+def test_options_that_make_no_run_leave_no_folder(tmp_path):
+    options = LocalOptions(peers=4, folder=tmp_path / "out", fragments=999_999)
+    with pytest.raises(ConfigError, match="fragments is 999999"):
+        run_local(options, Console(), lambda: 0.0)
+    assert not options.folder.exists()
 
 
 @pytest.mark.parametrize("text", ["eager", "eager:", "eager:0", "eager:x", "eager:-3", ":"])

@@ -3,6 +3,9 @@
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +15,19 @@ import pytest
 from typer.testing import CliRunner
 
 from node.commands.app import app
+from node.processes.children import child_environment
 from protocol.errors import ConfigError
 from sim import commands
 from sim.attacks import ATTACKS, Attack, Context
 from sim.robustness.cases import CALM, CASES, LIMITS, limit_of
+from sim.robustness.commands import Asked
 from sim.robustness.crew import Kept, play_all
 from sim.robustness.game import Stage, play, rule_named, undefended
 from sim.robustness.learners import Draw, Learner, learner_of, manifest_of
-from sim.robustness.trial import Row, rows_of, takes_of
+from sim.robustness.player import line_of_take
+from sim.robustness.report import trial_json, trial_table
+from sim.robustness.trial import DEFAULT, Row, Take, rows_of, takes_of
+from training.aggregation import AGGREGATORS
 
 assert commands.sim_app is not None, "importing it registers the command"
 
@@ -34,7 +42,7 @@ def rows(
 
 
 def test_course_is_the_same_for_a_seed_and_another_for_the_next(seed: int) -> None:
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     first, again, other = (play(STAGE, ATTACKS["alie"](), rule, seed + n) for n in (0, 0, 1))
     assert first == again
     assert first.losses != other.losses
@@ -42,7 +50,7 @@ def test_course_is_the_same_for_a_seed_and_another_for_the_next(seed: int) -> No
 
 
 def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     honest, attacked = (play(STAGE, attack(), rule, seed) for attack in (Attack, ATTACKS["scale"]))
     assert honest.losses[:2] == attacked.losses[:2]
     assert honest.losses[2:] != attacked.losses[2:]
@@ -51,7 +59,7 @@ def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
 @pytest.mark.parametrize("name", ["scale", "nan", "searched_ipm"])
 def test_bare_mean_is_ruined_where_the_default_rule_goes_on(name: str, seed: int) -> None:
     assert play(STAGE, ATTACKS[name](), undefended, seed).loss_last == math.inf
-    defended = play(STAGE, ATTACKS[name](), rule_named("default", liars=2), seed)
+    defended = play(STAGE, ATTACKS[name](), rule_named("default"), seed)
     assert defended.losses[-1] < defended.losses[1]
 
 
@@ -67,9 +75,41 @@ def test_trial_has_a_verdict_for_each_attack_and_for_none(seed: int) -> None:
     assert scale.limit == 2.5 * LIMITS["scale"][0]
 
 
+def test_rule_is_that_of_nodes_who_are_not_told_how_many_lie(seed: int) -> None:
+    stage = Stage(peers=8, liars=3, rounds=5, attacked_from=2)
+    rule = AGGREGATORS["default"](cell_elements=manifest_of("text").cell_elements)
+    take = Take(stage, "scale", DEFAULT, seed)
+    assert take.play() == play(stage, ATTACKS["scale"](), lambda rows_PN: rule(rows_PN).value, seed)
+
+
 def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
     assert set(LIMITS) - {CALM} <= set(CASES)
     assert [limit_of("zero", peers, peers // 4) for peers in (4, 8, 16)] == [12.0, 7.5, 3.0]
+    assert [limit_of("label_flip", peers, peers // 4) for peers in (4, 8, 16)] == [3.0, 3.0, 3.0]
+    assert limit_of("label_flip", 8, 3) == 2.5 * 25.0
+
+
+@pytest.mark.parametrize("peers", [4, 8, 16])
+def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
+    stage = Stage(peers=peers, liars=peers // 4)
+    clean = play(replace(stage, liars=0), Attack(), rule_named("mean"), seed)
+    limit, is_kept = limit_of("label_flip", peers, stage.liars), []
+    for rule in ("default", "norm_clip"):
+        found = play(stage, CASES["label_flip"](), rule_named(rule), seed)
+        is_kept.append(Row("label_flip", (clean,), (found,), (), limit).is_kept)
+    assert is_kept == [True, False]
+
+
+def test_attack_that_does_no_harm_undefended_is_told_and_not_judged(seed: int) -> None:
+    found = rows(STAGE, [seed], ("zero", "scale"))
+    assert [row.verdict for row in found] == ["kept", "told", "kept"]
+    assert [row.is_harmless for row in found] == [False, True, False]
+    assert trial_json(found, STAGE, [seed])["telling"] == ["scale"]
+    assert str(trial_table(found, STAGE).caption).startswith("1 of 2 attacks tell")
+    calm, zero, scale = rows(STAGE, [seed], ("zero", "scale"), bare=False)
+    assert (zero.verdict, zero.is_harmless) == ("kept", False)
+    assert "was not played" in str(trial_table([calm, zero, scale], STAGE).caption)
+    assert replace(zero, limit=-99.0, bare=found[1].bare).verdict == "BROKEN"
 
 
 def test_limits_are_those_of_the_share_of_liars_and_of_the_data() -> None:
@@ -146,6 +186,13 @@ def test_run_that_kills_its_process_is_an_error_and_leaves_no_process() -> None:
         play_all([bad], 1, lambda take, course: None)
 
 
+def test_trial_says_how_many_lies_its_rule_counts_on(seed: int) -> None:
+    stage = Stage(peers=8, liars=3, rounds=3, attacked_from=1)
+    found = rows(stage, [seed], (), bare=False)
+    assert trial_json(found, stage, [seed])["f"] == 2
+    assert trial_table(found, stage).title == "3 liars of 8, rule with f = 2, 3 rounds"
+
+
 @pytest.mark.parametrize("liars", [0, 4])
 def test_trial_without_liars_or_with_half_is_refused(liars: int) -> None:
     with pytest.raises(ConfigError, match="liars"):
@@ -175,16 +222,17 @@ def test_model_that_there_is_not_is_told_before_anything_runs() -> None:
 @pytest.mark.slow
 def test_gpt_learns_and_its_bare_mean_is_ruined_where_the_default_rule_goes_on() -> None:
     stage = Stage(peers=8, liars=2, rounds=5, attacked_from=2, model="gpt")
-    rule = rule_named("default", liars=2)
+    rule = rule_named("default")
     calm = play(replace(stage, liars=0), Attack(), rule, 0)
     assert calm == play(replace(stage, liars=0), Attack(), rule, 0)
     assert calm.losses[0] > calm.losses[-1] > 0.0
     defended = play(stage, ATTACKS["scale"](), rule, 0)
     assert defended.loss_last < calm.losses[0]
     assert play(stage, ATTACKS["scale"](), undefended, 0).loss_last > 2.0 * calm.losses[0]
+    honest = play(replace(stage, liars=0), Attack(), undefended, 0)
     bent = play(stage, ATTACKS["label_flip"](), undefended, 0)
-    assert bent.losses[:2] == calm.losses[:2]
-    assert bent.loss_last > calm.loss_last
+    assert bent.losses[:2] == honest.losses[:2]
+    assert bent.loss_last > honest.loss_last
 
 
 @pytest.mark.slow
@@ -201,3 +249,30 @@ def test_gpt_that_learns_beside_others_learns_as_by_itself() -> None:
     rows = model.learn(model.first_N, [*of_one_kind, *of_others])
     near, far = np.linalg.norm(rows[0] - rows[1]), np.linalg.norm(rows[0] - rows[2])
     assert far > near
+
+
+def test_so_few_rounds_that_nobody_lies_are_refused() -> None:
+    for rounds in (0, 4):
+        with pytest.raises(ConfigError, match=f"--rounds {rounds}: liars begin in round 4"):
+            Asked(seeds="1", rounds=rounds).stage()
+    assert Asked(seeds="1").stage() == Stage()
+
+
+@pytest.mark.slow
+def test_player_ends_at_a_ctrl_c_without_a_word() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "sim.robustness.player"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line_of_take(takes_of(STAGE, [0], ())[0]) + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")

@@ -1,18 +1,23 @@
 """Timetables: drawn from a seed alone, and every kind of fault does what it says."""
 
+from itertools import permutations
+
 import pytest
 
 from node.reporting.tracing import Record, Signed
 from protocol.messages import Kind
-from sim.trials.blows import BLOWS
+from sim.trials.blows import BLOWS, Blow, Members
+from sim.trials.build import build_world
 from sim.trials.faults import (
     KINDS,
+    Fault,
     Rule,
     Setting,
     draw_timetable,
     member_names,
 )
 from sim.trials.phases import IN_EVERY_RUN, PHASES
+from sim.trials.scenario import settled
 from sim.trials.trial import play
 from tests.sim.trials.scenarios import with_faults
 
@@ -141,6 +146,27 @@ def test_phase_that_comes_to_nobody_is_told_as_missed():
     assert (outcome.faults_missed, notes) == (1, [])
 
 
+def test_faults_whose_moment_does_not_come_are_missed():
+    listed = (
+        'kind = "crash", round = 4, phase = "NEWATTEMPT sent", victims = ["any"]',
+        'kind = "crash", round = 3, phase = "GRAM sent", victims = ["any"]',
+        'kind = "nap", round = 2, victims = ["n01"], duration_s = 0.5',
+        'kind = "bounce", round = 4, after_s = 900.0, victims = ["n02"], duration_s = 1.0',
+    )
+    rest = "[expect]\nfinishes = false\nseals_after_max = 9\n[limits]\nvirtual_s = 30.0"
+    outcome = play(with_faults(*listed, rounds=4, peers=4, rest=rest), 0).outcome
+    assert (outcome.faults, outcome.faults_missed, outcome.faults_partial) == (4, 3, 0)
+    assert outcome.violation is not None
+    assert "did not come about" in outcome.violation.text
+
+
+def test_fault_that_strikes_some_of_its_victims_is_told_as_partial():
+    fault = 'kind = "nap", round = 4, phase = "LIST recorded", victims = ["closer", "next closer"]'
+    outcome, _ = told(f"{fault}, duration_s = 0.2", rounds=4)
+    assert outcome.violation is None
+    assert (outcome.faults_missed, outcome.faults_partial) == (0, 1)
+
+
 def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     fault = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = '
     attempts = {}
@@ -181,3 +207,61 @@ def test_dead_node_cannot_be_frozen():
     outcome, notes = told(crash + "}, {" + freeze)
     assert outcome.faults_missed == 1
     assert notes[-1][1] == "n01: no freeze, there is nobody to hurt"
+
+
+def test_fault_against_somebody_who_is_not_there_strikes_nobody():
+    for kind in ("cut", "mute", "hold", "clog"):
+        fault = f'kind = "{kind}", round = 2, victims = ["n01"], against = ["n09"]'
+        outcome, notes = told(f"{fault}, duration_s = 9.0", rounds=4)
+        assert (outcome.faults_missed, outcome.coverage) == (1, {})
+        assert [text for _, text in notes] == [f"n01: no {kind}, there is nobody to hurt"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "later"),
+    [("crash", "roll_back"), ("leave", "roll_back"), ("crash", "disk_full")],
+)
+def test_who_is_gone_for_good_is_not_brought_back_by_the_end_of_another_fault(gone, later):
+    first = f'kind = "{later}", round = 4, victims = ["n01"], duration_s = 6.0'
+    second = f'kind = "{gone}", round = 4, after_s = 0.001, victims = ["n01"]'
+    played = play(with_faults(first, second, rounds=14), 3)
+    assert played.outcome.violation is None
+    assert "4 listed, 4 in the next" in played.notes[-1].text
+    (over_s,) = (note.at_s for note in played.notes if note.text == f"n01: {later} is over")
+    assert over_s < played.notes[-1].at_s - 2.0
+
+
+def test_file_that_is_not_there_is_not_spoiled():
+    fault = 'kind = "spoil_result", round = 1, victims = ["n01"], duration_s = 1.0'
+    outcome, notes = told(fault, rounds=4)
+    assert (outcome.faults_missed, outcome.coverage) == (1, {})
+    assert [text for _, text in notes] == ["n01: no spoil_result, there is nobody to hurt"]
+
+
+@pytest.mark.parametrize(("duration_s", "period_s"), [(2.0, 20.0), (5.0, 2.0)])
+def test_fault_that_comes_and_goes_ends_when_it_says(duration_s, period_s):
+    fault = f'kind = "partition", round = 3, victims = ["n01"], duration_s = {duration_s}'
+    _, notes = told(f"{fault}, period_s = {period_s}")
+    (struck_s, _), (over_s, _) = notes
+    assert over_s == pytest.approx(struck_s + duration_s)
+
+
+def test_slow_faults_that_overlap_leave_machines_and_links_as_they_were():
+    world = build_world(settled(with_faults(peers=3), 3), 3)
+    one, other, third = (world.peer(name) for name in member_names(3))
+    for peer in (one, other, third):
+        world.join(peer)
+    members = Members(world, lambda peer: None, lambda peer: None)
+    fault = Fault(kind="slow", victims=("n00",), duration_s=9.0, amount=10.0)
+
+    def state():
+        links = [world.network.direction(*pair).link for pair in permutations(world.nodes, 2)]
+        return [world.nodes[peer].device for peer in (one, other, third)], links
+
+    before = state()
+    undos = [BLOWS["slow"](Blow(members, fault, [peer], [])) for peer in (one, one, other)]
+    assert world.nodes[one].device.train_s[0] == 100.0 * before[0][0].train_s[0]
+    for undo in undos:
+        assert undo is not None
+        undo()
+    assert state() == before

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ConfigError
+from sim.attacks.alone import NEEDS_AUDITS
 from sim.trials.scenario import NOT_YET, overridden, settled
 from sim.trials.scenario_file import read_scenario, shipped_scenarios
 from sim.trials.scenario_text import scenario_digest, scenario_text
@@ -79,6 +80,12 @@ def test_digest_names_what_is_run_and_not_what_came_of_it():
         ("timetable = [{kind = 'churn', victims = ['n00']}]", "kind is unknown"),
         ("timetable = [{kind = 'crash', victims = []}]", "victims"),
         ("timetable = [{kind = 'crash', victims = ['any']}]", "a role needs a phase"),
+        ("timetable = [{kind = 'crash', round = 5, victims = ['n00']}]", "a fault in round 5 of 4"),
+        ("[[faults]]\nkind = 'cut'\nagainst = ['closer']", 'against must be a node such as "n03"'),
+        (
+            "timetable = [{kind = 'cut', victims = ['n00'], against = ['any']}]",
+            'against must be a node such as "n03"',
+        ),
         ("timetable = []\n[[faults]]\nkind = 'crash'", "not both"),
         ("[expect]\ninvariants = ['I9']", "[expect] invariants is unknown"),
         ("[timing]\nsuspect_s = 0.5", "suspect_s must be at least two heartbeats"),
@@ -86,6 +93,10 @@ def test_digest_names_what_is_run_and_not_what_came_of_it():
         ("links = []", "links"),
         ("[[devices]]\nclock_rate = 100", "clock_rate must be a number or [least, most] from 0.1"),
         ("[recorded]\nseed = 1\ntrace_hash = 'x'", "must be 64 digits"),
+        ("attack = 'sclae:0.2'", "attack 'sclae' is none that nodes can carry out"),
+        ("attack = 'scale:0.6'", "write it like scale:0.25, below a half"),
+        ("attack = 'lazy:0.2'", "lazy needs audits above 0"),
+        ("peers = [2, 9]\nattack = 'scale:0.2'", "1 of 2 peers would lie"),
     ],
 )
 def test_error_names_file_and_key_and_what_is_expected(text, says):
@@ -104,6 +115,13 @@ def test_unknown_name_and_one_that_is_to_come_are_told_apart():
         read_scenario("nowhere.toml")
 
 
+def test_fewer_rounds_than_the_timetable_has_are_refused():
+    listed = scenario("timetable = [{kind = 'crash', round = 3, victims = ['n00']}]")
+    assert overridden(listed, rounds=3).rounds == 3
+    with pytest.raises(ConfigError, match="--rounds 2: small has a fault in round 3"):
+        overridden(listed, rounds=2)
+
+
 def test_options_replace_the_scenarios_own_and_are_bounded():
     small = scenario()
     assert overridden(small, peers=9, rounds=7).peers == (9, 9)
@@ -111,3 +129,26 @@ def test_options_replace_the_scenarios_own_and_are_bounded():
     for peers, rounds in ((0, None), (5000, None), (None, 0)):
         with pytest.raises(ConfigError, match="must be from 1 to"):
             overridden(small, peers=peers, rounds=rounds)
+
+
+@pytest.mark.parametrize("attack", sorted(NEEDS_AUDITS))
+def test_attack_on_what_audits_look_at_is_refused_in_a_run_without(attack):
+    calm = read_scenario("open-liars")
+    with pytest.raises(ConfigError, match=f"--attack: {attack} needs --audits"):
+        overridden(calm, attack=f"{attack}:0.25")
+    assert overridden(calm, attack=f"{attack}:0.25", audits=0.2).attack
+
+
+def test_audits_are_refused_where_there_are_several_fragments_or_rounds_in_flight():
+    for text in ("fragments = 2", "fragments = 2\nlag = 2"):
+        with pytest.raises(
+            ConfigError, match=r"--audits: .* of one fragment and lag 1, which small"
+        ):
+            overridden(scenario(f"trust = 'open'\n{text}"), audits=0.2)
+
+
+def test_liars_are_refused_where_they_would_be_half():
+    calm = read_scenario("open-liars")
+    with pytest.raises(ConfigError, match=r"--attack scale:0\.1: 1 of 2 peers would lie"):
+        overridden(calm, peers=2, attack="scale:0.1")
+    assert overridden(calm, peers=3, attack="scale:0.1").attack

@@ -143,3 +143,18 @@ def test_recorded_failure_holds_what_a_replay_compares():
     kept = recorded(scenario(), outcome, "v").recorded
     assert kept is not None
     assert (kept.seed, kept.trace_hash, kept.version) == (1, outcome.trace_hash, "v")
+
+
+def test_run_with_liars_is_not_shrunk_to_where_half_would_lie():
+    text = "trust = 'open'\nattack = 'scale:0.25'\n" + WILD
+    best, tried = shrunk(lambda found: "I3", text)
+    assert min(one.peers[0] for one in tried) == best.scenario.peers[0] == 3
+
+
+def test_rounds_that_go_take_their_faults_along():
+    best, tried = shrunk(lambda found: "I3" if found.timetable else None)
+    assert best.scenario.timetable is not None
+    (fault,) = best.scenario.timetable
+    assert best.scenario.rounds == fault.round
+    for one in tried:
+        assert all(fault.round <= one.rounds for fault in one.timetable)

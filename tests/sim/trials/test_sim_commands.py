@@ -97,6 +97,12 @@ def test_trace_holds_every_record(files):
         barnraise("run", "tiny.toml", "--trace", "no/such/folder")
 
 
+def test_run_says_how_many_of_its_faults_came(files):
+    late = "{kind = 'nap', round = 3, phase = 'NEWATTEMPT sent', victims = ['any']}"
+    (files / "late.toml").write_text(TINY + f"timetable = [{late}]\n")
+    assert "0 of 1 faults came" in barnraise("run", "late.toml").output
+
+
 def test_attacks_are_refused_among_friends(files):
     with pytest.raises(ConfigError, match="--attack: tiny is a run of friends"):
         barnraise("run", "tiny.toml", "--attack", "sign_flip:0.2")

@@ -107,7 +107,7 @@ def test_standstill_is_expected_and_checked():
     assert violation(with_faults(CRASH_MOST, rest=rest)) is None
     assert violation(with_faults(CALM, rest=rest)) == "seals_after_max"
     # A standstill for which no fault accounts proves nothing.
-    never = 'kind = "crash", round = 50, victims = ["n01"]'
+    never = 'kind = "crash", round = 12, after_s = 900.0, victims = ["n01"]'
     assert violation(with_faults(never, rest=rest)) == "finishes"
 
 
