@@ -25,7 +25,7 @@ class Standing:
     branch: list[SealCertificate] = field(default_factory=list)
     ahead: tuple[SealCertificate, ...] = ()
     given_up: dict[bytes, RoundView] = field(default_factory=dict)
-    _signed: dict[bytes, int] = field(default_factory=dict)
+    _own_words: dict[bytes, int] = field(default_factory=dict)
     """By digest the rounds of own messages on branches that cannot become final any more."""
 
     beside: RoundView | None = None
@@ -169,7 +169,7 @@ class Standing:
         """Whether an own message is of a round on a branch that was left."""
         view = self.given_up.get(message.slot.basis)
         is_there = view is not None and view.ballots.find(message.digest) is not None
-        return is_there or message.digest in self._signed
+        return is_there or message.digest in self._own_words
 
     def _forget(self) -> None:
         """Rounds that stand on no seal which may still become final are over.
@@ -185,8 +185,8 @@ class Standing:
                 kept[basis] = view
             else:
                 own = (message for message in view.ballots.messages() if message.sender == view.me)
-                self._signed |= {message.digest: message.slot.round for message in own}
+                self._own_words |= {message.digest: message.slot.round for message in own}
         self.given_up = kept
-        past = [digest for digest, number in self._signed.items() if number < self.base.index]
+        past = [digest for digest, number in self._own_words.items() if number < self.base.index]
         for digest in past:
-            del self._signed[digest]
+            del self._own_words[digest]
