@@ -8,8 +8,7 @@ rule here subtracts. All is element-wise float32, one operation at a time, equal
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +67,6 @@ class OuterOptimizer(Protocol):
         ...
 
 
-@runtime_checkable
 class StepsOnLattice(Protocol):
     """An OuterOptimizer that decodes and steps at once, where something was compiled for it."""
 
@@ -97,10 +95,9 @@ def make_outer(spec: OuterSpec) -> OuterOptimizer:
     return rule
 
 
-@cache
 def steps_on_lattice(kind: type[OuterOptimizer]) -> bool:
     """Whether rules of this kind are StepsOnLattice."""
-    return issubclass(kind, StepsOnLattice)  # Slow: Python looks for each method by name.
+    return hasattr(kind, "step_on_lattice")
 
 
 class Staged:
