@@ -23,6 +23,7 @@ from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJou
 from node.durable.recovery import StoredState
 from node.state_transfer.partial_cells import PartialCells
 from node.state_transfer.served import FindCheckpoint, StateInMemory
+from protocol.identity import PeerId
 from protocol.messages import SealCertificate
 from sim.files import Fate, SimFiles
 from sim.sharing import Shared
@@ -31,7 +32,6 @@ from training.state import CHECKPOINTS_KEPT, checkpoint_name
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence
-    from protocol.identity import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,14 @@ class Disk:
     """
 
     def __init__(
-        self, stream: random.Random, spec: DiskSpec | None = None, shared: Shared | None = None
+        self,
+        stream: random.Random,
+        spec: DiskSpec | None = None,
+        shared: Shared | None = None,
+        *,
+        peer: PeerId | None = None,
     ) -> None:
-        self._shared = shared
+        self._shared, self._peer = shared, peer
         self.is_full = False
         self.evidence: dict[PeerId, Evidence] = {}
         """Of the replicated state, what convicts somebody; a file of its own in a real node."""
@@ -142,6 +147,7 @@ class Disk:
             RUN_FOLDER,
             rotate_bytes=self._spec.rotate_bytes,
             is_wiped=is_wiped,
+            me=self._peer,
             files=files,
             pack=None if self._shared is None else self._shared.pack_record,
         )

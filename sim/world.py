@@ -128,7 +128,9 @@ class World(LinkVerbs):
             signer=self._signers.get(peer) or KeyedHashSigner(peer),
             config=config or RoundConfig.from_manifest(self.manifest),
             device=device or self._device,
-            disk=Disk(self.luck(f"disk/{short_id(peer)}"), self.settings.disk, self.shared),
+            disk=Disk(
+                self.luck(f"disk/{short_id(peer)}"), self.settings.disk, self.shared, peer=peer
+            ),
             trainer=SimTrainer(self.manifest, self._learner, peer),
         )
         return self._start(peer, owned)

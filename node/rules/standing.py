@@ -25,12 +25,12 @@ class Standing:
     branch: list[SealCertificate] = field(default_factory=list)
     ahead: tuple[SealCertificate, ...] = ()
     given_up: dict[bytes, RoundView] = field(default_factory=dict)
-    _own_words: dict[bytes, int] = field(default_factory=dict)
-    """By digest the rounds of own messages on branches that cannot become final any more."""
-
     beside: RoundView | None = None
     """The round behind `top`, where two are in flight (R5): the head names it, whatever the round
     before it comes to. So the second round of a branch is the same one on all branches."""
+
+    _own_words: dict[bytes, int] = field(default_factory=dict)
+    """By digest the rounds of own messages on branches that cannot become final any more."""
 
     @property
     def base(self) -> RoundView:

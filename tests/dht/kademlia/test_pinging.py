@@ -1,6 +1,8 @@
 """Who asked us something is pinged, whatever others do who ask at the same time."""
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import trio
 import trio.testing
@@ -44,12 +46,19 @@ class Edge:
         self.pinger.wake()
 
 
-async def test_newcomer_is_pinged_soon_while_others_state_addresses_of_nobody(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+@asynccontextmanager
+async def pinging() -> AsyncIterator[Edge]:
     edge = Edge()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(edge.pinger.run)
+        yield edge
+        nursery.cancel_scope.cancel()
+
+
+async def test_newcomer_is_pinged_soon_while_others_state_addresses_of_nobody(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with pinging() as edge:
         for number in range(1000, 1000 + 8 * 60):
             edge.asked_by(number)
             await trio.sleep(1 / 8)
@@ -64,15 +73,12 @@ async def test_newcomer_is_pinged_soon_while_others_state_addresses_of_nobody(
         # As soon as any dial is over.
         assert edge.pinged[peer_id(5)] - asked_s <= DIAL_S
         assert edge.kademlia.table.contacts() == (contact(5),)
-        nursery.cancel_scope.cancel()
 
 
 async def test_pings_that_fail_slowly_do_not_wait_for_each_other(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    edge = Edge()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(edge.pinger.run)
+    async with pinging() as edge:
         for number in range(100, 107):
             edge.asked_by(number)
         await trio.sleep(1.0)
@@ -82,7 +88,6 @@ async def test_pings_that_fail_slowly_do_not_wait_for_each_other(
         edge.asked_by(108)
         await trio.sleep(0.1)
         assert peer_id(108) in edge.pinged
-        nursery.cancel_scope.cancel()
 
 
 async def test_connected_asker_is_never_dropped_for_another(

@@ -7,6 +7,7 @@ import pytest
 from node import events as ev
 from node.core import NodeCore
 from node.rules.restart import Restart
+from node.state_transfer.catchup import PAGE_S
 from node.state_transfer.chain_sources import DOUBT_AFTER, REST_S, REST_S_MAX, ChainSources
 from protocol.frames import Chain, Frame, Heartbeat, StatusAnswer, StatusAsk, WantChain
 from protocol.identity import KeyedHashSigner, PeerId
@@ -45,15 +46,21 @@ def test_joiner_in_step_asks_for_a_seat_whatever_a_stranger_says_of_its_round(re
     assert len(sent(actions, WantChain)) < 8
 
 
+def quarter(core: NodeCore, now_s: float, honest: int) -> list[ev.CoreAction]:
+    """A tick, and heartbeats of the liar and of A and B, who work on round `honest`."""
+    actions = list(core.handle(ev.Tick(), now_s))
+    for peer, working_on in ((LIAR, FAR), (A, honest), (B, honest)):
+        actions += ahead(core, peer, working_on, now_s)
+    return actions
+
+
 @pytest.mark.parametrize("repeats", [False, True], ids=["silent", "repeats a seal"])
 def test_node_that_is_behind_gets_the_chain_of_the_honest_beside_a_liar(repeats):
     core = core_of(C, A, B, LIAR)
     asked: list[tuple[PeerId, Frame]] = []
     for step in range(80):
         now_s = 0.25 * step
-        actions = list(core.handle(ev.Tick(), now_s))
-        for peer, working_on in ((A, 10), (B, 10), (LIAR, FAR)):
-            actions += ahead(core, peer, working_on, now_s)
+        actions = quarter(core, now_s, 10)
         if repeats:
             actions += core.handle(ev.FrameArrived(LIAR, Chain(seals=(HEAD,))), now_s)
         asked += sent(actions, WantChain)
@@ -65,18 +72,18 @@ def test_node_that_is_behind_gets_the_chain_of_the_honest_beside_a_liar(repeats)
 
 
 def test_source_that_gives_a_true_seal_now_and_then_is_asked_for_a_page_and_no_more():
-    core = core_of(C, A, B, LIAR)
-    asked: list[tuple[PeerId, Frame]] = []
-    for step in range(300):
+    core, chain = core_of(C, A, B, LIAR), chain_on(HEAD, 30)
+    asked: list[tuple[float, PeerId]] = []
+    for step in range(4 * 90):
         now_s = 0.25 * step
-        actions = list(core.handle(ev.Tick(), now_s))
-        for peer, working_on in ((A, 10), (B, 10), (LIAR, FAR)):
-            actions += ahead(core, peer, working_on, now_s)
-        if step % 64 == 63 and step // 64 < len(CHAIN):
-            link = Chain(seals=(CHAIN[step // 64],))
+        actions = quarter(core, now_s, 35)
+        if step % 16 == 15:  # Sooner than it would count as silent.
+            link = Chain(seals=(chain[step // 16],))
             actions += core.handle(ev.FrameArrived(LIAR, link), now_s)
-        asked += sent(actions, WantChain)
-    assert {peer for peer, _ in asked} > {LIAR}
+        asked += [(now_s, peer) for peer, _ in sent(actions, WantChain)]
+    assert asked[0] == (0.0, LIAR)
+    assert asked[1][1] != LIAR
+    assert PAGE_S <= asked[1][0] < PAGE_S + 1.0
 
 
 def test_friends_go_on_without_their_quorum_whatever_a_stranger_says_of_its_final_round():
