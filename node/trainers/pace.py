@@ -9,7 +9,9 @@ anybody may do (R9), and weights are tokens.
 
 E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
 for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
-well would grow without end.
+well would grow without end. What is beyond E / (1 - SHARE) they give up by and by, and all of them:
+who hears the last COMMIT measures an exchange that is shorter by the line than who sent it, and
+would wait in every round for the one that aims higher, if it aimed at its own measure alone.
 
 With two rounds in flight (R5) nobody waits for an exchange that is over before the next round is
 handed in: then everybody aims at the length of the last rounds, and these tend to COVER times E.
@@ -35,6 +37,11 @@ ROUNDS_LOOKED_AT = 3
 
 EXCHANGES_LOOKED_AT = 8
 """The median of their seconds counts."""
+
+GIVEN_UP = 0.15
+"""Of what is beyond the length that the exchange asks for, as a share of it, a round is so much
+shorter than the last. More of it and peers part that measure a little differently; less, and rounds
+are longer where one of many is always late."""
 
 FAR, HURRY = 0.9, 1.6
 """Rounds below that share of the length that the exchange asks for grow by that factor."""
@@ -167,20 +174,20 @@ class Pace:
         if self.is_overlapped:
             part, cover = 1.0, COVER
         share = f"{part:.0%} of a round of {round_s:.1f} s"
-        # Were every peer a little early in turn, rounds would grow without end: what the exchange
-        # asks for is enough.
-        enough_s = cover * exchange_s
+        # Were every peer a little early in turn, rounds would grow without end.
+        enough_s = max(1e-9, cover * exchange_s)
         aim_s, why = part * round_s, f"{share}, to arrive with the others"
         if aim_s < FAR * enough_s:
             # By itself it would take dozens of rounds; all see the same length, and stay together.
             aim_s = min(HURRY * aim_s, FAR * enough_s)
             why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
         if enough_s < aim_s:
-            aim_s = enough_s
             beside = f"an exchange of {exchange_s:.2f} s"
-            why = f"{SHARE:.0%} training beside {beside}"
+            enough = f"{SHARE:.0%} training beside {beside}"
             if self.is_overlapped:
-                why = f"{COVER:g} times {beside}, which is in flight meanwhile"
+                enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
+            aim_s = max(enough_s, aim_s * (1.0 - GIVEN_UP * (aim_s / enough_s - 1.0)))
+            why = enough if aim_s == enough_s else f"{share}, shorter by and by, towards {enough}"
         # Rounded to the nearest, a few steps short would stay a few steps short.
         steps = math.ceil(aim_s / step_s - 1e-9)
         if steps > GROWTH_MAX * self._steps:
