@@ -192,6 +192,7 @@ def _trainer_work(
             validate_every=config.validate_every,
             is_observer=config.is_observer,
             opens_trainer=_opens_trainer(node),
+            uplink_mbit=lambda: driver.bulk.uplink.mbit,
             desk=desk,
         ),
         TrainerConfig(

@@ -199,6 +199,11 @@ class Swarm:
         return InnerFolder(Path(self._attach.inner), self._manifest, self._attach.shard)
 
     @property
+    def grade(self) -> int:
+        """See KnowsLine; DiLoCo asks."""
+        return self._exchange.grade
+
+    @property
     def round(self) -> int:
         """The round in hand."""
         return self._clock.round

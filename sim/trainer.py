@@ -19,7 +19,7 @@ from sim.learning import Learned as Learned
 from sim.learning import Learner as Learner
 from sim.learning import Vector as Vector
 from sim.traced_work import Traced, TracedWork
-from training.compression import Encoded, ErrorFeedback, make_codec
+from training.compression import Encoded, ErrorFeedback, make_codec, with_grades
 from training.exchange import Lease
 from training.segments import TRACES_KEPT, cells_of
 
@@ -62,6 +62,8 @@ class SimTrainer:
         self.traced = TracedWork(manifest, learner) if manifest.audits.rate else None
         self._moments_N: Vector | None = None
         self._layout = manifest.layout(0)
+        of_grades = with_grades(make_codec(manifest.outer))
+        self._grades = None if of_grades is None else of_grades.grades
         self.feedback = [
             ErrorFeedback(
                 make_codec(manifest.outer),
@@ -86,6 +88,12 @@ class SimTrainer:
         self._lease: Lease = ()
         self._under_way: Encoded | None = None
         self.loss: float | None = None
+
+    def _grade(self) -> int:
+        """Each has a line of its own, which changes with every round."""
+        if self._grades is None:
+            return 0
+        return self._grades[(self._peer[0] + self._round) % len(self._grades)]
 
     def forget(self) -> None:
         """Its disk is lost."""
@@ -291,7 +299,8 @@ class SimTrainer:
         drift_N = learned.drift_N if before_N is None else before_N + learned.drift_N
         before = tuple(feedback.residual_N for feedback in self.feedback)
         fragment = self._layout.fragment_of(self._round)
-        encoded = self.feedback[fragment].encode(drift_N[self._layout.fragment_span(fragment)])
+        span = self._layout.fragment_span(fragment)
+        encoded = self.feedback[fragment].encode(drift_N[span], grade=self._grade())
         after_N, self._drift_N = self.feedback[fragment].residual_after_N, drift_N
         assert self._newest_N is not None
         self._saved[self._round] = _Saved(

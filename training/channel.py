@@ -24,6 +24,7 @@ from training.frames import (
     Contributed,
     Deliver,
     Frame,
+    Grade,
     Proceed,
     Reopen,
     Start,
@@ -55,6 +56,8 @@ class ChannelExchange:
         self._turn: Turn | None = None
         self._awaits_turn = False
         self._next_sequence = 0
+        self.grade = 0
+        """See KnowsLine."""
         self._validate_round: int | None = None
         self.audits: RunsAudits | None = None
         """Runs segments of others again, while an outcome is waited for."""
@@ -146,6 +149,8 @@ class ChannelExchange:
         # In the order of begin: a later one would free a slot that is still in use.
         if isinstance(frame, Deliver) and frame.sequence == min(self._sent, default=None):
             self._take_outcome(frame)
+        elif isinstance(frame, Grade):
+            self.grade = frame.bits
         elif isinstance(frame, Audit | Reopen) and self.audits is not None:
             self.send(Audited(number=frame.number, found=self.audits(frame)))
         elif isinstance(frame, Proceed) and self._awaits_turn:

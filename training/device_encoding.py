@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from training.compression import Codec
+from training.compression import Codec, Encodes, coarsest_of, in_grade
 from training.compression.blocks import (
     BlockCodec,
     Dense2BitCodec,
@@ -34,15 +33,19 @@ _FINITE_MOST = float(np.finfo(np.float32).max)
 _HALF_MOST = 65504.0
 
 
-def encoder_on(device: torch.device, codec: Codec) -> Callable[[NDArray[np.float32]], bytes] | None:
-    """An encoder of host vectors that works on an accelerator; None where numpy's is the one."""
+def encoder_on(device: torch.device, codec: Codec) -> Encodes | None:
+    """An encoder of host vectors that works on an accelerator; None where numpy's is the one.
+
+    What it is called with is the codec, or of one with grades any of them.
+    """
     if device.type == "cpu" or not encodes_on_device(codec, device):
         return None
-    return lambda x_N: encode_on_device(codec, torch.from_numpy(x_N).to(device))
+    return lambda by, x_N: encode_on_device(by, torch.from_numpy(x_N).to(device))
 
 
 def encodes_on_device(codec: Codec, device: torch.device = _CPU) -> bool:
     """Whether a codec has an encoder here that such a device can run."""
+    codec = coarsest_of(codec)
     if isinstance(codec, TopKCodec) and not isinstance(codec.values, Float16Codec):
         return encodes_on_device(codec.values, device)
     if isinstance(codec, Dense2BitCodec):
@@ -55,6 +58,7 @@ def encode_on_device(codec: Codec, x_N: Tensor) -> bytes:
 
     Raises ValueError if an element is not finite.
     """
+    codec = in_grade(codec, 0, x_N.numel())
     if not encodes_on_device(codec, x_N.device):
         return codec.encode(x_N)
     flat_N = x_N.detach().to(torch.float32).reshape(-1)

@@ -31,6 +31,7 @@ from training.exchange import (
     RunClock,
     RunStart,
     Session,
+    grade_of,
 )
 from training.inner import apply_gradient, optimizer_tensors
 from training.inner_state import (
@@ -261,7 +262,7 @@ class DiLoCo:
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
         lots = self._own.lots(self._clock.round) if self._own else None
-        encoded = feedback.encode(drift_N, lots=lots)
+        encoded = feedback.encode(drift_N, lots=lots, grade=grade_of(self._exchange))
         if self._method.is_delayed:
             self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(

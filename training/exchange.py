@@ -7,7 +7,7 @@ the outcome is on its way.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,6 +176,21 @@ class Exchange(Protocol):
         outcomes of all rounds are here but for that of the last. Raises as `Ticket.result` does.
         """
         ...
+
+
+@runtime_checkable
+class KnowsLine(Protocol):
+    """An Exchange that knows what leaves its machine, and so in how many bits to encode."""
+
+    @property
+    def grade(self) -> int:
+        """Bits per element of the next contribution, where the codec has grades; 0: the usual."""
+        ...
+
+
+def grade_of(exchange: Exchange) -> int:
+    """That of an Exchange which knows; the usual one of any other."""
+    return exchange.grade if isinstance(exchange, KnowsLine) else 0
 
 
 class Session(Exchange, Protocol):

@@ -106,6 +106,14 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """To the trainer, where the codec has grades: encode in so many bits per element from now on.
+    Comes behind Start, and before the frame that names the round."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """To the trainer: run a segment of somebody's round again (R10); answer with Audited.
 
@@ -207,13 +215,13 @@ class Leaving:
 
 FromTrainer = Ready | Contributed | Progress | Validation | Audited
 FromUser = FromTrainer | Leaving
-ToTrainer = Start | Deliver | Proceed | Audit | Reopen
+ToTrainer = Start | Deliver | Proceed | Grade | Audit | Reopen
 ToUser = Attach | Failed | ToTrainer
 Frame = FromUser | ToUser
 
 FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation, Audited)
 FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
-TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Audit, Reopen)
+TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Grade, Audit, Reopen)
 TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
 
 F = typing.TypeVar("F", bound=Frame)

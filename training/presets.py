@@ -226,27 +226,30 @@ PRESETS.register("streaming_diloco", partial(_streaming, overlap=2, how=_IN_FLIG
 UPLINK_MBIT = 20.0
 """Of a home whose founder says nothing."""
 
-_INT8_FROM_MBIT, _SPARSE_BELOW_MBIT = 100.0, 10.0
+_SPARSE_BELOW_MBIT = 10.0
 """`algorithms.md` B.2."""
 
-
-def codec_for(uplink_mbit: float) -> str:
-    """The preset whose codec suits lines of so many megabits per second: it is common to all, for
-    who decodes must know a payload's size beforehand."""
-    if uplink_mbit >= _INT8_FROM_MBIT:
-        return "diloco_int8"
-    return "sparseloco" if uplink_mbit < _SPARSE_BELOW_MBIT else "diloco_ternary"
+GRADE_FROM_MBIT = {8: 100.0, 4: 40.0, 2: 0.0}
+"""From where on a line sends so many bits per element (`algorithms.md` B.2)."""
 
 
 def _auto(rounds: int, *, uplink_mbit: float = UPLINK_MBIT) -> Preset:
-    """The codec by the founder's word about lines; steps by what each peer measures."""
-    base = PRESETS[codec_for(uplink_mbit)](rounds)
-    return replace(
-        base,
-        summary="the codec by the founder's word about lines, steps by what each peer measures",
-        inner_steps=100,
-        is_paced=True,
-    )
+    """Where the founder says that lines are very slow, the codec is sparse for all, as it wants
+    another optimizer. Else each peer takes the grade that its line sends; until it knows, that of
+    the founder's word."""
+    if uplink_mbit < _SPARSE_BELOW_MBIT:
+        base = replace(
+            PRESETS["sparseloco"](rounds),
+            summary="a sparse codec, as lines are slow; steps by what each peer measures",
+        )
+    else:
+        usual = max(bits for bits, mbit in GRADE_FROM_MBIT.items() if uplink_mbit >= mbit)
+        base = replace(
+            _diloco(rounds, codec="graded"),
+            summary="bits per element and steps by what each peer measures of its line",
+            codec_settings={"coarsest": 2, "finest": 8, "usual": usual},
+        )
+    return replace(base, inner_steps=100, is_paced=True)
 
 
 AUTO = "auto"

@@ -36,12 +36,14 @@ class Swarm:
     """Seals a round when all `replicas` have contributed to it; `absent` names who is left out.
 
     `absent` holds (round, replica) pairs: their contributions arrive too late to be listed. Of
-    `contributions` the last `rounds_kept` rounds stay; None keeps all.
+    `contributions` the last `rounds_kept` rounds stay; None keeps all. `grades` are the bits per
+    element of the first replicas, where the codec has grades; the others send the usual ones.
     """
 
     manifest: RunManifest
     replicas: int
     absent: frozenset[tuple[int, int]] = frozenset()
+    grades: tuple[int, ...] = ()
     rounds_kept: int | None = None
     contributions: dict[tuple[int, int], Contribution] = field(default_factory=dict)
     clock: RunClock = field(init=False)
@@ -76,7 +78,8 @@ class Swarm:
 
     def sessions(self) -> list["MemorySession"]:
         """One of each replica."""
-        return [MemorySession(self, replica) for replica in range(self.replicas)]
+        grades = [*self.grades, *[0] * (self.replicas - len(self.grades))]
+        return [MemorySession(self, replica, grade) for replica, grade in enumerate(grades)]
 
     def lease(self, replica: int, round_index: int) -> Lease:
         """The samples of a replica in a round: nobody's twice, none behind the end."""
@@ -150,6 +153,8 @@ class MemorySession:
 
     swarm: Swarm
     replica: int
+    grade: int = 0
+    """See KnowsLine."""
     _round: int = 0
     """The round in hand: with two in flight (R5) it may be ahead of the swarm's."""
 

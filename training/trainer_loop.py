@@ -66,6 +66,11 @@ class ChannelSession:
         self.start = start
         self._exchange = exchange
 
+    @property
+    def grade(self) -> int:
+        """See KnowsLine."""
+        return self._exchange.grade
+
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """See Exchange."""
         return self._exchange.begin(fragment, contribution)

@@ -20,6 +20,7 @@ from node.cells.bulk_receiving import Inbound
 from node.cells.bulk_sending import STALL_S as STALL_S
 from node.cells.bulk_sending import await_through, num_together, piece_bytes, send_items
 from node.cells.shard_store import Item, ShardStore, State
+from node.cells.uplink import Uplink
 from node.core import NodeCore
 from node.durable.write_ahead import WriteAhead
 from node.hooks import NodeHooks
@@ -100,6 +101,7 @@ class BulkStreams:
         self._work = parts.work
         self._queue = PushQueue()
         self._paces: dict[PeerId, Pace] = {}
+        self.uplink = Uplink()
         self._checks = Checks(owner.compute)
         self._num_inbound: Counter[PeerId] = Counter()
         self.parts_in_flight = 0
@@ -168,9 +170,13 @@ class BulkStreams:
         if is_part:
             self.parts_in_flight += 1
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
+        is_measured = push.bulk in (Bulk.PART, Bulk.RESULT)
+        num_bytes: int | None = None
         self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
+        if is_measured:
+            self.uplink.began(trio.current_time())
         try:
-            await self._send_items(push, header, cells, is_sent)
+            num_bytes = await self._send_items(push, header, cells, is_sent)
         except (NetworkError, StateError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
             if isinstance(error, trio.TooSlowError):
@@ -182,6 +188,8 @@ class BulkStreams:
             if is_part:
                 self._tell_parts(push.to, round_index, count, "out")
         finally:
+            if is_measured:
+                self.uplink.ended(num_bytes, trio.current_time())
             self.parts_in_flight -= is_part
             self._serving.num_of_round -= push.bulk not in bulk.IS_SERVED
 
@@ -194,8 +202,9 @@ class BulkStreams:
 
     async def _send_items(
         self, push: ev.Push, header: BulkHeader, cells: Outgoing, is_sent: Callable[[], None]
-    ) -> None:
-        meter, serving = Meter(self._pace(push.to)), self._serving
+    ) -> int:
+        """How many bytes of payload the taker has now."""
+        num_bytes, meter, serving = 0, Meter(self._pace(push.to)), self._serving
         before = None
         if push.bulk is Bulk.STATE:
             meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
@@ -211,6 +220,7 @@ class BulkStreams:
                     while found:
                         count = num_together(found, piece_bytes(meter, pause))
                         items, found = found[:count], found[count:]
+                        num_bytes += sum(len(item.payload) for item in items)
                         num_left -= count
                         if not is_limited and meter.is_rest(num_left * len(items[0].payload)):
                             is_sent()
@@ -221,6 +231,7 @@ class BulkStreams:
                     await await_through(stream, meter, scope)
             finally:
                 await stream.aclose()
+        return num_bytes
 
     # In -----------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from node.trainers.pace import COVER, SHARE
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
+from training.compression import make_codec, with_grades
 from training.method import is_paced
 from training.presets import PRESETS
 from training.segments import kept_states
@@ -172,6 +173,8 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     rounds = manifest.rounds
     summary = PRESETS[outer.preset](rounds).summary
     settings = ", ".join(f"{one.name} {one.value:g}" for one in outer.codec_settings)
+    if with_grades(make_codec(outer)) is not None:
+        settings += "; bits per element, of each node what its line sends"
     radius = manifest.inner.sam_radius
     uphill = f", gradients from {radius:g} uphill in two passes" if radius else ""
     rows = [

@@ -13,7 +13,7 @@ from protocol import limits
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
 from training.channel import channel_spec
-from training.compression import make_codec
+from training.compression import in_grade, make_codec
 from training.in_process import IN_PROCESS
 from training.method import has_variates
 from training.outer import make_outer
@@ -65,7 +65,7 @@ class Costs:
     parameters: int
     peers: int
     payload_bytes: int
-    """One contribution; of fragments the largest."""
+    """One contribution, of a codec with grades in the usual one; of fragments the largest."""
 
     result_bytes: int
     """What all contributions became, as it travels; of fragments the largest."""
@@ -102,7 +102,11 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     numel, slots = layout.numel, len(make_outer(outer).slots)
     codec = make_codec(outer)
     # Each round is about another fragment.
-    payloads = [sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels]
+    payloads = [
+        sum(in_grade(codec, 0, numel).payload_bytes(numel) for numel in numels)
+        for numels in layout.cell_numels
+    ]
+    largest = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
     results_each = [sum(sizes) for sizes in CellSizes.from_manifest(manifest).result]
     payload, result = max(payloads), max(results_each)
     reducers = num_reducers(peers, manifest.trust, outer.topology)
@@ -115,7 +119,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     state = vectors * (1 + slots)
     has_residual = outer.feedback > 0
     # The own contribution, and the parts of what this node sums.
-    held = outer.overlap * payload * (1 + reducers * (peers - 1) / peers)
+    held = outer.overlap * largest * (1 + reducers * (peers - 1) / peers)
     if outer.everybody_sums:
         held *= 1 + ROUNDS_KEPT  # Who is a round behind sums them too.
     kept = result * limits.RESULT_ROUNDS_KEPT

@@ -24,7 +24,14 @@ from protocol.manifest import (
 )
 from protocol.wire import INT_MAX, OneOf, Range, Size
 from training.aggregation import AGGREGATORS
-from training.compression import CODECS, FEEDBACK_BITS, bits_per_element, codec_named
+from training.compression import (
+    CODECS,
+    FEEDBACK_BITS,
+    bits_per_element,
+    coarsest_of,
+    codec_named,
+    with_grades,
+)
 from training.data import CORPORA
 from training.genesis import MODEL_FILE, SCHEMAS
 from training.in_process import IN_PROCESS, NOT_YET
@@ -166,12 +173,17 @@ def impossible(expanded: RunFile) -> Iterator[str]:
     except ConfigError as error:
         yield f"[outer.codec_settings] {error}"
         return
-    bits = bits_per_element(codec)
+    bits, least = bits_per_element(codec), bits_per_element(coarsest_of(codec))
     is_own = PRESETS[outer.preset](expanded.run.rounds).has_own_weights
-    if outer.feedback == 0 and codec.is_biased and bits < FEEDBACK_BITS and not is_own:
+    if outer.feedback == 0 and codec.is_biased and least < FEEDBACK_BITS and not is_own:
         yield (
-            f"[outer] feedback is 0, so what the {bits:.2f} bits of {outer.codec!r} leave "
+            f"[outer] feedback is 0, so what the {least:.2f} bits of {outer.codec!r} leave "
             "out is lost for good; set it to 1.0, or codec to 'int8'"
+        )
+    if with_grades(codec) is not None and expanded.audits.rate:
+        yield (
+            f"[outer] codec {outer.codec!r} lets each node take the bits that suit its line, and "
+            "audits encode again what it encoded; set [audits] rate to 0, or codec to 'int8'"
         )
     if outer.topology == GATHER and outer.overlap != 1:
         other = ", or overlap to 1" if _can_wait(expanded) else ""

@@ -120,8 +120,8 @@ class OuterSection(Section):
     """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
     run trusts where the preset names none. In so many `fragments` the model is cut, of which each
     round syncs the next; `overlap` rounds are in flight at a time. The `topology` follows from what
-    the codec sends. The preset auto has its codec by `uplink_mbit`, what lines send. `then` is the
-    method that follows, if one does."""
+    the codec sends. The preset auto begins in the bits that suit `uplink_mbit`, what lines send.
+    `then` is the method that follows, if one does."""
 
     preset: str = "diloco"
     codec: str | None = None

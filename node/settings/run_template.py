@@ -95,7 +95,8 @@ preset = "diloco"      # the method; what is left out below is the preset's, and
                        # the training; a fragment then comes home some steps late
 # topology = "butterfly" # each cell is summed by few, who send the result to all; or "gather":
                        # everybody sums all. Left out: what sends less; `barnraise check` tells
-# uplink_mbit = 20.0   # with preset = "auto": what peers' lines send; it decides on the codec
+# uplink_mbit = 20.0   # with preset = "auto": what peers' lines send. Each node takes 2, 4 or 8
+                       # bits by what it measures of its own; below 10 all send few values alone
 
 # [outer.then]         # another method from a round on: its schedule, and its outer step
 # preset = "eager"     # such as one that trains on beside an exchange, once the run has settled

@@ -213,6 +213,8 @@ def _method(fields: dict[str, Field]) -> MethodRecord:
     return MethodRecord(
         preset=_text(fields.get("preset")),
         codec=_text(fields.get("codec")),
+        grade=_whole(fields.get("grade")),
+        grade_why=_text(fields.get("grade_why")) or None,
         fragments=_count(fields.get("fragments")),
         steps=_count(fields.get("steps")),
         steps_max=_count(fields.get("steps_max")),

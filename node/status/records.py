@@ -162,13 +162,16 @@ class TrainerRecord:
 class MethodRecord:
     """What the run does and what this node chose within it, for the round in hand, and why.
 
-    `steps` of at most `steps_max`; `step_s` is what one takes here, `exchange_s` the shortest wait
-    for a seal of late, `computing` the share of the last rounds that was training. What is not
-    measured yet is None.
+    `steps` of at most `steps_max`; `step_s` is what one takes here, `exchange_s` the time from the
+    last COMMIT that came to the outcome, `computing` the share of the last rounds that was
+    training. What is not measured yet is None. Where the codec has grades, `grade` is the bits per
+    element that this node sends.
     """
 
     preset: str
     codec: str
+    grade: int | None = None
+    grade_why: str | None = None
     fragments: int
     steps: int
     steps_max: int

@@ -191,7 +191,8 @@ def _trainer(trainer: TrainerRecord) -> str:
 
 def _method(method: MethodRecord) -> str:
     cut = f", {method.fragments} fragments" if method.fragments > 1 else ""
-    text = f"{method.preset}, codec {method.codec}{cut}; {method.steps} steps a round"
+    bits = "" if method.grade is None else f" of {method.grade} bits ({method.grade_why})"
+    text = f"{method.preset}, codec {method.codec}{bits}{cut}; {method.steps} steps a round"
     if method.steps < method.steps_max:
         text += f" of at most {method.steps_max}"
     text += f" ({method.why})"

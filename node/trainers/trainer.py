@@ -29,6 +29,7 @@ from training.frames import (
     Contributed,
     Deliver,
     FromTrainer,
+    Grade,
     Proceed,
     Progress,
     Ready,
@@ -188,6 +189,13 @@ class Trainer:
                 listed=turn.listed,
             )
         )
+
+    async def encode_in(self, bits: int) -> None:
+        """Of a codec with grades: in so many bits per element from now on; behind `start`.
+
+        Raises TrainerError if the trainer is dead.
+        """
+        await self._send(Grade(bits=bits))
 
     async def audit(self, frame: Audit | Reopen) -> None:
         """Have a segment of somebody's round run again; Audited comes as an event.

@@ -21,8 +21,7 @@ from node.rules.admission import claim_breach
 from node.rules.fates import Fates
 from node.status.board import EventLog
 from node.trainers.audit_work import AuditWork, work_done
-from node.trainers.flight import Flight
-from node.trainers.pace import Choice, pace_of
+from node.trainers.choosing import Choosing
 from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent, anchors_in_place
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.wanted import Wanted
@@ -50,6 +49,9 @@ class WorkParts:
     is_observer: bool
     opens_trainer: OpenTrainer = open_trainer
     """A user's own process may be the trainer in place of a child of ours."""
+
+    uplink_mbit: Callable[[], float | None] = lambda: None
+    """What leaves this node, once that is known."""
 
     desk: WorkDesk | None = None
     """In runs with audits."""
@@ -85,8 +87,11 @@ class TrainerWork:
         """Rounds that it handed in and knows no outcome of, oldest first."""
         self._told = -1
         """The last seal whose anchors it has."""
-        self._pace = pace_of(config.manifest, self._layout.num_fragments)
-        self._flight = Flight()
+        self._choosing = Choosing(
+            config.manifest, self._layout.num_fragments, parts.log, parts.uplink_mbit
+        )
+        self._grade = 0
+        """That the trainer was told last; 0 of none."""
         self._audits = (
             None if parts.desk is None else AuditWork(parts.desk, parts.hooks, parts.tell)
         )
@@ -165,7 +170,7 @@ class TrainerWork:
                 if not self._parts.is_observer:
                     await self._parts.tell(ev.TrainerReady(self._class_of(event)))
             case Progress(step=step, loss=loss):
-                self._pace.progressed(step, trio.current_time())
+                self._choosing.progressed(step, trio.current_time())
                 logger.debug("training step=%d loss=%.3f", step, loss)
                 self._parts.log.emit("progress", step=step, loss=loss)
 
@@ -173,8 +178,7 @@ class TrainerWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         parts = self._parts
         self.train_loss = contribution.loss
-        self._pace.handed(contribution.steps, trio.current_time())
-        self._flight.handed(trio.current_time())
+        self._choosing.handed(contribution.steps, trio.current_time())
         rules = parts.core.machine.config.clock
         wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
         if wrong:
@@ -273,6 +277,7 @@ class TrainerWork:
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
+        await self._tell_grade(trainer)
         wanted.let_go(lag=self._lag)
 
     async def _deliver(self, trainer: Trainer, wanted: Wanted) -> None:
@@ -283,6 +288,7 @@ class TrainerWork:
         outcome = self._outcome(contributed, wanted, is_resync=is_resync)
         outcome = replace(outcome, lease=self._lease(wanted))
         fates.taken_over(self._round)
+        await self._tell_grade(trainer)
         await trainer.deliver(outcome, validate=self._validates(wanted))
         wanted.let_go(lag=self._lag)
 
@@ -310,14 +316,20 @@ class TrainerWork:
             listed=self._fates.listed,
         )
         self._fates.taken_over(self._round, wanted.sealed)
+        await self._tell_grade(trainer)
         await trainer.proceed(turn)
+
+    async def _tell_grade(self, trainer: Trainer) -> None:
+        if self._grade != self._choosing.grade:
+            self._grade = self._choosing.grade
+            await trainer.encode_in(self._grade)
 
     def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
         now_s, sealed = trio.current_time(), self._parts.core.machine.previous
         last_s = None if sealed is None else sealed.committed_s
-        self._pace.landed(self._flight.landed(now_s), now_s, last_s=last_s)
+        self._choosing.landed(now_s, last_s=last_s)
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
@@ -357,33 +369,10 @@ class TrainerWork:
             return lease
         clock = run_clock(wanted.action.certificate)
         usual = clock.step // max(1, clock.round - 1)
-        choice = self._pace.next(trio.current_time(), usual=usual)
-        self._flight.goes_on(trio.current_time())
-        self._tell_choice(choice)
+        choice = self._choosing.next(self._round, trio.current_time(), usual=usual)
         if choice.steps == choice.steps_max:
             return lease
         return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)
-
-    def _tell_choice(self, choice: Choice) -> None:
-        outer, last = self._config.manifest.outer, choice.last
-        flight_s, hidden_s = self._flight.take() or (None, None)
-        self._parts.log.emit(
-            "method",
-            preset=outer.preset_of(self._round),
-            codec=outer.codec,
-            fragments=self._layout.num_fragments,
-            steps=choice.steps,
-            steps_max=choice.steps_max,
-            why=choice.why,
-            step_s=_rounded(choice.step_s),
-            exchange_s=_rounded(choice.exchange_s),
-            computing=_rounded(choice.computing),
-            last_steps=None if last is None else last.steps,
-            training_s=None if last is None else _rounded(last.training_s),
-            waiting_s=None if last is None else _rounded(last.waiting_s),
-            flight_s=_rounded(flight_s),
-            hidden_s=_rounded(hidden_s),
-        )
 
     def _validates(self, wanted: Wanted) -> bool:
         """Whether to measure this anchor: members take turns, and all look at the last one."""
@@ -393,7 +382,3 @@ class TrainerWork:
         members = wanted.action.certificate.value.roster.members
         is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
         return sealed % every == 0 and is_turn
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.limits import CELL_ELEMENTS_MAX, MIB
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN
-from training.compression import CODECS, Codec, bits_per_element
+from training.compression import CODECS, Codec, bits_per_element, in_grade
 
 PASSES = 7
 
@@ -93,7 +93,7 @@ def measure(name: str, elements: int, seed: int) -> CodecResult:
     return CodecResult(
         name=name,
         bytes_per_param=sum(map(len, payloads)) / elements,
-        bits_of_cell=bits_per_element(codec),
+        bits_of_cell=bits_per_element(in_grade(codec, 0, CELL_ELEMENTS_MAX)),
         encode_mib_s=4 * elements / MIB / encode_s,
         decode_mib_s=4 * elements / MIB / decode_s,
         relative_error=relative_error,

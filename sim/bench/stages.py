@@ -18,7 +18,7 @@ NETWORK_SUFFIX, TRAINER_SUFFIX = ".network", ".trainer"
 
 _FRAMES_MAX = 40
 
-_CODECS = ("blocks", "cosine", "dense", "lowrank", "seeded", "sparse")
+_CODECS = ("blocks", "cosine", "dense", "graded", "lowrank", "seeded", "sparse")
 """Modules of `training.compression` that encode and decode."""
 
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (

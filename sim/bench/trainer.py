@@ -19,7 +19,8 @@ from sim.bench.gate import wait_at, wait_until_over
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
-from sim.local.made_up_trainer import Draft, Pace, made_up_parser, run_trainer
+from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
+from training.channel import ChannelExchange
 from training.compression import Encoded, ErrorFeedback
 
 
@@ -32,13 +33,19 @@ class _Contributions:
         self._drift_N: Vector | None = None
 
     def __call__(
-        self, feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int, draft: Draft
+        self,
+        feedback: ErrorFeedback,
+        anchor_N: Vector,
+        name: str,
+        round_index: int,
+        exchange: ChannelExchange,
     ) -> Encoded:
         if self._gate is not None:
             wait_until_over(self._gate, round_index - 1)
         if self._numbers is None:
             self._numbers = Numbers(name, len(anchor_N))
-        drift_N = self._numbers.contribution(round_index, out=self._memory(anchor_N, draft()))
+        place_N = self._memory(anchor_N, exchange.draft())
+        drift_N = self._numbers.contribution(round_index, out=place_N)
         return feedback.encode(drift_N, in_place=True)
 
     def _memory(self, anchor_N: Vector, draft_B: NDArray[np.uint8]) -> Vector:

@@ -38,10 +38,7 @@ from training.traces import TRACES_FOLDER, TraceFolder
 
 Vector = NDArray[np.float32]
 
-Draft = Callable[[], NDArray[np.uint8]]
-"""Where the payloads are to lie: see `ChannelExchange.draft`."""
-
-Encode = Callable[[ErrorFeedback, Vector, str, int, Draft], Encoded]
+Encode = Callable[[ErrorFeedback, Vector, str, int, ChannelExchange], Encoded]
 """What a trainer contributes, of an anchor, its own name and a round, as the feedback encodes it.
 The payloads are read until they are handed over."""
 
@@ -87,11 +84,14 @@ def made_up_drift(anchor_N: Vector, name: str, round_index: int) -> Vector:
 
 
 def encoded_drift(
-    feedback: ErrorFeedback, anchor_N: Vector, name: str, round_index: int, draft: Draft
+    feedback: ErrorFeedback,
+    anchor_N: Vector,
+    name: str,
+    round_index: int,
+    exchange: ChannelExchange,
 ) -> Encoded:
-    """`made_up_drift`, encoded."""
-    del draft
-    return feedback.encode(made_up_drift(anchor_N, name, round_index))
+    """`made_up_drift`, encoded in the bits that the line of this node suits."""
+    return feedback.encode(made_up_drift(anchor_N, name, round_index), grade=exchange.grade)
 
 
 class MadeUpSegments:
@@ -210,8 +210,8 @@ class MadeUpTrainer:
     ) -> tuple[Encoded, TraceRoots | None]:
         """What drifted in a round; in a run with audits in segments, which others make up again."""
         if self._traces is None:
-            draft = self._exchange.draft
-            return self._encode(feedback, anchor_N, self._name, clock.round, draft), None
+            encode, exchange = self._encode, self._exchange
+            return encode(feedback, anchor_N, self._name, clock.round, exchange), None
         begins = SegmentPlace(round=clock.round, step=clock.step, segment=0, lease=lease)
         writer = self._traces.writer(begins)
         zeros_N = np.zeros_like(anchor_N)

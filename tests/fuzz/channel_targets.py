@@ -129,6 +129,7 @@ def _codec_covers(name: str) -> tuple[str, ...]:
         "training.compression.seam.decode_to_read",
         "training.compression.seam.Checking.decode_to_read",
         "training.compression.dense.DenseCodec.decode_to_read",
+        "training.compression.graded.GradedCodec.decode_to_read",
         "training.compression.int8.Int8Codec.decode_to_read",
         "training.compression.seeded.RandomShiftCodec.decode_to_read",
         "training.compression.blocks.unpack_codes",

@@ -34,6 +34,18 @@ from tests.node.test_check import file
             "[outer]\ncodec = 'topk'\n[outer.codec_settings]\nchunk = 99999999999999999999999",
             r"chunk 9+ is no power of two from 64 to 4096; take 4096",
         ),
+        (
+            "[outer]\ncodec = 'graded'\nfeedback = 0.0",
+            r"feedback is 0, so what the 2\.\d+ bits of 'graded' leave .* codec to 'int8'",
+        ),
+        (
+            "[outer]\ncodec = 'graded'\n[outer.codec_settings]\nusual = 3",
+            r"usual 3 is none of 8, 4 and 2; take 4",
+        ),
+        (
+            "trust = 'open'\n[outer]\ncodec = 'graded'\n[audits]\nrate = 0.1",
+            r"codec 'graded' lets each node .* set \[audits\] rate to 0, or codec to 'int8'",
+        ),
     ],
 )
 def test_key_and_what_to_write_are_named(tmp_path: Path, text: str, says: str) -> None:

@@ -51,6 +51,7 @@ def loss(name: str, seed: int = 0) -> tuple[float, int]:
         "int8": partial(loss_of, toy("diloco_int8")),
         "int4": partial(loss_of, toy("diloco_int4")),
         "ternary": partial(loss_of, toy("diloco_ternary")),
+        "graded": partial(loss_of, toy("diloco", codec="graded"), grades=(8, 4, 2, 2)),
         "sparse": partial(loss_of, toy("sparseloco", inner_steps=3, **sparse)),
         "sparse_low": partial(loss_of, toy("sparseloco", inner_steps=3, feedback=0.01, **sparse)),
         "ternary_low": partial(loss_of, toy("diloco_ternary", feedback=0.01)),
@@ -130,7 +131,9 @@ def test_q4_momentum_and_a_round_of_delay_do_not_mix(seed: int) -> None:
     assert loss("delayed_momentum", seed)[0] >= loss("delayed", seed)[0] + 0.2
 
 
-@pytest.mark.parametrize(("name", "nats"), [("int8", 0.01), ("int4", 0.03), ("ternary", 0.02)])
+@pytest.mark.parametrize(
+    ("name", "nats"), [("int8", 0.01), ("int4", 0.03), ("ternary", 0.02), ("graded", 0.02)]
+)
 def test_q5_coarse_codecs_with_feedback_are_as_good_as_float32(name: str, nats: float) -> None:
     assert loss(name)[0] <= loss("diloco")[0] + nats
 

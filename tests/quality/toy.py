@@ -119,9 +119,11 @@ def loss_of(
     replicas: int = REPLICAS,
     absent: frozenset[tuple[int, int]] = frozenset(),
     steps: tuple[int, ...] = (),
+    grades: tuple[int, ...] = (),
     spoil: Spoil | None = None,
 ) -> tuple[float, int]:
-    """Nats per byte of held-out text at the end, and one replica's payload bytes."""
+    """Nats per byte of held-out text at the end, and one replica's payload bytes; the mean of all
+    where they send in `grades` of their own."""
     torch.set_num_threads(1)
     dataset = dataset_of(manifest.model.seed)
     context = tokens_per_sample(manifest)
@@ -131,7 +133,7 @@ def loss_of(
         fragments = range(len(manifest.shards[0].fragments))
         return b"".join(read_fragment(model, manifest.shards[0], f).tobytes() for f in fragments)
 
-    swarm = Paced(manifest, replicas, absent, rounds_kept=1, steps=steps)
+    swarm = Paced(manifest, replicas, absent, grades, rounds_kept=1, steps=steps)
     weights = run_replicas(swarm, train)
     num_fragments = len(swarm.anchors)
     assert num_fragments > 1 or len(set(weights)) == 1, "all replicas end with the same bits"

@@ -7,6 +7,7 @@ flight, where there are no branches, all that was sealed is summed up at the end
 """
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,12 @@ from node.rules.round_view import RoundConfig
 from protocol.messages import Commit
 from sim.local.recipe import outer_spec
 from sim.toy_run import toy_run
+from sim.trainer import SimTrainer
 from tests.node.builders import peers_named, toy_manifest
 from tests.sim.applied import Applied
 from tests.sim.worlds import WatchedWorld
+from training.compression import Encoded
+from training.compression.graded import GRADES, GradedCodec
 from training.presets import PRESETS
 
 CELLS, PEERS = (2, 1, 3, 1), 5
@@ -31,9 +35,12 @@ CUT_S = 20.0
 of a round and the other that of the next, which knows another voter."""
 
 
-def stream(seed: int, preset: str, *, is_summed: bool = False) -> WatchedWorld:
+def stream(
+    seed: int, preset: str, *, is_summed: bool = False, is_graded: bool = False
+) -> WatchedWorld:
     """Play one world to its end; where what falls is drawn. If it `is_summed` the outer step is
-    plain, and what it applied must be the sum of what was sealed."""
+    plain, and what it applied must be the sum of what was sealed. Where it `is_graded` each peer
+    encodes in bits of its own, others in each round."""
     luck = random.Random(f"{seed}/streaming")
     peers = peers_named(PEERS + 1)
     *members, late = peers
@@ -42,6 +49,8 @@ def stream(seed: int, preset: str, *, is_summed: bool = False) -> WatchedWorld:
     )
     outer = outer_spec(preset, PRESETS[preset](ROUNDS[preset]))
     assert (outer.codec, outer.feedback, outer.overlap) == ("e3m0", 1.0, OVERLAP[preset])
+    if is_graded:
+        outer = replace(outer, codec="graded")
     if is_summed:
         outer = replace(outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     world = WatchedWorld(replace(manifest, outer=outer), seed=seed)
@@ -82,6 +91,25 @@ def check(world: WatchedWorld) -> None:
 @pytest.mark.parametrize("preset", PRESETS_HERE)
 def test_latecomer_kill_and_partition_leave_one_state(seed: int, preset: str) -> None:
     check(stream(seed, preset, is_summed=preset == "streaming_diloco"))
+
+
+@pytest.mark.parametrize("preset", PRESETS_HERE)
+def test_peers_that_encode_in_bits_of_their_own_have_one_state(seed: int, preset: str) -> None:
+    """Sums and residuals are made again from the wire, where nothing but sizes tells the bits."""
+    sizes: Counter[int] = Counter()
+    encode = SimTrainer.contribute
+    with pytest.MonkeyPatch.context() as patch:
+
+        def counted(trainer: SimTrainer, stream: random.Random) -> Encoded:
+            encoded = encode(trainer, stream)
+            sizes[len(encoded.payloads[0])] += 1
+            return encoded
+
+        patch.setattr(SimTrainer, "contribute", counted)
+        check(stream(seed, preset, is_summed=preset == "streaming_diloco", is_graded=True))
+    cell = {GradedCodec().at(bits, 1024).payload_bytes(1024) for bits in GRADES}
+    assert len(cell) == 3
+    assert cell <= sizes.keys()
 
 
 @pytest.mark.slow

@@ -77,7 +77,11 @@ def any_settings(name: str, generator: np.random.Generator) -> dict[str, object]
     density = float(generator.choice([1.0, 1 / 64, generator.uniform(1 / 64, 1.0)]))
     if name == "random_mask":
         density = 1 / int(generator.integers(1, 65))
+    coarsest, usual, finest = sorted(generator.choice((2, 4, 8), size=3).tolist())
     choices: dict[str, object] = {
+        "coarsest": coarsest,
+        "usual": usual,
+        "finest": finest,
         "chunk": chunk,
         "density": density,
         "rank": int(generator.choice([1, 256, int(generator.integers(1, 257))])),

@@ -1,7 +1,5 @@
 """Encoders of torch tensors: numpy's decoders take what they send, mostly the very same bytes."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,11 @@ from tests.training.replicas import small_manifest
 from tests.training.test_compression import SHAPES
 from tests.training.test_one_step_delay import manifest_of, trained
 from training import device_encoding
-from training.compression import CODECS, Codec, make_feedback
+from training.compression import CODECS, Codec, Encodes, admits, make_feedback
 from training.device_encoding import encode_on_device, encoder_on, encodes_on_device
 
 EXACT = ("int8", "int4", "topk", "topk_gaps")
-SUMMED = ("ternary", "dense2bit", "sparse2bit", "sparse2bit_gaps")
+SUMMED = ("ternary", "dense2bit", "sparse2bit", "sparse2bit_gaps", "graded")
 """Their scales and levels are sums, whose order of addition is the device's."""
 
 SIZES = [0, 1, 2, 255, 1024, 5000, 70_000]
@@ -58,7 +56,7 @@ def test_every_codec_encodes_a_tensor_and_is_told_from_those_that_do_it_in_numpy
     codec, x_N = CODECS[name](), vector("normal", 5000, seed)
     assert encodes_on_device(codec) == (name in EXACT + SUMMED)
     payload = encode_on_device(codec, torch.from_numpy(x_N))
-    assert len(payload) == codec.payload_bytes(len(x_N))
+    assert admits(codec, len(payload), len(x_N))
     assert len(codec.decode(payload, len(x_N))) == len(x_N)
 
 
@@ -135,7 +133,7 @@ def test_feedback_keeps_what_another_encoder_lost(seed: int) -> None:
     """Whoever encodes: the residual is the sum less what everybody decodes."""
     sent = []
 
-    def half(x_N: NDArray[np.float32]) -> bytes:
+    def half(codec: Codec, x_N: NDArray[np.float32]) -> bytes:
         sent.append(x_N.copy())
         return np.asarray(x_N / 2, dtype="<f4").tobytes()
 
@@ -154,9 +152,9 @@ def test_loop_encodes_on_the_device_of_its_model(
     """The same payloads either way: int4 is exact."""
     manifest, devices = manifest_of("diloco", codec="int4", overlap=1), []
 
-    def here(device: torch.device, codec: Codec) -> Callable[[NDArray[np.float32]], bytes]:
+    def here(device: torch.device, codec: Codec) -> Encodes:
         devices.append(device)
-        return lambda x_N: encode_on_device(codec, torch.from_numpy(x_N))
+        return lambda by, x_N: encode_on_device(by, torch.from_numpy(x_N))
 
     in_numpy = trained(manifest, seed, 2)[0]
     monkeypatch.setattr("training.diloco.encoder_on", here)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
-from training.compression import make_codec
+from training.compression import join_cells, make_codec
 from training.diloco import DiLoCo
 from training.exchange import Lease
 from training.genesis import genesis_weights
@@ -64,6 +64,26 @@ def test_anchors_of_a_run_are_torch_sgd_over_the_means_of_what_was_sent(
         assert np.abs(anchor_N - theirs.detach().numpy()).max() < 1e-5
     assert len(anchors) == 6
     assert np.abs(anchors[-1] - genesis_weights(manifest)[0]).max() > 0.01
+
+
+def test_replicas_of_any_grades_have_one_anchor_and_each_sends_its_own_bits(seed: int) -> None:
+    """The oracle above, of what was decoded: nobody is told who sent how."""
+    outer = replace(OUTER, codec="graded", optimizer="sgd", learning_rate=1.0, momentum=0.0)
+    manifest = replace(small_manifest(outer=outer, inner=replace(INNER, inner_steps=3)), rounds=4)
+    swarm = Swarm(manifest, REPLICAS, grades=(8, 4))
+    anchors = run_swarm(swarm, seed)
+    codec, numels = make_codec(outer), manifest.layout(0).cell_numels[0]
+    anchor_N = genesis_weights(manifest)[0]
+    for index, found_N in enumerate(anchors):
+        sent = [swarm.contributions[index, replica].payloads for replica in range(REPLICAS)]
+        drifts = [join_cells(codec, payloads, numels) for payloads in sent]
+        anchor_N = anchor_N - np.mean(drifts, axis=0, dtype=np.float64).astype(np.float32)
+        # The result is of 8 bits.
+        assert np.abs(found_N - anchor_N).max() < 0.02 * np.abs(np.mean(drifts, axis=0)).max()
+        anchor_N = found_N
+        sizes = [sum(map(len, payloads)) for payloads in sent]
+        assert sizes[0] > 1.9 * sizes[1] > 3.5 * sizes[2]
+    assert len(anchors) == 4
 
 
 def test_no_sample_is_leased_twice_and_none_behind_the_end(seed: int) -> None:

@@ -4,9 +4,15 @@ What is aggregated is the *decoded wire bytes*, never the sender's sharper copy;
 the difference and adds it to its next contribution (error feedback).
 """
 
-from training.compression import blocks, cosine, dense, int8, lowrank, seeded, sparse
+from training.compression import blocks, cosine, dense, graded, int8, lowrank, seeded, sparse
 from training.compression.dense import encode_to_read
-from training.compression.feedback import Encoded, ErrorFeedback, make_feedback, residual_root
+from training.compression.feedback import (
+    Encoded,
+    Encodes,
+    ErrorFeedback,
+    make_feedback,
+    residual_root,
+)
 from training.compression.results import result_codec
 from training.compression.seam import (
     CODECS,
@@ -18,10 +24,13 @@ from training.compression.seam import (
     admits,
     bits_per_element,
     check_payload,
+    coarsest_of,
     decode_into,
     decode_to_read,
+    in_grade,
     join_cells,
     lattice_of,
+    with_grades,
 )
 from training.compression.seeded import common_lots
 from training.compression.settings import codec_defaults, codec_named, make_codec
@@ -32,6 +41,7 @@ __all__ = [
     "Codec",
     "DrawsLots",
     "Encoded",
+    "Encodes",
     "ErrorFeedback",
     "Vector",
     "adder_of",
@@ -39,6 +49,7 @@ __all__ = [
     "bits_per_element",
     "blocks",
     "check_payload",
+    "coarsest_of",
     "codec_defaults",
     "codec_named",
     "common_lots",
@@ -47,6 +58,8 @@ __all__ = [
     "decode_to_read",
     "dense",
     "encode_to_read",
+    "graded",
+    "in_grade",
     "int8",
     "join_cells",
     "lattice_of",
@@ -57,4 +70,5 @@ __all__ = [
     "result_codec",
     "seeded",
     "sparse",
+    "with_grades",
 ]

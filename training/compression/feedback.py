@@ -1,7 +1,6 @@
 """Error feedback around any codec, as a transaction."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -10,8 +9,11 @@ from numpy.typing import NDArray
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_root
 from protocol.manifest import RunManifest
 from training.compression.dense import encode_to_read
-from training.compression.seam import Codec, DrawsLots
+from training.compression.seam import Codec, DrawsLots, in_grade
 from training.compression.settings import make_codec
+
+Encodes = Callable[[Codec, NDArray[np.float32]], bytes]
+"""`Codec.encode` of that codec, wherever it is done."""
 
 
 class Encoded(NamedTuple):
@@ -30,7 +32,7 @@ class ErrorFeedback:
     A transaction (R6): `encode` leaves the residual as it was until `commit` (sealed with me: take
     e') or `abort` (sealed without me: e stays). One object serves one fragment; without
     `cell_elements` the fragment is one cell. beta = 0 switches feedback off: then there is no
-    residual, and its root is EMPTY_ROOT, as of a fresh one. `encode` stands in for the codec's own,
+    residual, and its root is EMPTY_ROOT, as of a fresh one. `encode` stands in for a codec's own,
     such as one on an accelerator: what counts is the bytes, and the residual is what is decoded.
     """
 
@@ -40,10 +42,10 @@ class ErrorFeedback:
         beta: float,
         *,
         cell_elements: int | None = None,
-        encode: Callable[[NDArray[np.float32]], bytes] | None = None,
+        encode: Encodes | None = None,
     ) -> None:
         self._codec = codec
-        self._encode = encode or codec.encode
+        self._encode = encode or _plainly
         self._beta = np.float32(beta)
         self._cell_elements = cell_elements
         self._residual_N: NDArray[np.float32] | None = None
@@ -77,19 +79,20 @@ class ErrorFeedback:
         *,
         in_place: bool = False,
         lots: Callable[[int], bytes] | None = None,
+        grade: int = 0,
     ) -> Encoded:
         """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
 
         Payloads that are `in_place` may lie in the memory of `x_N`, which then stays as it is for
-        as long as they are read. With `lots` a codec that draws draws those of each cell. Raises
-        ValueError if a sum with the residual is not finite.
-        Nothing is then open.
+        as long as they are read. With `lots` a codec that draws draws those of each cell; one with
+        grades encodes in `grade` bits, the usual ones if it is 0. Raises ValueError if a sum with
+        the residual is not finite. Nothing is then open.
         """
         assert not self._is_open, "the contribution before is neither committed nor aborted"
         total_N = x_N
         if self._residual_N is not None:
             total_N = x_N + self._beta * self._residual_N
-        encode = partial(encode_to_read, self._codec) if in_place else self._encode
+        encode = encode_to_read if in_place else self._encode
         payloads = []
         after_N = np.zeros_like(total_N) if self._beta else None
         for number, cell in enumerate(_cells(len(total_N), self._cell_elements)):
@@ -97,7 +100,7 @@ class ErrorFeedback:
             if lots is not None:
                 payloads.append(cast("DrawsLots", self._codec).encode_drawn(cell_N, lots(number)))
             else:
-                payloads.append(encode(cell_N))
+                payloads.append(encode(in_grade(self._codec, grade, len(cell_N)), cell_N))
             if after_N is not None:
                 decoded_N = self._codec.decode(payloads[-1], len(cell_N))
                 np.subtract(cell_N, decoded_N, out=after_N[cell])
@@ -138,9 +141,7 @@ class ErrorFeedback:
         self._is_open, self._after_N, self._root_after = False, None, None
 
 
-def make_feedback(
-    manifest: RunManifest, encode: Callable[[NDArray[np.float32]], bytes] | None = None
-) -> ErrorFeedback:
+def make_feedback(manifest: RunManifest, encode: Encodes | None = None) -> ErrorFeedback:
     """That of one fragment of a run. Raises what `make_codec` does."""
     outer, width = manifest.outer, manifest.cell_elements
     return ErrorFeedback(make_codec(outer), outer.feedback, cell_elements=width, encode=encode)
@@ -155,6 +156,10 @@ def residual_root(
     wire_N = residual_N.astype("<f4")
     cells = _cells(len(wire_N), cell_elements)
     return merkle_root([cell_root(wire_N[cell].tobytes()) for cell in cells])
+
+
+def _plainly(codec: Codec, x_N: NDArray[np.float32]) -> bytes:
+    return codec.encode(x_N)
 
 
 def _cells(numel: int, cell_elements: int | None) -> list[slice]:

@@ -102,6 +102,24 @@ class VariableSize(Protocol):
 
 
 @runtime_checkable
+class HasGrades(Protocol):
+    """A Codec of several: each peer takes the one that suits its line, in each round anew. They
+    are called by their bits per element."""
+
+    usual: int
+    """Of a peer that knows no better."""
+
+    @property
+    def grades(self) -> tuple[int, ...]:
+        """All bits per element that the run allows, the most first."""
+        ...
+
+    def at(self, bits: int, numel: int) -> Codec:
+        """The one that encodes so many elements in so many bits each."""
+        ...
+
+
+@runtime_checkable
 class Checking(Protocol):
     """A Codec that tells good payloads from others without their numbers."""
 
@@ -244,5 +262,23 @@ def as_float32(x_N: Vector) -> NDArray[np.float32]:
 
 
 def bits_per_element(codec: Codec) -> float:
-    """Payload bits per element of a large cell."""
+    """Payload bits per element of a large cell; the most where there are several."""
     return 8.0 * codec.payload_bytes(_NUMEL_OF_BITS) / _NUMEL_OF_BITS
+
+
+def with_grades(codec: Codec) -> HasGrades | None:
+    """The codec as one of which each peer takes the grade that suits it; None of any other."""
+    return codec if isinstance(codec, HasGrades) else None
+
+
+def in_grade(codec: Codec, bits: int, numel: int) -> Codec:
+    """What encodes so many elements: of a codec with grades that of so many bits, the usual one for
+    none; any other itself."""
+    of_grades = with_grades(codec)
+    return codec if of_grades is None else of_grades.at(bits or of_grades.usual, numel)
+
+
+def coarsest_of(codec: Codec) -> Codec:
+    """Of a codec with grades the one that leaves most out; any other itself."""
+    of_grades = with_grades(codec)
+    return codec if of_grades is None else of_grades.at(of_grades.grades[-1], _NUMEL_OF_BITS)

@@ -8,6 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
+from node.cells import uplink
 from node.cells.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, Pace
 from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
 from node.cells.line_limits import LineLimits
@@ -189,6 +190,25 @@ async def test_a_long_line_is_full_between_two_transfers_unless_its_owner_limits
     on_line_s = line.sent / line.bytes_per_s
     expected_s = on_line_s + round_trips * ROUND_TRIP_S
     assert trio.current_time() - began_s == pytest.approx(expected_s, abs=0.3)
+
+
+async def test_line_is_known_by_what_leaves_this_node(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "SAMPLE_BYTES", 1024)
+    source, target, header, items = good_transfer()
+    size = sum(len(item.payload) for item in items)
+    async with slow_line(size / 20.0, target) as line:
+        streams = source.streams(line)
+        push = ev.Push(line.far.peer_id, Bulk.PART, header.subject, CELLS)
+        await streams.push(push)
+        assert streams.uplink.mbit == pytest.approx(8e-6 * size / 20.0, rel=0.2)
+        # Of what broke off nobody knows how much arrived.
+        known = streams.uplink.mbit
+        line.bytes_per_s = 1.0
+        await streams.push(push)
+        assert trio.current_time() > STALL_S
+        assert streams.uplink.mbit == known
 
 
 async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(

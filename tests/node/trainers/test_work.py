@@ -49,6 +49,8 @@ class Heard:
     def __init__(self) -> None:
         self.starts: list[Start] = []
         self.outcomes: list[Outcome] = []
+        self.grades: list[tuple[int, int]] = []
+        """How many outcomes it had before it was told, and what."""
 
     async def start(self, start: Start, *, anchors) -> None:
         self.starts.append(start)
@@ -56,12 +58,16 @@ class Heard:
     async def deliver(self, outcome: Outcome, *, validate: bool = False) -> None:
         self.outcomes.append(outcome)
 
+    async def encode_in(self, bits: int) -> None:
+        self.grades.append((len(self.outcomes), bits))
+
 
 class Scene:
     """A work whose core wants what a test says."""
 
     def __init__(self, folder, manifest: RunManifest | None = None) -> None:
         manifest = manifest or toy_manifest()
+        self.mbit: float | None = None
         self.desk = Desk(FOUNDER_SEED, manifest)
         self.trainer = Heard()
         parts = WorkParts(
@@ -72,6 +78,7 @@ class Scene:
             tell=self.desk.tell,
             validate_every=0,
             is_observer=False,
+            uplink_mbit=lambda: self.mbit,
         )
         config = TrainerConfig(
             folder=folder, manifest=manifest, manifest_path=folder, inner_folder=folder
@@ -211,8 +218,7 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
             outcomes = scene.trainer.outcomes
             given = lease_size(outcomes[-1].lease if outcomes else scene.trainer.starts[0].lease)
             await trio.sleep(given / 2)
-            scene.work._pace.handed(given // 2, trio.current_time())
-            scene.work._flight.handed(trio.current_time())
+            scene.work._choosing.handed(given // 2, trio.current_time())
             await trio.sleep(2.0)
             scene.wants(sealed, lease=lease, listed=True)
             scene.work._is_open = True
@@ -221,3 +227,27 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
         sizes = [lease_size(outcome.lease) for outcome in scene.trainer.outcomes]
         assert sizes[-1] == pytest.approx(2 * SHARE / (1.0 - SHARE) * 2.0, rel=0.25)
         assert scene.trainer.outcomes[-1].lease == ((0, 100), (200, 100 + sizes[-1]))
+
+
+async def test_trainer_is_told_in_how_many_bits_to_encode_as_its_line_shows(tmp_path):
+    plain = toy_manifest()
+    manifest = replace(plain, outer=replace(plain.outer, codec="graded"))
+    async with working(tmp_path, manifest) as scene:
+        for sealed, mbit in enumerate((None, None, 300.0, 300.0, 20.0)):
+            scene.mbit = mbit
+            scene.wants(4 + sealed)
+            await wait_all_tasks_blocked()
+            await scene.contributes()
+        scene.wants(9)
+        await wait_all_tasks_blocked()
+    # Before it hears of the round in which it is to do so, and not with each.
+    assert len(scene.trainer.outcomes) == 5
+    assert scene.trainer.grades == [(0, 2), (1, 8), (3, 2)]
+
+
+async def test_trainer_of_a_codec_without_grades_hears_of_none(tmp_path):
+    async with working(tmp_path) as scene:
+        scene.mbit = 300.0
+        scene.wants(0)
+        await wait_all_tasks_blocked()
+    assert scene.trainer.grades == []
