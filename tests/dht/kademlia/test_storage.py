@@ -15,6 +15,7 @@ from tests.dht.network import WALL_S, peer_id
 OWN_KEY = Key(bytes(32))
 SALT = bytes(32)
 KEY = Key(b"\x05" + bytes(31))
+COURIER = peer_id(50)
 STORED, FULL = StoreVerdict.STORED, StoreVerdict.FULL
 
 
@@ -114,6 +115,50 @@ def test_writer_over_its_quota_is_refused_but_may_renew() -> None:
     assert store.put(record(2, key=key_at(3)), WALL_S) is STORED
     store.drop(key_at(1), peer_id(1))
     assert store.put(record(key=key_at(3)), WALL_S) is STORED
+
+
+@pytest.mark.parametrize("renewals", [0, 1, 3])
+def test_courier_keeps_no_more_by_renewing_what_it_brought(renewals: int) -> None:
+    """Keys of writers cost nothing to make, nor does a second record of each."""
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(records_per_courier_max=2))
+    for number in range(10):
+        for sequence in range(1 + renewals):
+            store.put(record(number, sequence=sequence), WALL_S, courier=COURIER)
+    assert store.num_records == 2
+    assert store.put(record(20), WALL_S, courier=peer_id(51)) is STORED
+
+
+def test_what_a_courier_brought_is_off_its_quota_once_it_is_gone_or_its_writer_comes() -> None:
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(records_per_courier_max=2))
+    for number in (1, 2):
+        assert store.put(record(number), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(3), WALL_S, courier=COURIER) is FULL
+    store.drop(KEY, peer_id(1))
+    assert store.put(record(3), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(4), WALL_S, courier=COURIER) is FULL
+    # With the very record that was brought before it came, or with a newer one.
+    assert store.put(record(2), WALL_S, courier=peer_id(2)) is STORED
+    assert store.put(record(3, sequence=2), WALL_S, courier=peer_id(3)) is STORED
+    for number in (4, 5):
+        assert store.put(record(number), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(6), WALL_S, courier=COURIER) is FULL
+    # Who came itself stays so, whoever passes a later record on.
+    assert store.put(record(2, sequence=2), WALL_S, courier=COURIER) is STORED
+    store.drop(KEY, peer_id(2))
+    assert store.put(record(6), WALL_S, courier=COURIER) is FULL
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_crowded_key_gives_up_what_couriers_brought_before_those_who_came(renewed: bool) -> None:
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(writers_per_key_max=4))
+    for number in range(4):
+        store.put(record(number), WALL_S, courier=COURIER)
+        if renewed:
+            store.put(record(number, sequence=2), WALL_S, courier=COURIER)
+    came = [record(number) for number in range(10, 14)]
+    assert [store.put(one, WALL_S, courier=one.writer) for one in came] == [STORED] * 4
+    assert [store.put(record(n), WALL_S, courier=COURIER) for n in range(20, 40)] == [FULL] * 20
+    assert store.get(KEY, WALL_S) == sorted(came, key=lambda r: r.writer)
 
 
 def test_full_store_gives_up_its_farthest_key_for_a_nearer_one_only() -> None:
