@@ -99,7 +99,9 @@ class RecordStore:
             crowded_out = self._crowded_out_by(record, is_carried=carried_by is not None)
         if crowded_out is None and self._is_crowded(record.key):
             return StoreVerdict.FULL
-        if not self._make_room(record.key, _cost_bytes(record)):
+        leaving = None if crowded_out is None else self.held(record.key, crowded_out)
+        more_bytes = _cost_bytes(record) - (0 if leaving is None else _cost_bytes(leaving))
+        if not self._make_room(record.key, more_bytes):
             return StoreVerdict.FULL
         if crowded_out is not None:
             self._drop(record.key, crowded_out)
