@@ -84,28 +84,29 @@ class RecordStore:
         if not is_timely(record, wall_s):
             return StoreVerdict.REFUSED
         held = self.held(record.key, record.writer)
+        carried_by = self._carried_by(record, courier)
         if held == record:
+            self._charge(record, carried_by)
             return StoreVerdict.STORED
         if held is not None and rank(held) > rank(record):
             return StoreVerdict.SUPERSEDED
         if held is None and self._keys_of[record.writer] >= self._bounds.keys_per_writer_max:
             return StoreVerdict.FULL
-        is_carried = held is None and courier is not None and courier != record.writer
-        if courier is not None and is_carried and not self._may_carry(courier):
+        if held is None and carried_by is not None and not self._may_carry(carried_by):
             return StoreVerdict.FULL
         crowded_out: PeerId | None = record.writer
         if held is None:
-            crowded_out = self._crowded_out_by(record, is_carried=is_carried)
+            crowded_out = self._crowded_out_by(record, is_carried=carried_by is not None)
         if crowded_out is None and self._is_crowded(record.key):
             return StoreVerdict.FULL
-        if not self._make_room(record.key, _cost_bytes(record)):
+        leaving = None if crowded_out is None else self.held(record.key, crowded_out)
+        more_bytes = _cost_bytes(record) - (0 if leaving is None else _cost_bytes(leaving))
+        if not self._make_room(record.key, more_bytes):
             return StoreVerdict.FULL
         if crowded_out is not None:
             self._drop(record.key, crowded_out)
         self._insert(record)
-        if courier is not None and is_carried:
-            self._courier_of[record.key, record.writer] = courier
-            self._carried[courier] += 1
+        self._charge(record, carried_by)
         return StoreVerdict.STORED
 
     def drop(self, key: Key, writer: PeerId) -> None:
@@ -124,6 +125,32 @@ class RecordStore:
                 self._drop(key, writer)
                 dropped += 1
         return dropped
+
+    def _carried_by(self, record: SignedRecord, courier: PeerId | None) -> PeerId | None:
+        """Whose quota a record that `courier` brought is on, nobody's if its writer once came.
+
+        What another one renews stays on the quota of whoever brought its writer: a second record
+        of each made-up writer would give the quota back.
+        """
+        if courier is None or courier == record.writer:
+            return None
+        if self.held(record.key, record.writer) is None:
+            return courier
+        return self._courier_of.get((record.key, record.writer))
+
+    def _charge(self, record: SignedRecord, courier: PeerId | None) -> None:
+        place = (record.key, record.writer)
+        self._discharge(place)
+        if courier is not None:
+            self._courier_of[place] = courier
+            self._carried[courier] += 1
+
+    def _discharge(self, place: tuple[Key, PeerId]) -> None:
+        courier = self._courier_of.pop(place, None)
+        if courier is not None:
+            self._carried[courier] -= 1
+            if not self._carried[courier]:
+                del self._carried[courier]
 
     def _may_carry(self, courier: PeerId) -> bool:
         return self._carried[courier] < self._bounds.records_per_courier_max
@@ -194,8 +221,4 @@ class RecordStore:
             del self._keys_of[writer]
         self.num_records -= 1
         self.num_bytes -= _cost_bytes(record)
-        courier = self._courier_of.pop((key, writer), None)
-        if courier is not None:
-            self._carried[courier] -= 1
-            if not self._carried[courier]:
-                del self._carried[courier]
+        self._discharge((key, writer))

@@ -48,10 +48,11 @@ class Convictions:
             return (known,)
         self._held[place] = evidence
         sums = [place for place in self._held if place[1] in BY_WORDS]
-        is_full = len(self._held) > self._most
-        if len(sums) <= limits.WRONG_SUMS_MAX and not is_full:
+        # Also where it is full: else each sum would take the place of something small.
+        are_many = len(sums) > limits.WRONG_SUMS_MAX
+        if not are_many and len(self._held) <= self._most:
             return ()
-        lowest = min(self._held if is_full else sums, key=self._room_rank)
+        lowest = min(sums if are_many else self._held, key=self._room_rank)
         gone = self._held.pop(lowest)
         return None if gone is evidence else (gone,)
 

@@ -309,8 +309,10 @@ class CellFetch:
     def _may_give(self, peer: PeerId, number: int, usable: list[PeerId]) -> bool:
         if number in self._sources[peer].lacks:
             return False
-        if number in self._alone and self._alone[number] not in usable:
-            self._alone[number] = peer
+        if number in self._alone:
+            alone = self._alone[number]
+            if alone is None or alone not in usable or self._lacks(alone, number):
+                self._alone[number] = peer
         return self._alone.get(number, peer) == peer
 
     def _take_over(self, peer: PeerId, now_s: float) -> list[Place]:

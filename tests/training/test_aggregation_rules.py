@@ -88,6 +88,13 @@ def test_guard_shares_equally_where_only_the_overlong_row_has_tokens(seed: int) 
     assert found.scores == pytest.approx([0.0, 1 / 3, 1 / 3, 1 / 3], rel=1e-3)
 
 
+def test_guard_takes_nobody_for_overlong_because_others_have_no_tokens(seed: int) -> None:
+    rows_PN = honest_of(seed, 5)
+    rows_PN /= np.linalg.norm(rows_PN, axis=1, keepdims=True)
+    found = AGGREGATORS["norm_guard"]()(rows_PN, np.array([7.0, 7.0, 0.0, 0.0, 0.0]))
+    assert found.scores == pytest.approx([0.5, 0.5, 0.0, 0.0, 0.0], rel=1e-3)
+
+
 @pytest.mark.parametrize("name", ["median", "mean", "caf", "krum"])
 def test_rule_after_arc_and_neighbours_is_the_rule_of_those_rows(name: str, seed: int) -> None:
     rows_PN = honest_of(seed, 12)

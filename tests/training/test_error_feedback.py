@@ -115,6 +115,18 @@ def test_encode_only_reads_its_input(seed: int) -> None:
     assert x_N.tobytes() == before
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_payloads_lie_in_their_input_only_where_they_may(seed: int, in_place: bool) -> None:
+    x_N = vector(seed, 100)
+    before_N = x_N.copy()
+    feedback = ErrorFeedback(CODECS["none"](), 1.0)
+    encoded = feedback.encode(x_N, in_place=True) if in_place else feedback.encode(x_N)
+    (payload,) = encoded.payloads
+    x_N[:] = 0.0
+    expected_N = x_N if in_place else before_N
+    assert CODECS["none"]().decode(payload, 100).tolist() == expected_N.tolist()
+
+
 def test_beta_zero_keeps_no_residual(seed: int) -> None:
     feedback = ErrorFeedback(CODECS["fp16"](), 0.0)
     encoded = feedback.encode(vector(seed, 100))

@@ -40,3 +40,26 @@ def test_residual_of_a_round_that_is_over_here_is_the_one_that_its_seal_says(
     assert found is not None
     assert found.residuals is not None
     assert np.array_equal(found.residuals[0], vector(24))
+
+
+@pytest.mark.parametrize("since", [2, 3])
+def test_residual_is_void_behind_a_round_of_which_nobody_tells_what_became_of_it(tmp_path, since):
+    inner = store(tmp_path)
+    inner.save(state(2))
+    inner.save(state(4, pending=(2,)))
+    start = RunStart(
+        anchors=(vector(4),),
+        clock=RunClock(round=5, step=1, tokens=1),
+        lease=((0, 1),),
+        since=since,
+        listed=(2,),
+    )
+    found = recall(inner, start, overlap=2)
+    assert found is not None
+    assert found.residuals is not None
+    (residual_N,) = found.residuals
+    if since == 2:
+        assert residual_N is not None
+        assert np.array_equal(residual_N, vector(22))
+    else:
+        assert residual_N is None

@@ -14,7 +14,13 @@ from tests.node.test_check import file
 from tests.training.quadratics import DIMENSIONS, Quadratics, quadratic_manifest
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
-from training.compression import common_lots, make_codec, result_codec
+from training.compression import (
+    common_lots,
+    join_cells,
+    make_codec,
+    make_feedback,
+    result_codec,
+)
 from training.compression.seeded import RandomMaskCodec
 from training.own_weights import OwnWeights
 
@@ -80,6 +86,22 @@ def test_all_draw_the_same_in_a_round_and_others_in_the_next(seed: int) -> None:
     assert all(one.sum() == 200 for one in drawn)
     assert len({one.tobytes() for one in drawn}) == len(drawn), "another mask each time"
     assert np.any(drawn, axis=0).mean() > 0.99, "each element has its turn"
+
+
+def test_what_a_replica_sends_of_each_cell_is_what_it_then_takes(seed: int) -> None:
+    """Or a weight that all averaged stays its own, and one that nobody sent is lost."""
+    manifest = sparta(small_manifest(inner=INNER, outer=OUTER))
+    (numels,) = manifest.layout(0).cell_numels
+    assert len(numels) > 1
+    own, numel = OwnWeights(manifest, 0), sum(numels)
+    drift_N = np.random.default_rng(seed).normal(size=numel).astype(np.float32)
+    payloads = make_feedback(manifest).encode(drift_N, lots=own.lots(4)).payloads
+    sent_N = join_cells(make_codec(manifest.outer), payloads, numels)
+    yes_N, no_N = np.ones(numel, np.float32), np.zeros(numel, np.float32)
+    drawn_N = own.taken(4, 0, no_N, yes_N) == 1
+    assert np.array_equal(sent_N != 0, drawn_N)
+    width = numels[1]
+    assert not np.array_equal(drawn_N[:width], drawn_N[numels[0] :][:width]), "cells draw apart"
 
 
 def test_lots_are_the_same_on_every_machine_and_in_every_version() -> None:

@@ -14,6 +14,7 @@ import training.durable
 from protocol.errors import CheckpointError
 from protocol.grid import ShardSpec, TensorSpec
 from tests.training.full_disk import files_of_at_most
+from tests.training.syncs import Syncs
 from training.durable import SystemFile
 from training.exchange import RunClock
 from training.state import (
@@ -306,6 +307,22 @@ def test_the_name_of_the_folder_is_on_the_disk_before_the_first_checkpoint_is_in
     folder = tmp_path / "run" / "checkpoints"
     save(folder)
     assert {folder.parent, tmp_path} <= set(synced)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows opens no folders")
+def test_all_of_a_checkpoint_is_on_the_disk_before_its_name_and_that_before_it_is_the_latest(
+    tmp_path, monkeypatch
+):
+    syncs = Syncs(monkeypatch)
+    save(tmp_path, 1)
+    target, above = checkpoint_name(1), f"sync {tmp_path.name}"
+    inside = sorted((tmp_path / target).iterdir())
+    places = (*inside, tmp_path / target, tmp_path / "latest", tmp_path, *tmp_path.parents)
+    happened = syncs.take(*places)
+    begin = happened.index(f"name {target}")
+    # The names in its folder may come before what they are of: nobody looks there yet.
+    assert {f"sync {path.name}" for path in (*inside, tmp_path / target)} <= set(happened[:begin])
+    assert happened[begin:] == [f"name {target}", above, "sync latest", "name latest", above]
 
 
 class Crash(BaseException):

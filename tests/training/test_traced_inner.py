@@ -13,9 +13,10 @@ from protocol.manifest import AuditSpec, RunManifest
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
 from training.exchange import Contribution, TraceRoots
+from training.frames import Audit, Reopen
 from training.inner import make_optimizer
 from training.models import build_model
-from training.rerun import NO_START, AuditTask, reopen, rerun
+from training.rerun import NO_START, AuditTask, reopen, rerun, run_audit
 from training.segments import (
     SegmentPlace,
     encoded_end,
@@ -131,6 +132,31 @@ def test_every_segment_of_every_round_comes_to_the_same_end_again(tmp_path, seed
     assert len(ends) == ROUNDS * (SEGMENTS + 1)
     # Two of four states of a round are made again, and are there from then on.
     assert trial.num_reopened == ROUNDS * 2
+
+
+def test_frames_of_the_network_process_are_answered_as_what_they_ask_for(tmp_path, seed):
+    trial = Trial(tmp_path / "run", seed)
+    manifest, traces = trial.solo.manifest, trial.solo.traces
+    for segment in (1, SEGMENTS):
+        task = trial.task(2, segment)
+        frame = Audit(
+            number=1,
+            path=str(tmp_path / "work"),
+            round=2,
+            step=task.place.step,
+            segment=segment,
+            lease=task.place.lease,
+            before=task.before,
+            residual_before=task.residual_before,
+            inherited=task.inherited,
+        )
+        (tmp_path / "work").write_bytes(trial.work(2, segment))
+        assert run_audit(manifest, frame, traces, trial.runs) == trial.end(2, segment)
+        (tmp_path / "work").unlink()
+        assert run_audit(manifest, frame, traces, trial.runs) == b"", "its file is gone"
+    for root in (trial.traced(3).trace[1], NO_START):
+        expected = root if root != NO_START else b""
+        assert run_audit(manifest, Reopen(number=2, root=root), traces, trial.runs) == expected
 
 
 def test_segments_are_all_steps_once_and_moments_count_them(tmp_path, seed):

@@ -44,3 +44,11 @@ def test_peer_over_its_quota_waits_and_others_do_not() -> None:
     assert round(quotas.wait_s(peer_id(1), 0.0), 6) == 0.2
     assert quotas.wait_s(peer_id(2), 0.0) == 0.0
     assert quotas.wait_s(peer_id(1), 10.0) == 0.0
+
+
+def test_newcomer_has_its_quota_however_many_were_there_before_it() -> None:
+    quotas = RequestQuotas(rate_per_s=10.0, burst=5)
+    for number in range(5000):
+        quotas.wait_s(peer_id(number), 0.0)
+    waits = [quotas.wait_s(peer_id(6000), 0.0) for _ in range(6)]
+    assert [round(wait_s, 6) for wait_s in waits] == [0.0] * 5 + [0.1]

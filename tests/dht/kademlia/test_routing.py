@@ -80,6 +80,26 @@ def test_flood_of_newcomers_is_bounded_and_displaces_nobody() -> None:
         table.failed(known.peer)
     # Only the replacements are left to move up: the last sixteen of the flood.
     assert {c.peer for c in table.contacts()} == {c.peer for c in contacts[-BUCKET_SIZE:]}
+    for known in contacts[-BUCKET_SIZE:]:
+        table.failed(known.peer)
+    assert len(table) == 0, "nobody else was kept"
+
+
+def test_part_of_the_internet_has_its_share_of_a_bucket_and_who_moves_there_goes() -> None:
+    table = RoutingTable(OWN)
+    peers = [known.peer for known in far_contacts(BUCKET_SIZE + 1)]
+    for number in range(6):
+        see(table, Contact(peers[number], (f"/ip4/8.8.4.{number}/tcp/1",)))
+    assert len(table) == BUCKET_SIZE // 4
+    for number in range(6, BUCKET_SIZE):
+        see(table, Contact(peers[number], (f"/ip4/8.8.{number}.1/tcp/1",)))
+    assert len(table) == BUCKET_SIZE // 2
+    elsewhere = Contact(peers[-1], ("/ip4/9.9.9.9/tcp/1",))
+    see(table, elsewhere)
+    assert table.get(elsewhere.peer) == elsewhere
+    see(table, Contact(elsewhere.peer, ("/ip4/8.8.200.1/tcp/1",)))
+    assert elsewhere.peer not in table
+    assert len(table) == BUCKET_SIZE // 2
 
 
 def test_new_addresses_of_a_known_peer_replace_the_old() -> None:
@@ -119,6 +139,38 @@ def test_refresh_is_due_for_buckets_from_the_nearest_contact_outwards() -> None:
         table.refreshed(key, 10.0)
     assert table.due_for_refresh(609.0, interval_s=600.0, rng=rng) == []
     assert len(table.due_for_refresh(610.0, interval_s=600.0, rng=rng)) == len(due)
+
+
+def test_bucket_in_which_nobody_was_yet_is_due_as_well() -> None:
+    table = RoutingTable(OWN)
+    index, near = min((bucket_index(table.own_key, node_key(peer_id(n))), n) for n in range(1, 100))
+    see(table, contact(near))
+    due = table.due_for_refresh(0.0, interval_s=600.0, rng=random.Random(1))
+    assert [bucket_index(table.own_key, key) for key in due] == list(range(255, index - 1, -1))
+
+
+def test_contacts_are_surely_the_closest_where_no_search_could_find_nearer_ones() -> None:
+    table, known = RoutingTable(OWN), far_contacts(BUCKET_SIZE)
+    key = node_key(known[0].peer)
+
+    def surely(now_s: float, count: int = 5) -> tuple[Contact, ...]:
+        return table.surely_closest(key, count, now_s, searched_s=60.0, heard_s=100.0)
+
+    for one in known[:-2]:
+        see(table, one)
+    assert surely(0.0) == (), "nobody has searched yet"
+    table.refreshed(key, 10.0)
+    assert surely(10.0) == table.closest(key, 5)
+    assert surely(10.0, BUCKET_SIZE - 2) == table.closest(key, BUCKET_SIZE)
+    assert surely(10.0, BUCKET_SIZE - 1) == (), "there are not so many"
+    assert surely(70.0) == table.closest(key, 5)
+    assert surely(70.1) == (), "that was long ago"
+    table.refreshed(key, 100.0)
+    assert surely(100.0) == table.closest(key, 5)
+    assert surely(100.1) == (), "they may be gone"
+    for one in known:
+        see(table, one, 100.1)
+    assert surely(100.1) == (), "a full bucket leaves some out"
 
 
 def test_empty_table_has_nothing_to_refresh() -> None:

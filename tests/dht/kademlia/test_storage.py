@@ -15,6 +15,7 @@ from tests.dht.network import WALL_S, peer_id
 OWN_KEY = Key(bytes(32))
 SALT = bytes(32)
 KEY = Key(b"\x05" + bytes(31))
+COURIER = peer_id(50)
 STORED, FULL = StoreVerdict.STORED, StoreVerdict.FULL
 
 
@@ -116,6 +117,50 @@ def test_writer_over_its_quota_is_refused_but_may_renew() -> None:
     assert store.put(record(key=key_at(3)), WALL_S) is STORED
 
 
+@pytest.mark.parametrize("renewals", [0, 1, 3])
+def test_courier_keeps_no_more_by_renewing_what_it_brought(renewals: int) -> None:
+    """Keys of writers cost nothing to make, nor does a second record of each."""
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(records_per_courier_max=2))
+    for number in range(10):
+        for sequence in range(1 + renewals):
+            store.put(record(number, sequence=sequence), WALL_S, courier=COURIER)
+    assert store.num_records == 2
+    assert store.put(record(20), WALL_S, courier=peer_id(51)) is STORED
+
+
+def test_what_a_courier_brought_is_off_its_quota_once_it_is_gone_or_its_writer_comes() -> None:
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(records_per_courier_max=2))
+    for number in (1, 2):
+        assert store.put(record(number), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(3), WALL_S, courier=COURIER) is FULL
+    store.drop(KEY, peer_id(1))
+    assert store.put(record(3), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(4), WALL_S, courier=COURIER) is FULL
+    # With the very record that was brought before it came, or with a newer one.
+    assert store.put(record(2), WALL_S, courier=peer_id(2)) is STORED
+    assert store.put(record(3, sequence=2), WALL_S, courier=peer_id(3)) is STORED
+    for number in (4, 5):
+        assert store.put(record(number), WALL_S, courier=COURIER) is STORED
+    assert store.put(record(6), WALL_S, courier=COURIER) is FULL
+    # Who came itself stays so, whoever passes a later record on.
+    assert store.put(record(2, sequence=2), WALL_S, courier=COURIER) is STORED
+    store.drop(KEY, peer_id(2))
+    assert store.put(record(6), WALL_S, courier=COURIER) is FULL
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_crowded_key_gives_up_what_couriers_brought_before_those_who_came(renewed: bool) -> None:
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(writers_per_key_max=4))
+    for number in range(4):
+        store.put(record(number), WALL_S, courier=COURIER)
+        if renewed:
+            store.put(record(number, sequence=2), WALL_S, courier=COURIER)
+    came = [record(number) for number in range(10, 14)]
+    assert [store.put(one, WALL_S, courier=one.writer) for one in came] == [STORED] * 4
+    assert [store.put(record(n), WALL_S, courier=COURIER) for n in range(20, 40)] == [FULL] * 20
+    assert store.get(KEY, WALL_S) == sorted(came, key=lambda r: r.writer)
+
+
 def test_full_store_gives_up_its_farthest_key_for_a_nearer_one_only() -> None:
     store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(keys_max=2))
     for far in (10, 20):
@@ -133,6 +178,13 @@ def test_expired_records_make_room_before_anything_is_given_up() -> None:
     assert store.put(record(key=key_at(9)), WALL_S + 6) is STORED
 
 
+@pytest.mark.parametrize("name", ["keys_max", "writers_per_key_max", "keys_per_writer_max"])
+def test_store_that_can_keep_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0"):
+        StoreBounds(**{name: 0})
+    RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(**{name: 1})).put(record(), WALL_S)
+
+
 def test_bytes_are_bounded() -> None:
     size = 100 + RECORD_OVERHEAD_BYTES
     store = RecordStore(OWN_KEY, salt=SALT, bounds=StoreBounds(bytes_max=3 * size))
@@ -142,6 +194,40 @@ def test_bytes_are_bounded() -> None:
     assert store.put(record(key=key_at(10), value=value), WALL_S) is STORED
     assert store.get(key_at(40), WALL_S) == []
     assert store.num_bytes == 3 * size
+
+
+def test_full_store_gives_up_nothing_of_its_farthest_key_for_more_of_it() -> None:
+    size = 1 + RECORD_OVERHEAD_BYTES
+    bounds = StoreBounds(bytes_max=3 * size, writers_per_key_max=3)
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=bounds)
+    held = [record(number) for number in range(2)]
+    for one in (*held, record(key=key_at(1))):
+        assert store.put(one, WALL_S) is STORED
+    assert store.put(record(2), WALL_S) is FULL
+    assert store.get(KEY, WALL_S) == sorted(held, key=lambda r: r.writer)
+    assert store.num_bytes == 3 * size
+
+
+def test_full_store_takes_what_is_no_longer_than_what_leaves_for_it() -> None:
+    """Or a writer could not renew what it has here, and it would expire."""
+    bounds = StoreBounds(bytes_max=2 * (5 + RECORD_OVERHEAD_BYTES))
+    store = RecordStore(OWN_KEY, salt=SALT, bounds=bounds)
+    for number in (1, 2):
+        assert store.put(record(number, value=b"value"), WALL_S) is STORED
+    renewed = [record(number, sequence=2, lives_s=90, value=b"VALUE") for number in (1, 2)]
+    assert [store.put(one, WALL_S) for one in renewed] == [STORED] * 2
+    assert store.put(record(1, sequence=3, value=b"longer"), WALL_S) is FULL
+    assert store.get(KEY, WALL_S) == sorted(renewed, key=lambda r: r.writer)
+    assert store.num_bytes == bounds.bytes_max
+
+
+def test_nothing_is_kept_of_writers_and_couriers_whose_records_are_gone() -> None:
+    store = RecordStore(OWN_KEY, salt=SALT)
+    for number in range(10):
+        store.put(record(number), WALL_S, courier=peer_id(50 + number))
+        store.put(record(number, sequence=2), WALL_S, courier=peer_id(number % 2))
+    assert store.purge(WALL_S + 60) == 10
+    assert not any((store._keys_of, store._courier_of, store._carried, store._expiries))
 
 
 def test_renewal_again_and_again_keeps_the_memory_of_expiries_bounded() -> None:

@@ -61,6 +61,17 @@ def test_any_flipped_bit_loses_its_record_and_shows_as_damage_unless_it_is_the_l
         assert is_damaged == (bit // 8 < last), f"bit {bit}"
 
 
+def test_damage_in_records_that_were_kept_together_shows_as_damage(batch):
+    """A crash tears no file that was replaced as a whole."""
+    log = RecordLog(batch)
+    log.replace(WHOLE)
+    log.close()
+    data = batch.read_bytes()
+    for position in range(start_of(data, b"third")):
+        batch.write_bytes(data[:position] + bytes([data[position] ^ 0x80]) + data[position + 1 :])
+        assert read_records(batch)[2], f"byte {position}"
+
+
 def test_append_of_several_records_that_was_torn_out_of_order_is_no_damage(batch):
     data = batch.read_bytes()
     for record in WHOLE[:2]:
@@ -96,8 +107,11 @@ def test_replace_that_fails_leaves_the_old_records_to_the_next_process(records):
     log = RecordLog(records)
     with files_of_at_most(20), pytest.raises(OSError, match="large"):
         log.replace([bytes(4096)])
+    for call in (log.append, log.replace):
+        with pytest.raises(OSError, match="start again"):
+            call([b"behind"])
     with pytest.raises(OSError, match="start again"):
-        log.append([b"behind"])
+        log.read(0)
     log.close()
     assert read_records(records)[0] == WHOLE
     assert [path.name for path in records.parent.iterdir()] == [records.name]

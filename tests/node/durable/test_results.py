@@ -3,6 +3,7 @@
 import errno
 import random
 import sys
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from node.durable import results, write_ahead
 from node.durable.journal import FileJournal
 from node.durable.results import ResultFiles
 from node.durable.write_ahead import WriteAhead
+from protocol import limits
 from protocol.grid import cell_root
 from sim.files import Fate, SimFiles
 from training.durable import SYSTEM_FILES, replace_durably
@@ -41,8 +43,8 @@ def placed(cells: list[bytes]) -> list[tuple[int, bytes]]:
     return list(zip(accumulate(map(len, cells), initial=0), cells, strict=False))
 
 
-def power_off(files: SimFiles, rng: random.Random) -> None:
-    files.power_off([rng.choice(list(Fate)) for _ in range(files.num_unsynced)])
+def power_off(files: SimFiles, rng: random.Random, fates: Sequence[Fate] = tuple(Fate)) -> None:
+    files.power_off([rng.choice(fates) for _ in range(files.num_unsynced)])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -123,8 +125,48 @@ def test_disk_that_fails_while_a_result_is_written_ahead_costs_nothing(rng, monk
     assert ResultFiles(FOLDER, files).of_round(7) == {DIGEST: b"".join(cells)}
 
 
+def test_result_that_could_not_be_kept_is_written_anew_by_who_tries_again(rng):
+    """A sync that failed has lost what it was for, and the next one would not say so."""
+    cells, is_failing = made_up(rng, 6), True
+
+    def before(operation: str, path: Path) -> None:
+        if operation == "sync" and is_failing:
+            raise OSError(errno.EIO, "made up")
+
+    files = SimFiles(rng, before=before)
+    is_failing = False
+    folder = ResultFiles(FOLDER, files)
+    folder.write_ahead(7, DIGEST, placed(cells)[::2])
+    is_failing = True
+    with pytest.raises(OSError, match="made up"):
+        folder.keep(7, DIGEST, cells)
+    assert files.names(FOLDER) == []
+    assert folder.reader(7, DIGEST) is None
+    is_failing = False
+    folder.keep(7, DIGEST, cells)
+    power_off(files, rng, [Fate.LOST])
+    assert ResultFiles(FOLDER, files).of_round(7) == {DIGEST: b"".join(cells)}
+
+
+def test_result_that_was_removed_is_written_again_and_one_that_is_kept_is_not(rng, files):
+    cells = made_up(rng, 3)
+    newest = 7 + limits.RESULT_ROUNDS_KEPT
+    folder = ResultFiles(FOLDER, files)
+    for round_index in (7, newest):
+        folder.keep(round_index, DIGEST, cells)
+        folder.write_ahead(round_index, DIGEST, placed(cells))
+        folder.keep(round_index, DIGEST, made_up(rng, 3))
+    assert len(files.names(FOLDER)) == 2, "nothing is written ahead of what is kept"
+    folder.remove_before(newest)
+    assert (folder.reader(7, DIGEST), folder.of_round(7)) == (None, {})
+    assert folder.of_round(newest) == {DIGEST: b"".join(cells)}
+    folder.keep(7, DIGEST, cells)
+    assert folder.of_round(7) == {DIGEST: b"".join(cells)}
+
+
+@pytest.mark.parametrize("fates", [tuple(Fate), (Fate.LOST,)], ids=["drawn", "lost"])
 def test_what_was_kept_is_on_the_disk_and_what_was_only_written_ahead_is_gone(
-    rng, files, monkeypatch
+    rng, files, monkeypatch, fates
 ):
     monkeypatch.setattr(results, "SYNC_BYTES", rng.randrange(1, 200))
     kept, begun = made_up(rng, 9), made_up(rng, 9)
@@ -132,7 +174,7 @@ def test_what_was_kept_is_on_the_disk_and_what_was_only_written_ahead_is_gone(
     folder.write_ahead(7, DIGEST, placed(kept)[::2])
     folder.keep(7, DIGEST, kept)
     folder.write_ahead(7, OTHER, placed(begun))
-    power_off(files, rng)
+    power_off(files, rng, fates)
     again = ResultFiles(FOLDER, files)
     assert again.of_round(7) == {DIGEST: b"".join(kept)}
     assert len(files.names(FOLDER)) == 1

@@ -7,10 +7,12 @@ import pytest
 
 from node.state_transfer.cell_fetch import (
     CELL_S,
+    GROWTH,
     HOPELESS_S,
     NO_CELL_S,
     REST_S,
     STALL_S,
+    WINDOW_BYTES_MAX,
     Batch,
     CellFetch,
 )
@@ -119,6 +121,50 @@ def test_silent_source_rests_and_gets_another_chance_later():
     assert A in asked(fetch, (A, B), now_s=late_s + REST_S)
 
 
+def test_source_rests_twice_as_long_each_time_up_to_a_limit_until_it_gives():
+    fetch, now_s = fetch_of(4), 0.0
+    asked(fetch, (A,))
+    for times in (1, 2, 4, 8, 8):
+        fetch.rest(A, now_s=now_s)
+        assert asked(fetch, (A,), now_s + times * REST_S - 0.1) == {}
+        now_s += times * REST_S
+        assert A in asked(fetch, (A,), now_s)
+    fetch.arrived(A, SUBJECT, (0,), now_s=now_s)
+    fetch.rest(A, now_s=now_s)
+    assert A in asked(fetch, (A,), now_s + REST_S)
+
+
+def test_source_without_work_leaves_alone_what_comes_half_as_fast_as_it_could_give_it():
+    fetch = fetch_of(4, size=4 * MIB)
+    first = asked(fetch, (A, B))
+    fetch.arrived(A, SUBJECT, first[A][:1], now_s=2.0)
+    fetch.arrived(B, SUBJECT, first[B], now_s=2.0)
+    # A needs two seconds for its last one, B would need one.
+    assert asked(fetch, (A, B), 2.0) == {}
+    assert B in asked(fetch, (A, B), 3.0 + STALL_S)
+
+
+def test_source_without_work_gives_what_would_be_long_in_coming():
+    fetch = fetch_of(5, size=4 * MIB)
+    first = asked(fetch, (A, B))
+    fetch.arrived(B, SUBJECT, first[B], now_s=1.0)
+    fetch.arrived(B, SUBJECT, asked(fetch, (A, B), 1.0)[B], now_s=1.5)
+    fetch.arrived(A, SUBJECT, first[A][:1], now_s=5.0)
+    # A needs five seconds for its last one, B hardly two.
+    assert asked(fetch, (A, B), 5.0) == {B: first[A][1:]}
+    assert asked(fetch, (A, B), 5.1) == {}
+
+
+def test_fast_source_is_asked_for_what_it_has_given_twice_and_no_more_than_a_window():
+    fetch, here = fetch_of(512), 0
+    cells = asked(fetch, (A,))[A]
+    for step in range(1, 8):
+        fetch.arrived(A, SUBJECT, cells, now_s=1e-3 * step)
+        here += len(cells)
+        cells = asked(fetch, (A,), 1e-3 * step)[A]
+        assert len(cells) * MIB == min(WINDOW_BYTES_MAX, GROWTH * here * MIB)
+
+
 def test_time_that_this_node_lost_itself_is_nobodys_silence():
     fetch = fetch_of(2)
     asked(fetch, (A,))
@@ -154,6 +200,7 @@ def test_nobody_gives_anything_for_long_is_hopeless_and_one_byte_is_hope():
     asked(fetch, (A,))
     assert not fetch.is_hopeless(HOPELESS_S, lag_s=0.0)
     assert fetch.is_hopeless(HOPELESS_S + 0.1, lag_s=0.0)
+    assert not fetch.is_hopeless(HOPELESS_S + 0.1, lag_s=0.2), "it was late itself"
     fetch.moved(A, now_s=1.0)
     assert not fetch.is_hopeless(HOPELESS_S + 0.1, lag_s=0.0)
 
@@ -255,22 +302,41 @@ def test_batches_come_in_their_order():
     assert found == [(SUBJECT, (0, 1))]
 
 
-def test_wrong_batch_of_several_sources_is_fetched_again_from_one():
-    fetch = fetch_of(4, batches=2)
-    for peer, cells in asked(fetch, (A, B)).items():
-        fetch.arrived(peer, SUBJECT, tuple(cells), now_s=0.1)
-    assert fetch.redo(SUBJECT) is None, "either may have lied"
-    givers = set()
-    for step in range(2, 12):
-        for peer, subject, _, cells in fetch.due((A, B), lag_s=0.0, now_s=0.1 * step):
+@pytest.mark.parametrize("cells", [4, 40])
+def test_wrong_batch_of_several_sources_is_fetched_again_from_one(cells):
+    fetch = fetch_of(cells, batches=2)
+    givers: set[PeerId] = set()
+    for step in range(1, 120):
+        if step == 60:
+            assert fetch.is_whole
+            assert fetch.redo(SUBJECT) is None, "either may have lied"
+            givers.clear()
+        for peer, subject, _, given in list(fetch.due((A, B), lag_s=0.0, now_s=0.1 * step)):
             givers |= {peer} if subject == SUBJECT else set()
-            fetch.arrived(peer, subject, cells, now_s=0.1 * step)
+            fetch.arrived(peer, subject, given, now_s=0.1 * step)
     assert len(givers) == 1
     assert fetch.is_whole
     (liar,) = givers
     assert fetch.redo(SUBJECT) == liar
     honest = ({A, B} - {liar}).pop()
-    assert set(asked(fetch, (A, B), now_s=5.0)) == {honest}
+    assert set(asked(fetch, (A, B), now_s=20.0)) == {honest}
+
+
+def test_wrong_batch_is_fetched_from_another_where_the_one_that_is_asked_lacks_it():
+    fetch = fetch_of(4, batches=2)
+    for peer, cells in asked(fetch, (A, B)).items():
+        fetch.arrived(peer, SUBJECT, tuple(cells), now_s=0.1)
+    assert fetch.redo(SUBJECT) is None
+    asked_of: list[PeerId] = []
+    for step in range(2, 30):
+        for peer, subject, kind, cells in fetch.due((A, B), lag_s=0.0, now_s=0.1 * step):
+            asked_of += [peer] if subject == SUBJECT else []
+            if subject == SUBJECT and peer == asked_of[0]:
+                fetch.lacks(peer, kind, subject)
+            else:
+                fetch.arrived(peer, subject, cells, now_s=0.1 * step)
+    assert fetch.is_whole
+    assert set(asked_of[1:]) == {A, B} - {asked_of[0]}
 
 
 def test_any_order_of_answers_losses_and_deaths_comes_to_an_end(seed):

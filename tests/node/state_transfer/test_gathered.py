@@ -11,7 +11,7 @@ from node.cells.shard_store import Item, ShardStore
 from node.durable.journal import FileJournal
 from node.state_transfer.gathered import Gathered, WrongStep
 from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
-from protocol.errors import ProofError
+from protocol.errors import ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
 from protocol.messages import SealCertificate
 from sim.files import SimFiles
@@ -107,6 +107,16 @@ def test_cells_of_another_seal_are_not_taken():
     held(joiner, seal)
     assert joiner.gathered.take(header(Bulk.STATE, b"x" * 32), item_of(source, 0)) == ()
     assert joiner.gathered.take(header(Bulk.STEP, seal.value.digest), item_of(source, 0)) == ()
+
+
+def test_cell_that_comes_twice_is_news_once_and_is_kept_once():
+    source, joiner = store_of(), Joiner()
+    seal = sealed(source.state.root)
+    held(joiner, seal)
+    assert taken(joiner, source, seal, [3]) == [3, *range(8, 16)]
+    size = len(joiner.files.content(FOLDER / FETCH_FILE))
+    assert taken(joiner, source, seal, [3, 9]) == []
+    assert len(joiner.files.content(FOLDER / FETCH_FILE)) == size
 
 
 def test_restart_goes_on_with_what_was_fetched_and_with_what_that_proves():
@@ -245,6 +255,19 @@ def test_steps_lead_to_the_sealed_state_in_whatever_order_results_come():
     assert is_whole(joiner)
     assert joiner.gathered.state().root == run.seals[-1].value.root
     assert joiner.store.state.root == run.start.root, "nothing is taken over before the core says"
+
+
+def test_steps_wait_for_their_last_result_and_take_no_cells_of_a_state():
+    run = Run(2)
+    joiner = run.joiner()
+    joiner.gathered.expect_steps(run.seals)
+    assert taken(joiner, run.store, run.seals[-1], range(CELLS)) == []
+    give(joiner, run, 0)
+    assert not is_whole(joiner)
+    with pytest.raises(StateError, match="not all steps"):
+        joiner.gathered.state()
+    give(joiner, run, 1)
+    assert joiner.gathered.state().root == run.seals[-1].value.root
 
 
 def test_results_of_steps_outlive_a_restart():
