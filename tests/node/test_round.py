@@ -6,9 +6,11 @@ import pytest
 
 from node import events as ev
 from node.round import RoundMachine
+from node.rules.chain import seal_value
+from node.rules.restart import Restart
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind
+from protocol.messages import Kind, SealValue
 from sim.world import peer_named
 from tests.node.builders import (
     CONFIG,
@@ -17,6 +19,7 @@ from tests.node.builders import (
     contributed,
     digest_of,
     head_of,
+    machine_of,
     results,
     signed,
 )
@@ -95,6 +98,48 @@ def test_member_that_is_shown_a_quorum_of_seals_adds_its_own_even_of_an_attempt_
     script.tell(two.seal(value, 0))
     assert script.seals() == [(0, digest_of(HEAD.value, x))]
     assert script.machine.head == value
+
+
+def test_member_that_slept_adds_no_seal_before_it_heard_where_the_others_are():
+    script = Script()
+    x, _ = lists_of(script.begin())
+    script.tell(one.propose(x), one.vote(x), two.report(1))
+    script.tell(*results(digest_of(HEAD.value, x)), ev.Woke())
+    value = script.value(x)
+    script.tell(one.seal(value), two.seal(value))
+    assert script.machine.head == value
+    assert script.seals() == []
+
+
+def sealed_by_others(machine: RoundMachine) -> SealValue:
+    """A round that the two others make final by themselves."""
+    view, head = machine.view, machine.head
+    voices = [Voice(peer, head) for peer in (FIRST, SECOND)]
+    attempt = next(number for number in range(3) if view.closer(number) == FIRST)
+    commits = [voice.commit() for voice in voices]
+    digest = digest_of(head, commits)
+    votes = [voice.vote(commits, attempt) for voice in voices]
+    for heard in (*commits, voices[0].propose(commits, attempt), *votes):
+        machine.handle(heard, 0.0)
+    for event in results(digest):
+        machine.handle(event, 0.0)
+    value = seal_value(view, digest, KeyedHashSigner(ME), CONFIG.clock)
+    assert value is not None
+    for voice in voices:
+        machine.handle(voice.seal(value, attempt), 0.0)
+    assert machine.head == value
+    return value
+
+
+def test_vote_of_a_branch_is_remembered_after_a_restart_until_its_round_is_under_way_again():
+    """R12: two rounds behind the last final seal; else this node would fill the slot twice."""
+    known = machine_of(ME, HEAD)
+    later = [sealed_by_others(known) for _ in range(2)][-1]
+    voted = Voice(ME, later).vote([]).message
+    machine = machine_of(ME, HEAD)
+    machine.resume(Restart(chain=(HEAD,), messages=(voted,)), now_s=0.0)
+    assert [sealed_by_others(machine) for _ in range(2)][-1] == later
+    assert machine.view.ballots.of(Kind.VOTE)[ME].message == voted
 
 
 def test_seals_of_two_attempts_do_not_make_a_round_final():

@@ -43,6 +43,15 @@ def test_beacon_follows_from_all_layers_in_whatever_order_they_come():
     assert len({beacon(RUN, 3, layers[:n]) for n in range(5)} | {beacon(RUN, 4, layers)}) == 6
 
 
+def test_every_layer_and_its_sender_change_the_beacon():
+    """Else it would be known before the last COMMIT, or one could peel a layer for another."""
+    told = [(PeerId(bytes([n]) * 32), onion(n).layer(3)) for n in range(1, 4)]
+    one, (two, layer), three = told
+    for other in ((two, onion(9).layer(3)), (PeerId(bytes([9]) * 32), layer)):
+        assert beacon(RUN, 3, [one, other, three]) != beacon(RUN, 3, told)
+    assert beacon(bytes([1]) * 32, 3, told) != beacon(RUN, 3, told)
+
+
 def test_shares_are_spread_evenly(seed):
     drawn = [share(f"{seed}".encode(), number.to_bytes(4, "big")) for number in range(2000)]
     assert all(0.0 <= one < 1.0 for one in drawn)

@@ -122,6 +122,18 @@ def test_rows_of_newcomers_are_left_out_and_a_list_of_nobody_else_weighs_nothing
     assert {weight for _, _, weight in everybody} == {10}
 
 
+def test_rounds_that_do_not_list_a_newcomer_earn_it_nothing_and_are_not_its_turn():
+    one, roster, earned = WAVE[0], roster_of(FOUNDING), []
+    for index in range(5, 25):
+        # Where eight count every eighth round is somebody's turn; absent twice costs the seat.
+        is_there = index not in (5, 7, 9, 16)
+        present = (*FOUNDING, one) if is_there else FOUNDING
+        entries = [says(p, joins=(one,) if index == 5 else ()) for p in present]
+        roster = next_roster(roster, index, entries, trust="open", law=LAW)
+        earned += [seat.earned for seat in roster.seats if seat.peer == one]
+    assert earned == [0, 1, 1, 2, 2, *[LAW.probation] * 14, LAW.probation + 1]
+
+
 def test_turns_do_not_follow_peer_ids():
     rosters = played(6 * ERA_ROUNDS, law=LAW)
     first = next(c - set(FOUNDING) for r in rosters if (c := counting(r, LAW)) - set(FOUNDING))

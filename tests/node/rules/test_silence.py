@@ -9,7 +9,7 @@ from node.rules.roster import blocking, has_quorum
 from node.rules.round_view import RoundView
 from node.rules.silence import Silence
 from protocol.messages import Kind, SealCertificate, SignedMessage
-from tests.node.builders import Voice, head_of, peers_named, view_of
+from tests.node.builders import Voice, digest_of, head_of, peers_named, view_of
 
 PEERS = peers_named(5)
 ME, *OTHERS = PEERS
@@ -125,6 +125,18 @@ def test_lock_whose_list_is_lost_silences_its_round():
     assert silence.is_on(locked)
 
 
+def test_lock_whose_list_is_here_silences_nothing():
+    commits = [Voice(peer, HEAD.value).commit() for peer in PEERS[:3]]
+    listed = Voice(OTHERS[0], HEAD.value).propose(commits)
+    locked = view_of(ME, HEAD, [*commits, listed], lock=(1, digest_of(HEAD.value, commits)))
+    silence = Silence()
+    silence.restarted(Restart(chain=(HEAD,)), locked, now_s=0.0)
+    for peer in OTHERS:
+        silence.status(peer, 5)
+    silence.settle(locked, locked)
+    assert not silence.is_on(locked)
+
+
 # Its state is lost, its signatures are not ------------------------------------------------------
 
 NEXT = SealCertificate(
@@ -159,6 +171,12 @@ def test_signatures_of_the_round_that_a_fetched_state_leads_to_are_filed_and_it_
     assert view.own_commit == messages[1].digest
     assert ME in view.ballots.of(Kind.VOTE, 0)
     assert view.own_seal == sealed.encoded, "its next COMMIT proves that it had that seal"
+
+
+def test_round_behind_the_state_that_the_disk_has_stays_silent_where_signatures_are_missing():
+    restart = Restart(chain=(HEAD, NEXT), messages=signed_in(NEXT), silent_through=6)
+    silence, view = back_at(restart)
+    assert silence.has_lost(view)
 
 
 @pytest.mark.parametrize(
