@@ -98,6 +98,9 @@ def test_work_that_two_could_not_open_costs_the_seat_and_no_ban():
     judge.sealed(later, frozenset(), frozenset())
     assert judge.is_shut(SIGNER.peer_id)
     assert not judge.shunned
+    accused = judge_of(SIGNER.peer_id)
+    assert list(accused.judge(scene((ONE, UNOPENED), (TWO, UNOPENED)), KEY)) == []
+    assert not accused.shunned, "nobody shuns itself"
     judge.sealed(replace(later, round=42 + SHUT_ROUNDS), frozenset(), frozenset())
     assert not judge.is_shut(SIGNER.peer_id)
 
@@ -153,14 +156,15 @@ def test_nobody_convicts_itself_and_none_without_bans():
     assert list(judge_of(READER.peer_id, "bans").judge(on, KEY)) == []
 
 
-def test_work_that_is_taken_back_costs_the_seat_and_a_second_time_is_a_ban():
+@pytest.mark.parametrize("later", [1, limits.RETRACT_ROUNDS])
+def test_work_that_is_taken_back_costs_the_seat_and_a_second_time_is_a_ban(later):
     judge = judge_of()
     on = scene((ONE, WRONG), (TWO, WRONG))
     on.retracted.add(WORK.digest)
     assert list(judge.retracted(retract_of(SIGNER, 41))) == []
     assert list(judge.judge(on, KEY)) == []
     assert judge.shunned == {SIGNER.peer_id}
-    again = list(judge.retracted(retract_of(SIGNER, 41 + limits.RETRACT_ROUNDS)))
+    again = list(judge.retracted(retract_of(SIGNER, 41 + later)))
     assert evidence_of(again) == {SIGNER.peer_id: Accusation.TWO_RETRACTS}
 
 

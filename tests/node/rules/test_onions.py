@@ -35,6 +35,9 @@ def test_new_onion_begins_where_one_ends():
     assert follows(own.layer(LAYERS), LAYERS, last)
     assert follows(own.layer(LAYERS + 1), LAYERS + 1, (LAYERS, own.layer(LAYERS)))
     assert not follows(own.layer(LAYERS + 2), LAYERS + 1, (LAYERS, own.layer(LAYERS)))
+    assert not {own.layer(r) for r in range(9)} & {own.layer(LAYERS + r) for r in range(9)}, (
+        "all layers of the first are known by then"
+    )
 
 
 def test_beacon_follows_from_all_layers_in_whatever_order_they_come():
