@@ -87,10 +87,10 @@ def test_deadline_is_learned_from_rounds_that_were_complete_only():
     late = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
     list(statements(late, deadline, now_s=9.0))
     assert deadline.seconds() == 1.0
-    whole = view_of(THIRD, HEAD, COMMITS, opened_s=0.0, parts=parts)
-    list(statements(whole, deadline, now_s=3.0))
-    assert deadline.seconds() == 6.0
-    assert not learn(whole, deadline, 4.0), "once a round"
+    whole = view_of(THIRD, HEAD, COMMITS, opened_s=50.0, parts=parts)
+    list(statements(whole, deadline, now_s=53.0))
+    assert deadline.seconds() == 6.0, "from when it was opened"
+    assert not learn(whole, deadline, 54.0), "once a round"
 
 
 # VOTE -------------------------------------------------------------------------------------------

@@ -87,6 +87,10 @@ def test_suspects_and_newcomers_meet_more_and_the_barred_none(seed):
         met[peer] += count * (segment == 8)
     assert not met[barred]
     assert abs(met[suspect] - SUSPECT_RATE * BEACONS) < 6 * (SUSPECT_RATE * BEACONS) ** 0.5
+    calm = audits(scene(), Drawn(LAW, NO_ADMISSION), seed)
+    # The same beacons draw all that they would of anybody, and as many again.
+    more = found - calm
+    assert {peer for _, peer, _ in more} == {suspect}
     slow = Drawn(LAW, AdmissionSpec(probation=3, ramp=10))
     for earned, rate in ((0, SUSPECT_RATE), (12, SUSPECT_RATE), (13, LAW.rate)):
         on = scene(seated=30, earned=earned)

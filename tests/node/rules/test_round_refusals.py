@@ -8,7 +8,7 @@ from node import events as ev
 from protocol.identity import KeyedHashSigner
 from protocol.join_puzzle import solve
 from protocol.manifest import AdmissionSpec
-from protocol.messages import Kind, Leave, Seal, Seat, sign_message
+from protocol.messages import Kind, Leave, Seal, Seat, Work, sign_message
 from sim.world import peer_named
 from tests.node.builders import (
     CLOCK_RULES,
@@ -46,6 +46,19 @@ def test_commit_that_could_not_be_summed_is_a_fault_and_is_not_listed(changes):
     script = Script()
     assert faults(script.tell(one.commit("bad", **changes)))
     assert not script.machine.view.ballots.commits
+
+
+def test_commit_without_the_work_that_audits_run_again_is_a_fault():
+    """R10: all that looks at it may rely on its being there."""
+    machine = machine_of(ME, HEAD, clock=replace(CLOCK_RULES, segments=2))
+    found = []
+    for peer, segments in ((FIRST, None), (SECOND, 1), (FIRST, 2)):
+        trace = (bytes(32),) * (0 if segments is None else segments + 1)
+        one_work = Work(onion=ROOT, device="cpu", trace=trace, before=ROOT, after=ROOT)
+        work = () if segments is None else (one_work,)
+        heard = Voice(peer, HEAD.value).commit(work=work)
+        found.append(bool(faults(machine.handle(heard, 0.0))))
+    assert found == [True, True, False]
 
 
 FALSE_CLAIMS = [

@@ -169,10 +169,13 @@ def signed_in(head: SealCertificate, *, is_voted: bool = False) -> tuple[SignedM
 
 def test_signatures_of_the_round_that_a_fetched_state_leads_to_are_filed_and_it_may_go_on():
     sealed = Voice(ME, HEAD.value).seal(NEXT.value).message
-    messages = (sealed, *signed_in(NEXT, is_voted=True))
-    silence, view = back_at(Restart(chain=(HEAD,), messages=messages, silent_through=6))
+    given_up = replace(NEXT.value, root=b"o" * 32)
+    earlier = Voice(ME, HEAD.value).seal(given_up, 1).message
+    own, vote = signed_in(NEXT, is_voted=True)
+    restart = Restart(chain=(HEAD,), messages=(earlier, sealed, own, vote), silent_through=6)
+    silence, view = back_at(restart)
     assert not silence.is_on(view)
-    assert view.own_commit == messages[1].digest
+    assert view.own_commit == own.digest
     assert ME in view.ballots.of(Kind.VOTE, 0)
     assert view.own_seal == sealed.encoded, "its next COMMIT proves that it had that seal"
 
