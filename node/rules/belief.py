@@ -40,13 +40,13 @@ class Belief:
             return False
         return not self.words or len(self.voters.intersection(peers)) >= self.words
 
-    def num_needed(self, ranks: Sequence[PeerId], spare: int = 0) -> int:
-        """How many of the first are enough if they say the same, with so many more of either kind;
-        all of them where that is not enough."""
+    def num_needed(self, ranks: Sequence[PeerId]) -> int:
+        """How many of the first are enough if they say the same; all of them where that is not
+        enough."""
         num_voters = 0
         for index, peer in enumerate(ranks):
             num_voters += peer in self.voters
-            if index + 1 >= self.least + spare and num_voters >= self.words + spare:
+            if index + 1 >= self.least and num_voters >= self.words:
                 return index + 1
         return len(ranks)
 

@@ -6,9 +6,11 @@ import pytest
 
 from node import events as ev
 from node.round import RoundMachine
+from node.rules.chain import seal_value
+from node.rules.restart import Restart
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind
+from protocol.messages import Commit, Kind, Leave, SealValue, decode_body
 from sim.world import peer_named
 from tests.node.builders import (
     CONFIG,
@@ -17,6 +19,7 @@ from tests.node.builders import (
     contributed,
     digest_of,
     head_of,
+    machine_of,
     results,
     signed,
 )
@@ -95,6 +98,64 @@ def test_member_that_is_shown_a_quorum_of_seals_adds_its_own_even_of_an_attempt_
     script.tell(two.seal(value, 0))
     assert script.seals() == [(0, digest_of(HEAD.value, x))]
     assert script.machine.head == value
+
+
+def test_member_that_slept_adds_no_seal_before_it_heard_where_the_others_are():
+    script = Script()
+    x, _ = lists_of(script.begin())
+    script.tell(one.propose(x), one.vote(x), two.report(1))
+    script.tell(*results(digest_of(HEAD.value, x)), ev.Woke())
+    value = script.value(x)
+    script.tell(one.seal(value), two.seal(value))
+    assert script.machine.head == value
+    assert script.seals() == []
+
+
+def sealed_by_others(machine: RoundMachine, **said) -> SealValue:
+    """A round that the two others make final by themselves; `said` is what their COMMITs say."""
+    view, head = machine.view, machine.head
+    voices = [Voice(peer, head) for peer in (FIRST, SECOND)]
+    attempt = next(number for number in range(3) if view.closer(number) == FIRST)
+    for voice in voices:
+        machine.handle(voice.commit(**said), 0.0)
+    entries = [view.ballots.find(digest) for _, digest, _ in view.commits()]
+    commits = [ev.Heard(entry.message, entry.body) for entry in entries if entry is not None]
+    digest = digest_of(head, commits)
+    votes = [voice.vote(commits, attempt) for voice in voices]
+    for heard in (voices[0].propose(commits, attempt), *votes):
+        machine.handle(heard, 0.0)
+    for event in results(digest):
+        machine.handle(event, 0.0)
+    value = seal_value(view, digest, KeyedHashSigner(ME), CONFIG.clock)
+    assert value is not None
+    for voice in voices:
+        machine.handle(voice.seal(value, attempt), 0.0)
+    assert machine.head == value
+    return value
+
+
+def test_vote_of_a_branch_is_remembered_after_a_restart_until_its_round_is_under_way_again():
+    """R12: two rounds behind the last final seal; else this node would fill the slot twice."""
+    known = machine_of(ME, HEAD)
+    later = [sealed_by_others(known) for _ in range(2)][-1]
+    voted = Voice(ME, later).vote([]).message
+    machine = machine_of(ME, HEAD)
+    machine.resume(Restart(chain=(HEAD,), messages=(voted,)), now_s=0.0)
+    assert [sealed_by_others(machine) for _ in range(2)][-1] == later
+    assert machine.view.ballots.of(Kind.VOTE)[ME].message == voted
+
+
+def test_leaver_that_is_seated_again_is_not_said_to_have_left():
+    leaver = peer_named("leaver")
+    machine = machine_of(ME, head_of(PEERS, (leaver,)))
+    machine.handle(Voice(leaver, machine.head).say(Kind.LEAVE, Leave(reason="")), 0.0)
+    assert leaver not in sealed_by_others(machine, gone=(leaver,)).roster.members
+    machine.handle(contributed(6), 0.0)  # Absent twice it would lose its own seat.
+    assert leaver in sealed_by_others(machine, joins=(leaver,)).roster.members
+    (commit,) = signed(machine.handle(contributed(7), 0.0), Kind.COMMIT)
+    body = decode_body(commit)
+    assert isinstance(body, Commit)
+    assert body.gone == ()
 
 
 def test_seals_of_two_attempts_do_not_make_a_round_final():

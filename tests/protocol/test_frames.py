@@ -103,6 +103,9 @@ def test_proof_that_is_no_whole_digests_is_refused():
 def test_items_that_are_no_piece_together_are_refused():
     most = limits.CHUNK_BYTES
     assert decode(BulkItems, encode(items(length=most))).items[0].length == most, "one may be more"
+    assert len(items(length=PIECE // 2, count=2).items) == 2
+    with pytest.raises(ValueError, match="one piece"):
+        items(length=PIECE // 2 + 1, count=2)
     good = encode(items(length=PIECE // 4, count=4))
     decode(BulkItems, good)
     # The length of the first of them, one more.

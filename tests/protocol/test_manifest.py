@@ -13,7 +13,9 @@ from protocol.errors import DecodeError, ManifestError, ManifestMismatch, Signat
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
 from protocol.manifest import (
+    NO_ADMISSION,
     AdmissionSpec,
+    AuditSpec,
     ModelSpec,
     RunManifest,
     Setting,
@@ -34,6 +36,31 @@ ADMITTING = replace(
     shards=tuple(replace(s, fragments=(tuple(range(len(s.tensors))),)) for s in MANIFEST.shards),
     admission=AdmissionSpec(puzzle_bits=20, probation=3, ramp=10),
 )
+
+
+AUDITED = replace(ADMITTING, audits=AuditSpec(rate=0.5, segments=2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"trust": "friends", "admission": NO_ADMISSION}, "audits are for open runs"),
+        ({"audits": replace(AUDITED.audits, segments=AUDITED.inner.inner_steps + 1)}, "segments"),
+        ({"shards": MANIFEST.shards}, "audits are for runs of one fragment"),
+        ({"outer": replace(AUDITED.outer, overlap=2)}, "audits are for runs of one fragment"),
+    ],
+)
+def test_audits_of_what_they_cannot_run_again_are_refused(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        replace(AUDITED, **wrong)
+
+
+@pytest.mark.parametrize("fragments", [((1, 0), (2,)), ((0,), (2, 1))])
+def test_fragment_that_does_not_ascend_is_refused_whichever_it_is(fragments):
+    """Else one layout would have two digests."""
+    tensors = tuple(TensorSpec(name, (4,)) for name in "abc")
+    with pytest.raises(ValueError, match="ascending"):
+        ShardSpec("whole", tensors, fragments)
 
 
 def changed(path: str, value: Any, example: RunManifest = MANIFEST) -> RunManifest:

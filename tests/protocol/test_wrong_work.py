@@ -86,6 +86,13 @@ FALSE = {
         words(WRONG),
         encode(sign_message(SIGNER, replace(WORK.slot, round=42), decode_body(WORK)).filled),
     ),
+    "the COMMIT of somebody else in that round": made(
+        WORKED,
+        WRONG,
+        words(WRONG),
+        encode(sign_message(JUDGES[2], WORK.slot, decode_body(WORK)).filled),
+        subject=JUDGES[2].peer_id,
+    ),
     "a COMMIT that its sender did not sign": made(
         WORKED, WRONG, words(WRONG), encode(replace(WORK.filled, signature=bytes(64)))
     ),
@@ -96,6 +103,7 @@ FALSE = {
     "who spoke of another segment": made(
         SAID, RIGHT, words(RIGHT), verdict_of(SIGNER, ELSEWHERE).encoded
     ),
+    "who said nothing of any work": made(SAID, RIGHT, words(RIGHT), WORK.encoded),
     "words that call it wrong, too": made(
         SAID, OTHER_END, words(OTHER_END), verdict_of(SIGNER, WRONG).encoded
     ),

@@ -19,7 +19,12 @@ from node.rules.agreed import (
 )
 from node.rules.agreement import is_given_up
 from node.rules.ballots import Entry
-from node.rules.proposal import complete_senders, held_runs, pack_senders
+from node.rules.proposal import (
+    complete_senders,
+    held_runs,
+    holds_all_expected,
+    pack_senders,
+)
 from node.rules.roster import blocking, has_quorum, liars
 from node.rules.round_view import RoundView
 from protocol.frames import Bulk
@@ -217,6 +222,18 @@ def test_third_in_rank_keeps_the_parts_of_those_who_sum_and_sums_nothing():
     assert any(run.first == PIECE.first for run in held_runs(view))
 
 
+def test_have_waits_for_those_parts_alone_that_its_reducer_is_to_hold():
+    view = view_of(THIRD)
+    gathering = view.gathering()
+    for piece in view.kept_slices():
+        for sender, digest, _ in view.commits():
+            if gathering.holds(piece, sender):
+                view.parts.setdefault(digest, set()).update(range(piece.first, piece.stop))
+    assert holds_all_expected(view)
+    view.parts[COMMITS[PEERS.index(FIRST)].message.digest].discard(PIECE.first)
+    assert not holds_all_expected(view)
+
+
 # Two sums -----------------------------------------------------------------------------------------
 
 
@@ -243,6 +260,19 @@ def test_member_out_of_reach_of_all_others_believes_no_single_word():
     assert agreed_root(view, DIGEST, PIECE) is None
     hear(view, agg(SECOND, b"b" * 32))
     assert agreed_root(view, DIGEST, PIECE) is None
+
+
+def test_observer_takes_a_single_word_only_of_who_is_left_in_reach_and_unopposed():
+    observer, others = peer_named("observer"), frozenset(PEERS) - {FIRST}
+    found = []
+    for heard, suspects in (
+        ([agg(FIRST)], frozenset()),
+        ([agg(FIRST)], others),
+        ([agg(FIRST), agg(SECOND, b"b" * 32)], others),
+    ):
+        view = view_of(observer, [*CERTIFIED, *heard], suspects=suspects)
+        found.append(agreed_root(view, DIGEST, PIECE))
+    assert found == [None, b"a" * 32, None]
 
 
 def test_friends_believe_one_and_whoever_sums_believes_itself():

@@ -14,7 +14,7 @@ from node.rules.agreement import (
 from node.rules.ballots import Entry
 from node.rules.deadlines import LearnedDeadline
 from node.rules.rates import Rates
-from protocol.messages import Kind, List
+from protocol.messages import Kind, List, Vote
 from sim.world import peer_named
 from tests.node.builders import (
     CONFIG,
@@ -22,6 +22,7 @@ from tests.node.builders import (
     contributed,
     digest_of,
     head_of,
+    list_body,
     peers_named,
     view_of,
 )
@@ -86,9 +87,10 @@ def test_deadline_is_learned_from_rounds_that_were_complete_only():
     late = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
     list(statements(late, deadline, now_s=9.0))
     assert deadline.seconds() == 1.0
-    whole = view_of(THIRD, HEAD, COMMITS, opened_s=0.0, parts=parts)
-    list(statements(whole, deadline, now_s=3.0))
-    assert deadline.seconds() == 6.0
+    whole = view_of(THIRD, HEAD, COMMITS, opened_s=50.0, parts=parts)
+    list(statements(whole, deadline, now_s=53.0))
+    assert deadline.seconds() == 6.0, "from when it was opened"
+    assert not learn(whole, deadline, 54.0), "once a round"
 
 
 # VOTE -------------------------------------------------------------------------------------------
@@ -156,9 +158,11 @@ def test_what_a_late_committer_takes_is_not_learned():
     learn(view, deadline, 2.0)
     assert deadline.seconds() == 4.0, "of those who had committed"
     view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
-    list(statements(view, deadline, now_s=1.0))
+    assert list(statements(view, deadline, now_s=4.0))
     learn(view, deadline, 8.0)
     assert not view.is_timed
+    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    assert learn(view, deadline, 9.0), "whoever never commits is not waited for"
 
 
 def test_vote_goes_to_the_list_of_the_attempt_one_works_in():
@@ -308,6 +312,22 @@ def test_attempt_whose_list_needs_a_part_that_is_lost_is_given_up_by_who_would_s
         assert not is_given_up(view, deadline_1_s(), now_s=0.1)
 
 
+def test_attempt_beside_another_round_waits_for_that_seal_once_all_else_is_done():
+    """R5: it may not be SEALed before; a new attempt would make it no sooner."""
+    view = view_of(THIRD, HEAD, COMMITS, opened_s=0.0, is_beside=True)
+    digest = view.ballots.list_digest(list_body(X))
+    closer = Voice(view.closer(0), HEAD.value)
+    votes = [voice.say(Kind.VOTE, Vote(list_digest=digest)) for voice in (one, two)]
+    given = []
+    for event in (closer.propose(X), *votes):
+        view.ballots.add(Entry(event.message, event.body))
+        given.append(is_given_up(view, deadline_1_s(), now_s=99.0))
+    view.results[digest] = CELLS
+    assert [*given, is_given_up(view, deadline_1_s(), now_s=99.0)] == [True, True, True, False]
+    view.attempt = 1
+    assert is_given_up(view, deadline_1_s(), now_s=99.0), "certified in an attempt before"
+
+
 def test_round_that_has_not_opened_has_no_time_out():
     assert not given_up(now_s=1e9, opened_s=None)
     view = view_of(THIRD, HEAD, opened_s=None)
@@ -317,7 +337,7 @@ def test_round_that_has_not_opened_has_no_time_out():
 def test_every_deadline_is_among_the_times_at_which_the_machine_wakes():
     view = view_of(THIRD, HEAD, opened_s=5.0, progress_s=9.0)
     due = set(due_times(view, deadline_1_s()))
-    assert {5.5, 6.0, 6.5, time_out_s(view, deadline_1_s())} <= due
+    assert {5.5, 6.0, 6.5, 15.0, time_out_s(view, deadline_1_s())} <= due
 
 
 # COMMIT -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 
 from node import events as ev
 from node.core import NodeCore
+from node.rules.admission import ATTEMPTS_AHEAD_MAX
 from protocol import limits
 from protocol.frames import Heartbeat
 from protocol.identity import KeyedHashSigner
@@ -33,6 +34,14 @@ def test_member_without_a_vote_leads_nobody_to_a_later_attempt(trust):
     assert core.machine.view.attempt == 0
     hand(core, VOTER, Voice(VOTER, HEAD.value).report(64))
     assert core.machine.view.attempt == 64
+
+
+def test_attempt_that_nobody_honest_can_be_in_yet_is_entered_by_nobody():
+    core, voter = core_of("friends"), Voice(VOTER, HEAD.value)
+    hand(core, VOTER, voter.report(ATTEMPTS_AHEAD_MAX + 1))
+    assert core.machine.view.attempt == 0
+    hand(core, VOTER, voter.report(ATTEMPTS_AHEAD_MAX))
+    assert core.machine.view.attempt == ATTEMPTS_AHEAD_MAX
 
 
 @pytest.mark.parametrize(("trust", "survive"), [("open", "quorum"), ("friends", "any")])

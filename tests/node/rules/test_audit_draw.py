@@ -19,9 +19,11 @@ LAW = AuditSpec(rate=0.25, segments=8)
 BEACONS = 120
 
 
-def scene(*, devices: dict[PeerId, str] | None = None, seated: int = 0) -> AuditedRound:
+def scene(
+    *, devices: dict[PeerId, str] | None = None, seated: int = 0, earned: int = 0
+) -> AuditedRound:
     """Nine voters who all contributed; `devices` are the classes of some, `seated` says when all
-    got their seats."""
+    got their seats, and what they earned since."""
     example = decode_body(WORK)
     assert isinstance(example, Commit)
     commits = {}
@@ -33,9 +35,10 @@ def scene(*, devices: dict[PeerId, str] | None = None, seated: int = 0) -> Audit
         body = replace(example, work=(work,))
         message = sign_message(KeyedHashSigner(peer), WORK.slot, body)
         commits[message.digest] = (message, body)
-    seats = tuple(
-        SeatRecord(peer=peer, seated=seated, voter_since=0, proved=40, absent=0) for peer in PEERS
+    old = SeatRecord(
+        peer=PEERS[0], seated=seated, voter_since=0, proved=40, absent=0, earned=earned
     )
+    seats = tuple(replace(old, peer=peer) for peer in PEERS)
     named = replace(BASIS, roster=Roster(seats=seats, window=(40,)))
     return AuditedRound(
         round=41,
@@ -84,10 +87,16 @@ def test_suspects_and_newcomers_meet_more_and_the_barred_none(seed):
         met[peer] += count * (segment == 8)
     assert not met[barred]
     assert abs(met[suspect] - SUSPECT_RATE * BEACONS) < 6 * (SUSPECT_RATE * BEACONS) ** 0.5
+    calm = audits(scene(), Drawn(LAW, NO_ADMISSION), seed)
+    # The same beacons draw all that they would of anybody, and as many again.
+    more = found - calm
+    assert {peer for _, peer, _ in more} == {suspect}
     slow = Drawn(LAW, AdmissionSpec(probation=3, ramp=10))
-    new = sum(n for (_, _, s), n in audits(scene(seated=30), slow, seed).items() if s == 8)
-    expected = SUSPECT_RATE * BEACONS * len(PEERS)
-    assert abs(new - expected) < 6 * expected**0.5
+    for earned, rate in ((0, SUSPECT_RATE), (12, SUSPECT_RATE), (13, LAW.rate)):
+        on = scene(seated=30, earned=earned)
+        new = sum(n for (_, _, s), n in audits(on, slow, seed).items() if s == 8)
+        expected = rate * BEACONS * len(PEERS)
+        assert abs(new - expected) < 6 * expected**0.5
 
 
 def test_training_is_for_the_own_class_and_the_encoding_for_all(seed):

@@ -6,12 +6,13 @@ import pytest
 
 from node import events as ev
 from node.rules.audit_rounds import NOTHING, AuditedRound
-from node.rules.audit_words import REFUTED_MAX, SHUT_ROUNDS, Judge
+from node.rules.audit_words import REFUTED_MAX, REFUTED_ROUNDS, SHUT_ROUNDS, Judge
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.messages import Commit, Outcome, Verdict, decode_body
+from protocol.messages import Commit, Interval, Outcome, Verdict, decode_body
+from tests.node.builders import seat
 from tests.protocol.entry_vectors import (
     BASIS,
     JUDGES,
@@ -97,6 +98,9 @@ def test_work_that_two_could_not_open_costs_the_seat_and_no_ban():
     judge.sealed(later, frozenset(), frozenset())
     assert judge.is_shut(SIGNER.peer_id)
     assert not judge.shunned
+    accused = judge_of(SIGNER.peer_id)
+    assert list(accused.judge(scene((ONE, UNOPENED), (TWO, UNOPENED)), KEY)) == []
+    assert not accused.shunned, "nobody shuns itself"
     judge.sealed(replace(later, round=42 + SHUT_ROUNDS), frozenset(), frozenset())
     assert not judge.is_shut(SIGNER.peer_id)
 
@@ -110,20 +114,57 @@ def test_who_often_cannot_open_what_others_can_loses_its_seat():
     assert judge.shunned == {ONE.peer_id}
 
 
+def test_work_that_cannot_be_opened_now_and_then_costs_nothing():
+    """Counted across the seals in between, and forgotten after REFUTED_ROUNDS."""
+    step_max = REFUTED_ROUNDS // (REFUTED_MAX - 1)
+    for step, is_shunned in ((step_max, True), (step_max + 1, False)):
+        judge = judge_of()
+        for number in range(REFUTED_MAX):
+            index = 41 + step * number
+            judge.sealed(replace(BASIS, round=index - 1), frozenset(), frozenset())
+            on = scene((ONE, UNOPENED), (TWO, RIGHT), (THREE, RIGHT), round_index=index)
+            assert list(judge.judge(on, KEY)) == []
+        assert (judge.shunned == {ONE.peer_id}) is is_shunned
+
+
+def test_whoever_peels_a_wrong_layer_loses_its_seat_and_nobody_shuns_itself():
+    strayed = frozenset({ONE.peer_id})
+    for me, shunned in ((READER.peer_id, strayed), (ONE.peer_id, frozenset())):
+        judge = judge_of(me)
+        judge.sealed(BASIS, strayed, frozenset())
+        assert judge.shunned == shunned
+
+
+def test_conviction_whose_evidence_is_too_large_to_travel_costs_the_seat():
+    judges = [Ed25519Signer(bytes([n]) * 32) for n in range(1, limits.SEATS_MAX)]
+    judge, on = judge_of(), scene(*((one, WRONG) for one in judges[:22]))
+    everybody = sorted([SIGNER.peer_id, *(one.peer_id for one in judges)])
+    seats = tuple(seat(peer) for peer in everybody)
+    roster = replace(BASIS.roster, seats=seats, banned=tuple(everybody))
+    gaps = tuple(Interval(first=2**61 + 2 * n, stop=2**61 + 2 * n + 1) for n in range(256))
+    clock = replace(BASIS.clock, unused=gaps, cursor=2**62)
+    digests = (bytes(32),) * limits.SEATS_MAX
+    large = replace(BASIS, commits=digests, drifts=digests, roster=roster, clock=clock)
+    actions = list(judge.judge(replace(on, named=large), KEY))
+    assert actions == [ev.Fault(SIGNER.peer_id, "wrong work")]
+    assert judge.shunned == {SIGNER.peer_id}
+
+
 def test_nobody_convicts_itself_and_none_without_bans():
     on = scene((ONE, WRONG), (TWO, WRONG))
     assert list(judge_of(SIGNER.peer_id).judge(on, KEY)) == []
     assert list(judge_of(READER.peer_id, "bans").judge(on, KEY)) == []
 
 
-def test_work_that_is_taken_back_costs_the_seat_and_a_second_time_is_a_ban():
+@pytest.mark.parametrize("later", [1, limits.RETRACT_ROUNDS])
+def test_work_that_is_taken_back_costs_the_seat_and_a_second_time_is_a_ban(later):
     judge = judge_of()
     on = scene((ONE, WRONG), (TWO, WRONG))
     on.retracted.add(WORK.digest)
     assert list(judge.retracted(retract_of(SIGNER, 41))) == []
     assert list(judge.judge(on, KEY)) == []
     assert judge.shunned == {SIGNER.peer_id}
-    again = list(judge.retracted(retract_of(SIGNER, 41 + limits.RETRACT_ROUNDS)))
+    again = list(judge.retracted(retract_of(SIGNER, 41 + later)))
     assert evidence_of(again) == {SIGNER.peer_id: Accusation.TWO_RETRACTS}
 
 

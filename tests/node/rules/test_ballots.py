@@ -90,6 +90,18 @@ def test_third_commit_is_read_where_an_honest_voter_voted_for_a_list_that_names_
     assert ballots.commits[D][0] == first.message.digest
 
 
+def test_member_that_contradicts_itself_without_end_fills_no_memory():
+    for said in (
+        [VOICES[0].have(bytes([number])) for number in range(8)],
+        [VOICES[0].commit(str(number)) for number in range(8)],
+        [VOICES[0].seal(replace(VALUE, root=bytes([number]) * 32)) for number in range(8)],
+    ):
+        ballots = open_ballots()
+        for heard in said:
+            ballots.add(Entry(heard.message, heard.body))
+        assert len(ballots) <= 2, "the evidence, and no more"
+
+
 def test_votes_certify_once_a_quorum_agrees_in_one_attempt():
     x, y = digest_of(HEAD.value, X), digest_of(HEAD.value, Y)
     ballots = ballots_of(a.vote(X), b.vote(Y, 1))

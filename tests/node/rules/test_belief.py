@@ -47,6 +47,13 @@ def test_so_many_liars_as_may_be_are_never_enough_and_the_honest_always_are(vote
     )
 
 
+def test_friends_take_the_word_of_one_whether_it_votes_or_not():
+    everybody = peers_named(4)
+    belief = belief_of(roster_of(everybody[:1], everybody[1:]), "friends")
+    assert belief.is_enough(everybody[1:2])
+    assert belief.num_needed(everybody[1:]) == 1, "of each cell there is one sum, not two"
+
+
 @pytest.mark.parametrize(("voters", "others"), SIZES)
 def test_first_reducers_are_as_many_as_it_takes_with_an_honest_voter_among_them(voters, others):
     everybody = peers_named(voters + others)

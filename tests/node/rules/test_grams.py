@@ -17,6 +17,7 @@ from node.rules.agreed import (
 from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol.identity import KeyedHashSigner, PeerId
+from protocol.manifest import AdmissionSpec
 from protocol.messages import Gram, Kind, slice_subject
 from tests.node.builders import CONFIG
 from tests.node.rules.test_agreed import (
@@ -72,6 +73,17 @@ def test_gram_matrix_of_other_rows_than_the_list_has_counts_for_nothing():
     short = bytes(4 * 2 * 3)
     view = view_of(FOURTH, [*CERTIFIED, gram(FIRST, short), gram(SECOND, short)], uses_gram=True)
     assert agreed_gram(view, DIGEST, PIECE) is None
+
+
+def test_gram_matrix_has_no_row_of_a_newcomer_that_weighs_nothing_yet():
+    fewer = bytes(4 * (ROWS - 1) * ROWS)
+    for stats, is_believed in ((ONE, False), (fewer, True)):
+        said = [gram(FIRST, stats), gram(SECOND, stats)]
+        law = AdmissionSpec(probation=3, ramp=10)
+        view = view_of(FOURTH, [*CERTIFIED, *said], uses_gram=True, admission=law)
+        newcomer, *others = view.roster.seats
+        view.roster = replace(view.roster, seats=(replace(newcomer, seated=2), *others))
+        assert (agreed_gram(view, DIGEST, PIECE) == stats) is is_believed
 
 
 def test_whoever_measures_believes_itself():

@@ -10,19 +10,24 @@ from node.rules.standing import Standing
 from protocol.errors import ProofError
 from protocol.frames import Branch, WantBranch
 from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind, Seal, SealCertificate, SealValue
-from tests.node.builders import Voice, head_of, peers_named, view_of
+from protocol.messages import Kind, Roster, Seal, SealCertificate, SealValue
+from tests.node.builders import Voice, head_of, peers_named, roster_of, view_of
 
 A, B, C, D = peers_named(4)
 HEAD = head_of((A, B, C))
 FINAL = HEAD.value
 
 
-def link(before: SealValue, tokens: int, *by) -> SealCertificate:
-    """A provisional seal on `before` with so many more tokens."""
+def link(before: SealValue, tokens: int, *by, roster: Roster | None = None) -> SealCertificate:
+    """A provisional seal on `before` with so many more tokens; `roster` is of another one."""
     clock = replace(before.clock, tokens=before.clock.tokens + tokens)
     value = replace(
-        before, round=before.round + 1, before=before.digest, basis=before.digest, clock=clock
+        before,
+        round=before.round + 1,
+        before=before.digest,
+        basis=before.digest,
+        roster=roster or before.roster,
+        clock=clock,
     )
     body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
     said = [
@@ -131,6 +136,30 @@ def test_what_is_no_provisional_seal_is_the_senders_fault():
         assert list(found.ask(standing, now_s=9.0))
         with pytest.raises(ProofError):
             found.arrived(B, Branch(final=FINAL.digest, seals=(one,), lock=b""), standing)
+
+
+def test_seat_of_the_last_final_seal_or_of_the_branch_is_enough_to_go_on():
+    first = link(FINAL, 5, roster=roster_of((A, B), (D,)))
+    for peer in (C, D):
+        path = (first, link(first.value, 5, peer))
+        assert met(standing_on(), B=path).choose(standing_on()) == path
+
+
+def test_branch_that_was_not_asked_for_is_passed_over_unread():
+    found, standing, bad = Meeting(KeyedHashSigner(A)), standing_on(), link(FINAL, 5, D)
+
+    def tells(final: bytes) -> None:
+        for seals in ((bad,), ()):
+            found.arrived(B, Branch(final=final, seals=seals, lock=b""), standing)
+
+    tells(FINAL.digest)
+    found.heard(B, FINAL.round, bad.value.digest, now_s=0.0)
+    tells(FINAL.digest)
+    assert list(found.ask(standing, now_s=9.0))
+    tells(bytes(32))
+    assert found.choose(standing) is None
+    with pytest.raises(ProofError):
+        tells(FINAL.digest)
 
 
 def test_answers_that_overtake_each_other_are_nobodys_fault():

@@ -35,12 +35,24 @@ def test_new_onion_begins_where_one_ends():
     assert follows(own.layer(LAYERS), LAYERS, last)
     assert follows(own.layer(LAYERS + 1), LAYERS + 1, (LAYERS, own.layer(LAYERS)))
     assert not follows(own.layer(LAYERS + 2), LAYERS + 1, (LAYERS, own.layer(LAYERS)))
+    assert not {own.layer(r) for r in range(9)} & {own.layer(LAYERS + r) for r in range(9)}, (
+        "all layers of the first are known by then"
+    )
 
 
 def test_beacon_follows_from_all_layers_in_whatever_order_they_come():
     layers = [(PeerId(bytes([n]) * 32), onion(n).layer(3)) for n in range(1, 5)]
     assert beacon(RUN, 3, layers) == beacon(RUN, 3, layers[::-1])
     assert len({beacon(RUN, 3, layers[:n]) for n in range(5)} | {beacon(RUN, 4, layers)}) == 6
+
+
+def test_every_layer_and_its_sender_change_the_beacon():
+    """Else it would be known before the last COMMIT, or one could peel a layer for another."""
+    told = [(PeerId(bytes([n]) * 32), onion(n).layer(3)) for n in range(1, 4)]
+    one, (two, layer), three = told
+    for other in ((two, onion(9).layer(3)), (PeerId(bytes([9]) * 32), layer)):
+        assert beacon(RUN, 3, [one, other, three]) != beacon(RUN, 3, told)
+    assert beacon(bytes([1]) * 32, 3, told) != beacon(RUN, 3, told)
 
 
 def test_shares_are_spread_evenly(seed):

@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from node.rules import proposal
+from node.rules.agreement import statements
+from node.rules.ballots import Entry
+from node.rules.deadlines import LearnedDeadline
 from node.rules.proposal import (
     BRANCH_TIME_OUTS_MAX,
     complete_senders,
@@ -247,6 +250,18 @@ def test_list_without_more_than_may_lie_waits_until_haves_are_due_and_then_asks_
     assert not is_refused(OF_SIX[:4], heard=some, is_late=True)
     assert not is_refused(OF_SIX[1:4], heard=some, is_late=True)
     assert is_refused(OF_SIX[2:4], heard=some, is_late=True)
+
+
+def test_vote_for_a_list_that_leaves_others_out_waits_until_haves_are_due():
+    alone, deadline = OF_SIX[:1], LearnedDeadline(floor_s=1.0, cap_s=10.0)
+    view = view_of(SIX[1], OPEN, OF_SIX, trust="open", opened_s=2.0)
+    listed = Voice(view.closer(0), OPEN.value).propose(alone)
+    view.ballots.add(Entry(listed.message, listed.body))
+    votes = [
+        [s for s in statements(view, deadline, now_s=now_s) if s.kind is Kind.VOTE]
+        for now_s in (2.0, 3.4, 3.5)
+    ]
+    assert [len(found) for found in votes] == [0, 0, 1]
 
 
 def test_list_that_carries_or_is_shown_certified_or_comes_after_many_attempts_is_free():

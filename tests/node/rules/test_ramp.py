@@ -122,6 +122,27 @@ def test_rows_of_newcomers_are_left_out_and_a_list_of_nobody_else_weighs_nothing
     assert {weight for _, _, weight in everybody} == {10}
 
 
+@pytest.mark.parametrize(("founding", "turn"), [(8, 24), (7, 32), (1, 32)])
+def test_rounds_that_do_not_list_a_newcomer_earn_it_nothing_and_are_not_its_turn(founding, turn):
+    """A quarter of those who count come to count in an era, and at least one; so where eight do,
+    every eighth round is somebody's turn."""
+    one, roster, earned = WAVE[0], roster_of(FOUNDING[:founding]), []
+    for index in range(5, turn + 1):
+        # Twice in a row would cost the seat.
+        is_there = index not in (5, 7, 9, 16)
+        present = (*FOUNDING[:founding], one) if is_there else FOUNDING[:founding]
+        entries = [says(p, joins=(one,) if index == 5 else ()) for p in present]
+        roster = next_roster(roster, index, entries, trust="open", law=LAW)
+        earned += [seat.earned for seat in roster.seats if seat.peer == one]
+    assert earned == [0, 1, 1, 2, 2, *[LAW.probation] * (turn - 10), LAW.probation + 1]
+
+
+def test_whoever_is_seated_by_the_first_round_weighs_as_the_founder_does():
+    founder = SeatRecord(peer=PEERS[0], seated=0, voter_since=0, proved=0, absent=0)
+    weights = [parts(replace(founder, seated=index), LAW) for index in range(3)]
+    assert weights == [LAW.ramp, LAW.ramp, 0]
+
+
 def test_turns_do_not_follow_peer_ids():
     rosters = played(6 * ERA_ROUNDS, law=LAW)
     first = next(c - set(FOUNDING) for r in rosters if (c := counting(r, LAW)) - set(FOUNDING))

@@ -2,16 +2,26 @@
 
 from dataclasses import replace
 
+import pytest
 from blake3 import blake3
 
 from node import events as ev
 from node.core import NodeCore
+from node.rules.admission import may_sit_next
 from node.rules.ballots import Entry
 from node.rules.early import Early
 from protocol import limits
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Agg, Have, Held, Kind, Seat, slice_subject
-from tests.node.builders import CLOCK_RULES, CONFIG, Voice, contributed, head_of, peers_named
+from tests.node.builders import (
+    CLOCK_RULES,
+    CONFIG,
+    Voice,
+    contributed,
+    head_of,
+    peers_named,
+    view_of,
+)
 from tests.node.cores import MANIFEST, faults, hand
 
 ME, *OTHERS, LIAR, STRANGER = peers_named(7)
@@ -109,6 +119,13 @@ def test_joiner_that_enough_voters_name_is_heard_early_whoever_checked_its_proof
         said = Voice(STRANGER, NEXT).say(Kind.HAVE, Have(held=()), number)
         hand(core, STRANGER, said)
         assert (said.message.digest in core.machine.view.early) == (number == 1)
+
+
+@pytest.mark.parametrize(("trust", "may"), [("open", False), ("friends", True)])
+def test_members_without_a_vote_make_no_joiner_heard_early_in_an_open_run(trust, may):
+    head = head_of(VOTERS[:4], VOTERS[4:])
+    named = [Voice(peer, head.value).commit(joins=(STRANGER,)) for peer in VOTERS[4:]]
+    assert may_sit_next(view_of(ME, head, named, trust=trust), STRANGER) is may
 
 
 def test_member_keeps_no_more_early_than_its_bytes():

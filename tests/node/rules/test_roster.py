@@ -171,6 +171,14 @@ def test_voters_of_an_open_run_grow_only_every_sixteen_rounds():
     assert E in voters(after(roster, *entries, index=16, trust="open"))
 
 
+@pytest.mark.parametrize(("count", "grown"), [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)])
+def test_voters_of_an_open_run_grow_by_a_quarter_and_by_one_at_least(count, grown):
+    everybody = peers_named(count + 8)
+    roster = replace(roster_of(everybody[:count], everybody[count:]), window=(14, 15))
+    entries = [listed(peer, proved=True) for peer in everybody]
+    assert len(voters(after(roster, *entries, index=16, trust="open"))) == count + grown
+
+
 def test_roster_is_equal_for_every_order_in_which_the_listed_are_given(seed):
     rng = random.Random(seed)
     everybody = peers_named(8)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from node import events as ev
+from protocol.identity import KeyedHashSigner
 from protocol.join_puzzle import solve
 from protocol.manifest import AdmissionSpec
-from protocol.messages import Kind, Leave, Seal, Seat
+from protocol.messages import Kind, Leave, Seal, Seat, Work, sign_message
 from sim.world import peer_named
 from tests.node.builders import (
     CLOCK_RULES,
@@ -47,6 +48,19 @@ def test_commit_that_could_not_be_summed_is_a_fault_and_is_not_listed(changes):
     assert not script.machine.view.ballots.commits
 
 
+def test_commit_without_the_work_that_audits_run_again_is_a_fault():
+    """R10: all that looks at it may rely on its being there."""
+    machine = machine_of(ME, HEAD, clock=replace(CLOCK_RULES, segments=2))
+    found = []
+    for peer, segments in ((FIRST, None), (SECOND, 1), (FIRST, 2)):
+        trace = (bytes(32),) * (0 if segments is None else segments + 1)
+        one_work = Work(onion=ROOT, device="cpu", trace=trace, before=ROOT, after=ROOT)
+        work = () if segments is None else (one_work,)
+        heard = Voice(peer, HEAD.value).commit(work=work)
+        found.append(bool(faults(machine.handle(heard, 0.0))))
+    assert found == [True, True, False]
+
+
 FALSE_CLAIMS = [
     ({"samples": 11, "tokens": 11}, "11 samples of a lease of 10"),
     ({"tokens": 11}, "11 tokens for 10 samples of 1"),
@@ -75,6 +89,17 @@ def test_seal_with_another_seal_before_it_is_a_fault():
     body = Seal(value=ROOT, list_digest=ROOT, root=ROOT)
     assert faults(script.tell(one.say(Kind.SEAL, body, subject=ROOT)))
     assert not faults(script.tell(one.say(Kind.SEAL, body, subject=HEAD.value.digest)))
+
+
+@pytest.mark.parametrize(("survive", "is_fault"), [("quorum", True), ("any", False)])
+def test_seal_of_two_rounds_in_flight_stands_on_one_seal_unless_there_are_branches(
+    survive, is_fault
+):
+    machine = machine_of(ME, HEAD, clock=replace(CLOCK_RULES, lag=2), survive=survive)
+    slot = machine.view.slot(Kind.SEAL, subject=ROOT)
+    body = Seal(value=ROOT, list_digest=ROOT, root=ROOT)
+    message = sign_message(KeyedHashSigner(FIRST), slot, body)
+    assert bool(faults(machine.handle(ev.Heard(message, body), 0.0))) is is_fault
 
 
 def test_joiner_whose_proof_is_wrong_is_not_named_and_one_whose_proof_is_right_is():

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from node import events as ev
+from node.core import NodeCore
 from node.rules.restart import Restart
 from node.rules.roster import blocking, has_quorum
 from node.rules.round_view import RoundView
 from node.rules.silence import Silence
+from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, SealCertificate, SignedMessage
-from tests.node.builders import Voice, head_of, peers_named, view_of
+from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, view_of
+from tests.node.cores import MANIFEST
 
 PEERS = peers_named(5)
 ME, *OTHERS = PEERS
@@ -125,6 +129,18 @@ def test_lock_whose_list_is_lost_silences_its_round():
     assert silence.is_on(locked)
 
 
+def test_lock_whose_list_is_here_silences_nothing():
+    commits = [Voice(peer, HEAD.value).commit() for peer in PEERS[:3]]
+    listed = Voice(OTHERS[0], HEAD.value).propose(commits)
+    locked = view_of(ME, HEAD, [*commits, listed], lock=(1, digest_of(HEAD.value, commits)))
+    silence = Silence()
+    silence.restarted(Restart(chain=(HEAD,)), locked, now_s=0.0)
+    for peer in OTHERS:
+        silence.status(peer, 5)
+    silence.settle(locked, locked)
+    assert not silence.is_on(locked)
+
+
 # Its state is lost, its signatures are not ------------------------------------------------------
 
 NEXT = SealCertificate(
@@ -153,22 +169,58 @@ def signed_in(head: SealCertificate, *, is_voted: bool = False) -> tuple[SignedM
 
 def test_signatures_of_the_round_that_a_fetched_state_leads_to_are_filed_and_it_may_go_on():
     sealed = Voice(ME, HEAD.value).seal(NEXT.value).message
-    messages = (sealed, *signed_in(NEXT, is_voted=True))
-    silence, view = back_at(Restart(chain=(HEAD,), messages=messages, silent_through=6))
+    given_up = replace(NEXT.value, root=b"o" * 32)
+    earlier = Voice(ME, HEAD.value).seal(given_up, 1).message
+    own, vote = signed_in(NEXT, is_voted=True)
+    restart = Restart(chain=(HEAD,), messages=(earlier, sealed, own, vote), silent_through=6)
+    silence, view = back_at(restart)
     assert not silence.is_on(view)
-    assert view.own_commit == messages[1].digest
+    assert view.own_commit == own.digest
     assert ME in view.ballots.of(Kind.VOTE, 0)
     assert view.own_seal == sealed.encoded, "its next COMMIT proves that it had that seal"
 
 
+def test_words_of_others_in_the_log_are_filed_as_theirs():
+    theirs = Voice(OTHERS[0], NEXT.value)
+    messages = (*signed_in(NEXT), theirs.commit().message, theirs.report(3).message)
+    _, view = back_at(Restart(chain=(HEAD,), messages=messages, silent_through=6))
+    assert view.own_commit == messages[0].digest
+    assert view.attempt == 0
+    assert set(view.ballots.commits) == {ME, OTHERS[0]}
+
+
+@pytest.mark.parametrize("lost", [{}, {"is_lost": True}, {"silent_through": 5}])
+def test_residual_is_dropped_after_a_restart_that_lost_signatures_and_kept_after_others(lost):
+    """R6: whoever cannot know what became of its contributions begins with e = 0."""
+    core = NodeCore(MANIFEST, CONFIG, KeyedHashSigner(ME), HEAD, now_s=0.0)
+    restart = Restart(chain=(HEAD,), messages=signed_in(HEAD), **lost)
+    (train,) = [a for a in core.start(0.0, restart) if isinstance(a, ev.Train)]
+    assert train.is_resync == bool(lost)
+
+
+def test_round_behind_the_state_that_the_disk_has_stays_silent_where_signatures_are_missing():
+    restart = Restart(chain=(HEAD, NEXT), messages=signed_in(NEXT), silent_through=6)
+    silence, view = back_at(restart)
+    assert silence.has_lost(view)
+
+
 @pytest.mark.parametrize(
-    "why", ["lost", "nothing signed on it", "log cut before it", "lock without its list"]
+    "why",
+    [
+        "lost",
+        "nothing signed on it",
+        "words of others alone",
+        "log cut before it",
+        "lock without its list",
+    ],
 )
 def test_round_of_which_not_all_is_known_stays_silent(why):
     messages = signed_in(NEXT)
     if why == "nothing signed on it":
         other = replace(NEXT, value=replace(NEXT.value, root=b"o" * 32))
         messages = signed_in(other)
+    elif why == "words of others alone":
+        messages = (Voice(OTHERS[0], NEXT.value).commit().message,)
     elif why == "log cut before it":
         later = replace(NEXT, value=replace(NEXT.value, round=7))
         messages += signed_in(later)

@@ -146,6 +146,8 @@ def test_branch_begins_only_after_the_quorum_was_gone_for_a_while():
     assert sealers_of(reach, {B, C}, 5.0) == {A}
     assert sealers_of(reach, {C}, 5.1) == frozenset()
     assert sealers_of(reach, {B, C}, 5.2) == frozenset()
+    assert sealers_of(reach, set(), 8.1) == frozenset()
+    assert sealers_of(reach, {B, C}, 8.3) == frozenset(), "counted from when it was lost again"
 
 
 def test_without_leave_to_survive_nobody_branches():

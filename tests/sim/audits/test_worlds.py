@@ -8,6 +8,7 @@ import pytest
 from protocol.entry_kinds import Accusation
 from protocol.evidence import Evidence
 from protocol.wire import decode
+from sim.attacks.lying_auditor import FindsWrong
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
@@ -52,6 +53,14 @@ def test_auditor_who_calls_right_work_wrong_is_banned_and_nobody_else(seed):
     assert found.violation is None
     assert (found.rounds_sealed, found.banned, found.false_bans) == (ROUNDS, 1, 0)
     assert accusations(found) == {"n06": Accusation.WRONG_VERDICT}
+
+
+def test_auditor_that_cannot_run_work_again_says_nothing_of_it(seed):
+    """Its trainer lacks the weights, say: that is no end which differs."""
+    with patch.object(FindsWrong, "reran", lambda _hooks, _found: b""):
+        found = audited("lying_auditor:0.25", seed, rounds=6)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
 
 
 @pytest.mark.slow
