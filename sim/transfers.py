@@ -83,7 +83,7 @@ class Transfers:
         """What is here of it, and of which round it is; None where joiners ask in vain."""
         node = self._node
         if due.bulk is Bulk.WORK:
-            items = node.works.items(due.subject, due.cells) if node.hooks.opens else []
+            items = node.works.items(due.subject, due.cells) if node.hooks.opens_to(due.to) else []
             return items, node.core.machine.view.index
         about = bulk.round_of(node.core, due)
         if due.bulk in bulk.IS_SERVED:

@@ -145,7 +145,7 @@ class WorkDesk:
             items = partial(self._works.items, push.subject, (index,))
             return await trio.to_thread.run_sync(items)
 
-        return OpenedWork(find, cells if self._hooks.opens else ())
+        return OpenedWork(find, cells if self._hooks.opens_to(push.to) else ())
 
     # In -----------------------------------------------------------------------------------------
 

@@ -251,8 +251,7 @@ async def test_who_asks_over_and_over_is_shown_no_more_than_its_quota(tmp_path, 
 
 
 class Closed(NodeHooks):
-    @property
-    def opens(self) -> bool:
+    def opens_to(self, peer: PeerId) -> bool:
         return False
 
 
