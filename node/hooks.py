@@ -76,9 +76,9 @@ class NodeHooks:
         """The class that this node says its device is of, in a run with audits."""
         return own
 
-    @property
-    def opens(self) -> bool:
-        """Whether work is shown at all."""
+    def opens_to(self, peer: PeerId) -> bool:
+        """Whether a peer that may see work is shown it."""
+        del peer
         return True
 
     @property

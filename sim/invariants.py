@@ -18,6 +18,7 @@ from sim.checks.equality import Equality
 from sim.checks.forks import Forks
 from sim.checks.history import Check, History
 from sim.checks.leaks import Leaks
+from sim.checks.seating import Seating
 from sim.checks.stalls import Stalls
 from sim.checks.usage import Usage
 
@@ -89,6 +90,7 @@ class Invariants:
             ),
             Equality(self.history),
             Earning(self.history, manifest),
+            Seating(self.history, manifest),
             Accounting(self.history, manifest, skew_s=known.skew_s, suspects=known.bent),
             Accusations(self.history, known.bent),
             Usage(4 * max(manifest.layout(shard).numel for shard in range(len(manifest.shards)))),

@@ -83,7 +83,7 @@ class Transfers:
         """What is here of it, and of which round it is; None where joiners ask in vain."""
         node = self._node
         if due.bulk is Bulk.WORK:
-            items = node.works.items(due.subject, due.cells) if node.hooks.opens else []
+            items = node.works.items(due.subject, due.cells) if node.hooks.opens_to(due.to) else []
             return items, node.core.machine.view.index
         about = bulk.round_of(node.core, due)
         if due.bulk in bulk.IS_SERVED:
@@ -188,13 +188,13 @@ class Transfers:
     def _take_work(self, transfer: Transfer) -> None:
         """Cells of work; what nobody asked for any more is nobody's fault."""
         node, subject = self._node, transfer.header.subject
-        count, cells = node.core.audits.num_cells(subject), []
-        while transfer.next < transfer.num_here and count:
+        counts, cells = node.core.audits.counts(subject), []
+        while transfer.next < transfer.num_here and counts:
             item = transfer.items[transfer.next]
-            node.works.put(subject, item, count=count)
+            node.works.put(subject, item, counts=counts)
             transfer.next += 1
             cells.append(item.index)
-        transfer.is_over |= not count
+        transfer.is_over |= not counts
         if cells:
             node.tell(ev.CellsArrived(Bulk.WORK, subject, tuple(cells)))
 

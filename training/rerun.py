@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 NO_START = bytes(32)
 """Where a segment begins with what its sender cannot have had: the end of nothing."""
 
+MODEL_ERRORS = (RuntimeError, ValueError, ArithmeticError, AssertionError, LookupError, TypeError)
+"""What a model may raise of numbers that it does not take. A run may bring its own, with checks of
+its own, and a liar chooses the numbers: they must not end the trainer of everybody who is drawn."""
+
 Inherited = tuple[tuple[bytes, bytes], ...]
 """Roots of moments and residual that the round may have begun with; nothing where nobody knows."""
 
@@ -86,7 +90,7 @@ def reopen(root: bytes, traces: TraceFolder, runs: RunsSegments) -> bytes:
         if root_of(state.cells(traces.layout)) != root:
             return b""  # As others will find it: this machine does not compute equal bits.
         traces.put(state)
-    except (RuntimeError, ValueError, OSError) as error:
+    except (*MODEL_ERRORS, OSError) as error:
         logger.warning("a state cannot be made again segment=%d reason=%s", wanted, error)
         return b""
     return root
@@ -124,7 +128,7 @@ def rerun(
         try:
             with np.errstate(all="ignore"):
                 return root_of(runs.run(state, task.place).cells(layout))
-        except (RuntimeError, ValueError) as error:
+        except MODEL_ERRORS as error:
             # Too little memory, or a model that does not take these numbers: no word against it.
             logger.warning("audit given up segment=%d reason=%s", segment, error)
             return b""

@@ -145,21 +145,21 @@ class WorkDesk:
             items = partial(self._works.items, push.subject, (index,))
             return await trio.to_thread.run_sync(items)
 
-        return OpenedWork(find, cells if self._hooks.opens else ())
+        return OpenedWork(find, cells if self._hooks.opens_to(push.to) else ())
 
     # In -----------------------------------------------------------------------------------------
 
     def wants(self, subject: bytes) -> bool:
         """Whether a segment here begins with it."""
-        return self._core.audits.num_cells(subject) > 0
+        return bool(self._core.audits.counts(subject))
 
     def keep(self, subject: bytes, item: Item) -> bool:
         """Take a cell in; False if it is not needed any more, which is nobody's fault. Raises
         LimitError or ProofError for what is not of that subject."""
-        count = self._core.audits.num_cells(subject)
-        if not count:
+        counts = self._core.audits.counts(subject)
+        if not counts:
             return False
-        self._works.put(subject, item, count=count)
+        self._works.put(subject, item, counts=counts)
         return True
 
     def forget(self) -> None:

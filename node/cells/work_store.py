@@ -7,9 +7,10 @@ states have other moments and no tail. Whoever has one may serve it.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from node.cells.states import Item
-from protocol.errors import LimitError
+from protocol.errors import LimitError, ProofError
 from protocol.grid import Layout, cell_root, check_merkle_proof, merkle_proof
 from training.segments import TAIL_BYTES, root_of
 from training.traces import StoredCells
@@ -28,9 +29,17 @@ class WorkStore:
         self._has_tail = has_tail
         self._found: dict[bytes, dict[int, bytes]] = {}
 
-    def put(self, subject: bytes, item: Item, *, count: int) -> None:
-        """Keep a cell of a subject that has so many. Raises LimitError or ProofError: the sender's
-        fault."""
+    def put(self, subject: bytes, item: Item, *, counts: Collection[int]) -> None:
+        """Keep a cell of a subject that has so many, or so many. Raises LimitError or ProofError
+        where it fits none of these numbers: the sender's fault."""
+        *others, last = sorted(counts)
+        for count in others:
+            with suppress(LimitError, ProofError):
+                self._put(subject, item, count)
+                return
+        self._put(subject, item, last)
+
+    def _put(self, subject: bytes, item: Item, count: int) -> None:
         if item.index >= count:
             raise LimitError(f"cell {item.index} of {count}")
         each = self._layout.num_cells(0)

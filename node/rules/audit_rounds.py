@@ -121,10 +121,13 @@ class Rounds:
             self._begin(value)
             return None, frozenset()
         strayed = self._peeled(value.round, commits)
+        # Who votes was listed before, so a layer of then binds it. A newcomer is bound by nothing,
+        # and identities are cheap: who commits last would try layers until it likes the draw.
+        bound = view.named.roster.voter_set - strayed
         layers = [
             (message.sender, commit.work[0].onion)
             for message, commit in commits.values()
-            if message.sender not in strayed
+            if message.sender in bound
         ]
         self._index = value.round
         self._rounds[value.round] = AuditedRound(

@@ -17,8 +17,9 @@ from protocol.identity import PeerId
 from protocol.messages import Outcome, SealValue, SignedMessage, Verdict
 
 REFUTED_MAX, REFUTED_ROUNDS = 3, 20
-"""Who said of work that it could not be opened, and b + 1 voters opened it, so often in so many
-rounds, loses its seat: it makes others work for nothing, or has no line."""
+"""Who said of the work of so many peers that it could not be opened, and b + 1 voters opened it, in
+so many rounds, loses its seat: it makes others work for nothing, or has no line. Of more than may
+lie at least: else liars, who show their work to all others, would take any seat they like."""
 
 SHUT_ROUNDS = 64
 """So long nobody names a peer for a seat whose work could not be opened."""
@@ -38,7 +39,8 @@ class Judge:
         """Who is suspected for not opening its work, until it has no seat any more."""
         self._shut: dict[PeerId, int] = {}
         """Who lost its seat for that, and in which round."""
-        self._refuted: dict[PeerId, set[int]] = {}
+        self._refuted: dict[PeerId, dict[PeerId, int]] = {}
+        """Whose work each could not open though others could, and in which round last."""
         self._retracts: dict[PeerId, SignedMessage] = {}
 
     def retracted(self, message: SignedMessage) -> Iterator[ev.RoundAction]:
@@ -63,10 +65,10 @@ class Judge:
         self._shut = {p: r for p, r in self._shut.items() if r > value.round - SHUT_ROUNDS}
         oldest = value.round - REFUTED_ROUNDS
         refuted = {
-            peer: {index for index in rounds if index > oldest}
-            for peer, rounds in self._refuted.items()
+            peer: {other: index for other, index in others.items() if index > oldest}
+            for peer, others in self._refuted.items()
         }
-        self._refuted = {peer: rounds for peer, rounds in refuted.items() if rounds}
+        self._refuted = {peer: others for peer, others in refuted.items() if others}
 
     def is_shut(self, peer: PeerId) -> bool:
         """Whether a peer gets no seat now."""
@@ -95,14 +97,17 @@ class Judge:
     def _refute(
         self, on: AuditedRound, key: Key, verdict: Verdict, others: tuple[SignedMessage, ...]
     ) -> Iterator[ev.RoundAction]:
-        """The work is right: who said otherwise lied, and who could not open it had a bad line."""
+        """The work is right: who said otherwise lied, and who could not open it had a bad line, or
+        was not shown it."""
+        owner, _ = on.commits[key[0]]
+        most = max(REFUTED_MAX, words_needed(len(on.named.roster.voters)))
         for peer, (said, other) in sorted(on.words[key].items()):
             if other.outcome is Outcome.WRONG:
                 yield from self._convict(on, peer, verdict, others, said)
             elif other.outcome is Outcome.UNOPENED:
-                rounds = self._refuted.setdefault(peer, set())
-                rounds.add(on.round)
-                if len(rounds) >= REFUTED_MAX:
+                unopened = self._refuted.setdefault(peer, {})
+                unopened[owner.sender] = on.round
+                if len(unopened) >= most:
                     self.shunned |= {peer} - {self._me}
 
     def _convict(

@@ -123,10 +123,11 @@ class Audits:
             ),
         )
 
-    def num_cells(self, subject: bytes) -> int:
-        """Cells of a state or residual that is asked for; 0 of another one."""
-        found = (task.needs.get(subject, 0) for task in self._tasks.values() if not task.is_over)
-        return max(found, default=0)
+    def counts(self, subject: bytes) -> frozenset[int]:
+        """How many cells a state or residual that is asked for may have; nothing of another one.
+        Two where a liar gives a residual of somebody else's as its state: the cells say which."""
+        tasks = (task for task in self._tasks.values() if not task.is_over)
+        return frozenset(task.needs[subject] for task in tasks if subject in task.needs)
 
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         """Whether a peer may be shown that state or residual now: see `node.rules.audit_access`."""
@@ -232,7 +233,7 @@ class Audits:
 
     def cells_came(self, subject: bytes, cells: tuple[int, ...]) -> Iterator[ev.RoundAction]:
         """Cells of work that were asked for are here, and verified."""
-        if not self.num_cells(subject):
+        if not self.counts(subject):
             return
         self._held.setdefault(subject, set()).update(cells)
         for key, task in list(self._tasks.items()):

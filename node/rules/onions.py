@@ -2,8 +2,9 @@
 
     layer(r) = H(layer(r + 1)): a COMMIT of round r shows layer r, and binds the sender to r + 1
 
-So what all layers of a round hash to is nothing that anybody knows before the last COMMIT of that
-round, and nothing that anybody can choose: it can only stay away. `beacon` is made of them.
+So what the layers of all voters of a round hash to is nothing that anybody knows before the last
+COMMIT of that round, and nothing that anybody can choose: it can only stay away. `beacon` is made
+of them. The first layer that a peer shows binds it and is bound by nothing, so it must not count.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ _ONION_DOMAIN = b"barnraise/onion/1"
 _BEACON_DOMAIN = b"barnraise/beacon/1"
 
 LAYERS = 4096
-"""Of one secret; the next one begins where they end, with nothing that binds it."""
+"""Of one secret; the next one begins where they end, with nothing that binds it: in one round of so
+many a voter may choose its layer."""
 
 GAP_MAX = 64
 """So many rounds may lie between two layers of a peer; whoever was away for longer begins anew."""
@@ -58,7 +60,7 @@ def follows(layer: bytes, round_index: int, known: tuple[int, bytes] | None) -> 
 
 
 def beacon(run: bytes, round_index: int, layers: Sequence[tuple[PeerId, bytes]]) -> bytes:
-    """What a round's layers hash to, ascending by sender."""
+    """What the layers of a round's voters hash to, ascending by sender."""
     head = _BEACON_DOMAIN + run + round_index.to_bytes(8, "big")
     return blake3(head + b"".join(peer + layer for peer, layer in sorted(layers))).digest()
 

@@ -27,6 +27,7 @@ from sim.attacks.seam import ATTACKS, Attack, Context
 from sim.attacks.searched_alie import SearchedAlie
 from sim.attacks.searched_ipm import SearchedIpm
 from sim.attacks.shift import Shift
+from sim.attacks.shuts_out import ShutsOut
 from sim.attacks.sign_flip import SignFlip
 from sim.attacks.slow_drift import SlowDrift
 from sim.attacks.stale import Stale
@@ -63,6 +64,7 @@ ATTACKS.register("scale", Scale)
 ATTACKS.register("searched_alie", SearchedAlie)
 ATTACKS.register("searched_ipm", SearchedIpm)
 ATTACKS.register("shift", Shift)
+ATTACKS.register("shuts_out", ShutsOut)
 ATTACKS.register("sign_flip", SignFlip)
 ATTACKS.register("slow_drift", SlowDrift)
 ATTACKS.register("stale", Stale)

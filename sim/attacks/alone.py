@@ -34,6 +34,7 @@ ALONE = (
     "on_off",
     "replay",
     "scale",
+    "shuts_out",
     "sign_flip",
     "slow_drift",
     "stale",
@@ -61,7 +62,7 @@ TOGETHER = (
 IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
 
-NEEDS_AUDITS = IN_WORLDS | {"lying_auditor"}
+NEEDS_AUDITS = IN_WORLDS | {"lying_auditor", "shuts_out"}
 """Attacks on what audits look at: without any they bend nothing."""
 
 STANDS_BY_ITS_WORK = frozenset({"retract"})

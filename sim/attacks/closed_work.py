@@ -1,6 +1,7 @@
 """Work that nobody is shown: what was trained is turned around, and no audit is answered."""
 
 from node.hooks import NodeHooks
+from protocol.identity import PeerId
 from sim.attacks.seam import Attack
 
 
@@ -13,9 +14,9 @@ class ClosedWork(Attack):
         from sim.attacks.alone import Liar
 
         class Closed(Liar):
-            @property
-            def opens(self) -> bool:
+            def opens_to(self, peer: PeerId) -> bool:
                 """See NodeHooks."""
+                del peer
                 return False
 
         return Closed("sign_flip")

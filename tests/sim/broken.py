@@ -26,6 +26,7 @@ from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
 from tests.sim.broken_open import one_voter_hurries_all, one_word_is_enough
+from tests.sim.broken_rosters import ROSTERS
 from training import leases
 from training.compression import ErrorFeedback
 
@@ -365,6 +366,7 @@ BUGS = (
     Bug("I1", "votes not recorded", _votes_unrecorded),
     Bug("I2", "rows as they came", _rows_as_they_came),
     Bug("I2", "no momentum after a sync", _momentum_of_late_nodes),
+    *(Bug("I2", title, broken, settings) for title, broken, settings in ROSTERS),
     Bug("I6", "one reducer's word is enough", one_word_is_enough, {"trust": "open"}),
     Bug("I3", "lock ignored", _lock_ignored, {"rare": 0.2}),
     Bug(

@@ -229,6 +229,20 @@ def test_whatever_is_made_up_comes_to_another_end(tmp_path, seed):
     assert trial.again(2, SEGMENTS, work=bytes(last)) != trial.end(2, SEGMENTS)
 
 
+@pytest.mark.parametrize("error", [AssertionError, IndexError, ZeroDivisionError, RuntimeError])
+def test_state_that_the_model_refuses_ends_no_auditor(tmp_path, seed, error):
+    """A run's own model may check what passes through it, and a liar chooses what does."""
+
+    class Refusing:
+        def run(self, state, place):
+            raise error("a loss that is none")
+
+    trial = Trial(tmp_path, seed)
+    manifest, traces = trial.solo.manifest, trial.solo.traces
+    task, work = trial.task(2, 1), trial.work(2, 1)
+    assert rerun(manifest, task, work, traces.anchor(2), Refusing()) == b""
+
+
 def test_end_that_no_decoder_takes_is_one_that_nobody_can_have_sent(tmp_path, seed, monkeypatch):
     class Refusing:
         def restore(self, residual_N):

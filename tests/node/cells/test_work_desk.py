@@ -68,14 +68,17 @@ class Told:
 
     opened: set[tuple[PeerId, bytes]] = field(default_factory=set)
     needed: dict[bytes, int] = field(default_factory=dict)
+    made_up: dict[bytes, int] = field(default_factory=dict)
+    """Of somebody who gives another's root as its own."""
     shunned: frozenset[PeerId] = frozenset()
     closed: tuple[int, ...] = ()
 
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         return (peer, subject) in self.opened
 
-    def num_cells(self, subject: bytes) -> int:
-        return self.needed.get(subject, 0)
+    def counts(self, subject: bytes) -> frozenset[int]:
+        told = (self.needed, self.made_up)
+        return frozenset(needed[subject] for needed in told if subject in needed)
 
     @property
     def subjects(self) -> frozenset[bytes]:
@@ -177,6 +180,18 @@ def test_own_work_and_its_residual_need_nobody(tmp_path):
     assert path.read_bytes() == b"".join(STATES[2].cells(LAYOUT)) + residual
 
 
+async def test_owner_of_a_residual_is_not_to_blame_for_who_says_it_were_its_own_state(tmp_path):
+    pair = Pair(tmp_path)
+    own = STATES[0].cells(LAYOUT)[: LAYOUT.num_cells(0)]
+    residual, cells = root_of(own), tuple(range(len(own)))
+    pair.owner.audits.opened.add((AUDITOR, residual))
+    pair.auditor.audits.needed[residual] = len(own)
+    pair.auditor.audits.made_up[residual] = COUNT
+    await pair.ask((residual, cells))
+    assert pair.auditor.desk.faults() == []
+    assert pair.auditor.arrived() == list(cells)
+
+
 async def test_whom_nothing_drew_is_shown_nothing(tmp_path, autojump_clock):
     pair = Pair(tmp_path)
     pair.auditor.audits.needed[ROOTS[2]] = COUNT
@@ -236,8 +251,7 @@ async def test_who_asks_over_and_over_is_shown_no_more_than_its_quota(tmp_path, 
 
 
 class Closed(NodeHooks):
-    @property
-    def opens(self) -> bool:
+    def opens_to(self, peer: PeerId) -> bool:
         return False
 
 

@@ -30,10 +30,10 @@ def test_state_that_was_fetched_is_the_one_that_was_served_and_is_served_on(seed
     root, items = served(seed)
     store = WorkStore(LAYOUT, lambda _: (), has_tail=False)
     for item in items[1:]:
-        store.put(root, item, count=6)
+        store.put(root, item, counts={6})
     assert not store.cells(root)
     assert not store.items(root, range(6))
-    store.put(root, items[0], count=6)
+    store.put(root, items[0], counts={6})
     found = vectors_of(LAYOUT, store.cells(root))
     assert [x_N.tobytes() for x_N in found] == [x_N.tobytes() for x_N in state(seed)]
     assert store.items(root, [3, 3, 99]) == [items[3]]
@@ -54,10 +54,21 @@ def test_cell_that_is_not_the_one_is_refused(seed):
         replace(first, proof=first.proof[:-1]),
     ):
         with pytest.raises(PeerError):
-            store.put(root, wrong, count=6)
+            store.put(root, wrong, counts={6})
     with pytest.raises(PeerError):
-        store.put(root, first, count=4)
+        store.put(root, first, counts={4})
     assert not store.cells(root)
+
+
+def test_cells_say_themselves_how_many_there_are_of_them(seed):
+    root, items = served(seed)
+    for counts in ({4, 6}, {6, 9}):
+        store = WorkStore(LAYOUT, lambda _: (), has_tail=False)
+        for item in items:
+            store.put(root, item, counts=counts)
+        assert store.items(root, range(6)) == items
+        with pytest.raises(PeerError):
+            store.put(root, replace(items[0], index=4), counts=counts)
 
 
 def test_nothing_has_a_root_of_its_own():

@@ -6,12 +6,12 @@ import pytest
 
 from node import events as ev
 from node.rules.audit_rounds import NOTHING, AuditedRound
-from node.rules.audit_words import REFUTED_MAX, REFUTED_ROUNDS, SHUT_ROUNDS, Judge
+from node.rules.audit_words import REFUTED_MAX, REFUTED_ROUNDS, SHUT_ROUNDS, Judge, Key
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.messages import Commit, Interval, Outcome, Verdict, decode_body
+from protocol.messages import Commit, Interval, Outcome, Verdict, decode_body, sign_message
 from tests.node.builders import seat
 from tests.protocol.entry_vectors import (
     BASIS,
@@ -105,13 +105,42 @@ def test_work_that_two_could_not_open_costs_the_seat_and_no_ban():
     assert not judge.is_shut(SIGNER.peer_id)
 
 
-def test_who_often_cannot_open_what_others_can_loses_its_seat():
+def refuted(owner: Ed25519Signer, round_index: int) -> tuple[AuditedRound, Key]:
+    """The work of that peer, which ONE could not open, and all others could."""
+    message = sign_message(owner, WORK.slot, decode_body(WORK))
+    commit = decode_body(message)
+    assert isinstance(commit, Commit)
+    verdict = replace(RIGHT, commit=message.digest)
+    said = {
+        signer.peer_id: replace(verdict, outcome=Outcome.UNOPENED, found=b"")
+        if signer is ONE
+        else verdict
+        for signer in (SIGNER, *JUDGES)
+        if signer is not owner
+    }
+    on = scene(round_index=round_index)
+    key = (message.digest, verdict.segment)
+    on.commits = {message.digest: (message, commit)}
+    on.words = {key: {peer: (message, word) for peer, word in said.items()}}
+    return on, key
+
+
+def test_who_cannot_open_what_others_can_of_many_peers_loses_its_seat():
     judge = judge_of()
-    for number in range(REFUTED_MAX):
+    for number, owner in enumerate((SIGNER, TWO, THREE)):
         assert not judge.shunned
-        on = scene((ONE, UNOPENED), (TWO, RIGHT), (THREE, RIGHT), round_index=41 + number)
-        assert list(judge.judge(on, KEY)) == []
+        assert list(judge.judge(*refuted(owner, 41 + number))) == []
+    assert REFUTED_MAX == 3
     assert judge.shunned == {ONE.peer_id}
+
+
+def test_liars_who_show_their_work_to_all_but_one_voter_cost_it_no_seat():
+    judge = judge_of()
+    for number in range(2 * REFUTED_MAX):
+        # One of four may lie; and a second one that it had no line to.
+        for owner in (SIGNER, TWO):
+            assert list(judge.judge(*refuted(owner, 41 + number))) == []
+    assert not judge.shunned
 
 
 def test_work_that_cannot_be_opened_now_and_then_costs_nothing():
@@ -119,11 +148,10 @@ def test_work_that_cannot_be_opened_now_and_then_costs_nothing():
     step_max = REFUTED_ROUNDS // (REFUTED_MAX - 1)
     for step, is_shunned in ((step_max, True), (step_max + 1, False)):
         judge = judge_of()
-        for number in range(REFUTED_MAX):
+        for number, owner in enumerate((SIGNER, TWO, THREE)):
             index = 41 + step * number
             judge.sealed(replace(BASIS, round=index - 1), frozenset(), frozenset())
-            on = scene((ONE, UNOPENED), (TWO, RIGHT), (THREE, RIGHT), round_index=index)
-            assert list(judge.judge(on, KEY)) == []
+            assert list(judge.judge(*refuted(owner, index))) == []
         assert (judge.shunned == {ONE.peer_id}) is is_shunned
 
 

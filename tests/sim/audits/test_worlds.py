@@ -89,6 +89,14 @@ def test_work_that_nobody_is_shown_costs_the_seat_for_good(seed):
 
 
 @pytest.mark.slow
+def test_voter_whom_a_liar_shows_nothing_keeps_its_seat(seed):
+    found = audited("shuts_out:0.25", seed, rounds=40)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.evidence, found.false_bans) == (40, {}, 0)
+    assert found.seats_last == 7
+
+
+@pytest.mark.slow
 def test_without_bans_liars_stay_though_all_is_said(seed):
     found = audited("sign_flip:0.25", seed, peers=9, without=("bans",))
     assert found.violation is None

@@ -1,0 +1,214 @@
+"""I2: who is seated and who votes behind a round follows from the seal before and its LIST (R1).
+
+Written from the design, not from `node.rules.roster`: all nodes work a roster out by the same code,
+so where that is wrong they agree, and no other check would see it. Whose turn a seat is where there
+are fewer than peers is left to `node.rules.turns`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from node.reporting.tracing import Adopted, Advanced, Confirmed, Record
+from protocol.errors import DecodeError
+from protocol.identity import PeerId, short_id
+from protocol.manifest import RunManifest
+from protocol.messages import Commit, Kind, Seal, SealValue, decode_message
+from sim.checks.earning import num_parts
+from sim.checks.history import History
+
+WINDOW = 4
+"""Non-empty rounds within which a voter must have shown its own SEAL."""
+
+ABSENCES = 2
+ERA_ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A sealed round: the seal before it, the one that named it, and what its LIST holds."""
+
+    before: SealValue
+    named: SealValue
+    value: SealValue
+    commits: dict[PeerId, Commit]
+
+
+class Seating:
+    """I2 over records: each roster beside the one before."""
+
+    name = "I2"
+    kinds = (Adopted, Advanced, Confirmed)
+
+    def __init__(self, history: History, manifest: RunManifest) -> None:
+        self._history, self._law = history, manifest.admission
+        self._is_open = manifest.trust == "open"
+        self._seen: set[bytes] = set()
+        self._entered: Counter[int] = Counter()
+        """New voters of each 16 rounds of an open run, which has no branches."""
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        assert isinstance(record, Adopted | Advanced | Confirmed)
+        value, values = record.certificate.value, self._history.values
+        before, named = values.get(value.before), values.get(value.basis)
+        said = [self._history.commits.get(digest) for digest in value.commits]
+        if value.digest in self._seen or before is None or named is None or None in said:
+            return
+        self._seen.add(value.digest)
+        commits: dict[PeerId, Commit] = {}
+        for each in said:
+            assert each is not None
+            assert isinstance(each.body, Commit)
+            commits[each.message.sender] = each.body
+        now = _Round(before, named, value, commits)
+        checks = (self._members, self._seats, self._voters) if commits else (_unchanged,)
+        for check in checks:
+            for text in check(now):
+                yield f"round {value.round} {text}"
+
+    def finish(self) -> Iterator[str]:
+        """See Check."""
+        return iter(())
+
+    # Seats --------------------------------------------------------------------------------------
+
+    def _members(self, now: _Round) -> Iterator[str]:
+        roster, old = now.value.roster, now.before.roster
+        seated, sat = set(roster.members), set(old.members)
+        joining, leaving = self._joining(now), self._leaving(now)
+        # Where nobody would vote, or nobody would sit, the old voters or members stay.
+        proved = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
+        is_kept = not proved & set(roster.voters)
+        for peer in sorted(seated - sat - joining):
+            yield f"seats {short_id(peer)}, whom too few of its LIST name"
+        for peer in sorted(sat - seated - leaving):
+            if not (joining and len(sat - leaving) >= self._law.seats):
+                yield f"takes the seat of {short_id(peer)}, against whom nothing is said"
+        for peer in sorted(seated & (leaving | set(roster.banned))):
+            if not is_kept or peer in roster.banned:
+                yield f"leaves {short_id(peer)} its seat, which is lost by its LIST"
+        if joining - seated and len(seated) < self._law.seats and not is_kept:
+            yield f"seats {short_id(min(joining - seated))} not, and there is room"
+        gained = [peer for peer in roster.banned if peer not in old.banned]
+        if set(gained) - self._convicted(now):
+            yield "bans somebody whom too few voters of its LIST convict"
+
+    def _joining(self, now: _Round) -> set[PeerId]:
+        names = self._named(now, ((peer, c.joins) for peer, c in now.commits.items()))
+        bans = self._convicted(now) | set(now.before.roster.banned)
+        return names - set(now.before.roster.members) - self._gone(now) - bans
+
+    def _leaving(self, now: _Round) -> set[PeerId]:
+        """Of the members who is suspected by most, absent twice, gone or banned."""
+        law, old = self._law, now.before.roster
+        asked = {
+            peer: commit.suspects
+            for peer, commit in now.commits.items()
+            if self._has_word(now, peer) and num_parts(now.named, peer, law)
+        }
+        counts = _counted(asked.values())
+        leaving = {peer for peer, count in counts.items() if 2 * count > len(asked)}
+        absent = {seat.peer for seat in old.seats if self._absences(now, seat.peer) >= ABSENCES}
+        bans = self._convicted(now) | set(old.banned)
+        return (leaving | absent | self._gone(now) | bans) & set(old.members)
+
+    def _gone(self, now: _Round) -> set[PeerId]:
+        return self._named(now, ((peer, c.gone) for peer, c in now.commits.items()))
+
+    def _convicted(self, now: _Round) -> set[PeerId]:
+        """Those against whom more listed voters hold evidence than may lie."""
+        voters = _voting(now.named)
+        names = [commit.bans for peer, commit in now.commits.items() if peer in voters]
+        return {p for p, count in _counted(names).items() if count >= self._enough(now)}
+
+    def _named(self, now: _Round, words: Iterable[tuple[PeerId, Sequence[PeerId]]]) -> set[PeerId]:
+        told = [names for peer, names in words if self._has_word(now, peer)]
+        return {p for p, count in _counted(told).items() if count >= self._enough(now)}
+
+    def _has_word(self, now: _Round, peer: PeerId) -> bool:
+        return not self._is_open or peer in _voting(now.named)
+
+    def _enough(self, now: _Round) -> int:
+        """Friends 1, open one more than may lie."""
+        return (len(_voting(now.named)) - 1) // 3 + 1 if self._is_open else 1
+
+    def _absences(self, now: _Round, peer: PeerId) -> int:
+        if peer in now.commits:
+            return 0
+        had = next(seat.absent for seat in now.before.roster.seats if seat.peer == peer)
+        return had + (peer in now.named.roster.members)
+
+    # Votes --------------------------------------------------------------------------------------
+
+    def _seats(self, now: _Round) -> Iterator[str]:
+        """What each seat says of its member's rounds."""
+        old = {seat.peer: seat for seat in now.before.roster.seats}
+        leaving = self._leaving(now)
+        for seat in now.value.roster.seats:
+            had = old.get(seat.peer)
+            if had is None:
+                if (seat.seated, seat.voter_since, seat.absent) != (now.value.round, -1, 0):
+                    yield f"seats {short_id(seat.peer)} as if it had been there before"
+                continue
+            if seat.peer in leaving:
+                continue  # It is kept for want of others, with what it had.
+            is_shown = seat.peer in now.commits and _shows_seal(now, seat.peer)
+            if seat.proved != (now.value.round if is_shown else had.proved):
+                yield f"says of {short_id(seat.peer)} that it proved itself in {seat.proved}"
+            if seat.absent != self._absences(now, seat.peer):
+                yield f"counts {seat.absent} absences of {short_id(seat.peer)}"
+
+    def _voters(self, now: _Round) -> Iterator[str]:
+        roster, old = now.value.roster, now.before.roster
+        expected = (*old.window, now.value.round)[-WINDOW:]
+        if roster.window != expected:
+            yield f"has the window {roster.window} in place of {expected}"
+        able = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
+        votes, voted = _voting(now.value), _voting(now.before)
+        entered = votes - voted
+        if not votes & able:
+            if votes - voted:
+                yield "lets somebody vote who has shown no SEAL of late"
+            return  # A roster that would have no voter keeps the old ones.
+        for peer in sorted(votes - able):
+            yield f"lets {short_id(peer)} vote, which has shown no SEAL of late"
+        for peer in sorted(voted & able - votes):
+            yield f"takes the vote of {short_id(peer)}, which has shown its SEAL"
+        waiting = able - votes
+        if entered and waiting and min(waiting) < max(entered):
+            yield f"lets others vote before {short_id(min(waiting))}"
+        most = len(voted)
+        if self._is_open:
+            era, most = now.value.round // ERA_ROUNDS, max(1, len(voted) // 4)
+            self._entered[era] += len(entered)
+            if entered and self._entered[era] > most:
+                yield f"makes {self._entered[era]} voters in 16 rounds, {most} are the most"
+        elif len(entered) > most or (waiting and len(entered) < most):
+            yield f"makes {len(entered)} voters of {len(entered | waiting)}, beside {most}"
+
+
+def _unchanged(now: _Round) -> Iterator[str]:
+    """Of an empty LIST nobody was seen absent, and nobody was named."""
+    if now.value.roster != now.before.roster:
+        yield "lists nobody, and has another roster"
+
+
+def _voting(value: SealValue) -> set[PeerId]:
+    return {seat.peer for seat in value.roster.seats if seat.voter_since >= 0}
+
+
+def _counted(names: Iterable[Sequence[PeerId]]) -> Counter[PeerId]:
+    """By how many each is named."""
+    return Counter(peer for of_one in names for peer in set(of_one))
+
+
+def _shows_seal(now: _Round, peer: PeerId) -> bool:
+    """Whether its COMMIT carries its own SEAL or PSEAL of the seal that named the round. Whether it
+    is signed is seen where that SEAL counts."""
+    try:
+        message, body = decode_message(now.commits[peer].seal)
+    except DecodeError:
+        return False
+    is_own = message.sender == peer and message.slot.kind in (Kind.SEAL, Kind.PSEAL)
+    return is_own and isinstance(body, Seal) and body.value == now.named.digest

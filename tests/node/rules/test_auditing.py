@@ -1,0 +1,149 @@
+"""One node's audits of made-up rounds: what liars gain by what they write into their COMMITs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blake3 import blake3
+
+from node import events as ev
+from node.rules.audit_rounds import Rounds
+from node.rules.auditing import Audits
+from node.rules.onions import Onion
+from protocol.grid import EMPTY_ROOT
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.manifest import AuditSpec
+from protocol.messages import SealValue, Work
+from tests.node.builders import CONFIG, Voice, head_of, peers_named, toy_manifest
+
+ME, LIAR, VICTIM, THIRD = PEERS = peers_named(4)
+MANIFEST = replace(
+    toy_manifest(ME), trust="open", survive="quorum", audits=AuditSpec(rate=1.0, segments=2)
+)
+CELLS = MANIFEST.layout(0).num_cells(0)
+STATE_CELLS = CELLS * (1 + CONFIG.moments) + CONFIG.tail
+HEAD = head_of(PEERS).value
+
+Bend = Callable[[PeerId, dict[str, Any]], dict[str, Any] | None]
+"""What becomes of a COMMIT; None where its sender has none in that round."""
+
+
+def root(*parts: object) -> bytes:
+    return blake3(repr(parts).encode()).digest()
+
+
+def work_of(peer: PeerId, round_index: int, mark: int) -> Work:
+    """`mark` makes the layers."""
+    onion = Onion(KeyedHashSigner(peer), root(mark))
+    return Work(
+        onion=onion.layer(round_index),
+        device="cpu",
+        trace=tuple(root("state", peer, number) for number in range(3)),
+        before=EMPTY_ROOT,
+        after=root("moments", peer),
+    )
+
+
+@dataclass
+class Filed:
+    """Stands for the ballots of a round."""
+
+    entries: dict[bytes, ev.Heard]
+
+    def find(self, digest: bytes) -> ev.Heard | None:
+        return self.entries.get(digest)
+
+
+@dataclass
+class Round:
+    """What audits ask of a round: the seal that names it, and the COMMITs of it."""
+
+    named: SealValue
+    ballots: Filed
+
+
+def round_after(named: SealValue, mark: int, bend: Bend) -> tuple[Any, SealValue]:
+    """A round of all who have a COMMIT in it, and its seal."""
+    heard = {}
+    for peer in PEERS:
+        work = work_of(peer, named.round + 1, mark)
+        body = {"work": (work,), "residual_before": root("residual", peer)}
+        bent = bend(peer, body)
+        if bent is not None:
+            one = Voice(peer, named).commit(**bent)
+            heard[one.message.digest] = one
+    value = replace(
+        named,
+        round=named.round + 1,
+        before=named.digest,
+        basis=named.digest,
+        commits=tuple(heard),
+    )
+    return Round(named, Filed(heard)), value
+
+
+class Scene:
+    """My audits behind two sealed rounds; the layers of the second one draw, and `mark` makes
+    them."""
+
+    def __init__(self, bend: Bend, mark: int) -> None:
+        self.audits = Audits(MANIFEST, CONFIG, KeyedHashSigner(ME), HEAD)
+        first, second = round_after(HEAD, mark, bend)
+        self.actions: list[ev.RoundAction] = list(self.audits.sealed(first, second, frozenset()))
+        behind, last = round_after(second, mark, lambda _, body: body)
+        self.actions += self.audits.sealed(behind, last, frozenset())
+
+    def asked(self) -> set[tuple[PeerId, bytes]]:
+        return {(a.source, a.subject) for a in self.actions if isinstance(a, ev.Pull)}
+
+
+def residual_as_state(peer: PeerId, body: dict[str, Any]) -> dict[str, Any]:
+    """The liar says that all its states are what the victim's contribution was encoded with."""
+    (work,) = body["work"]
+    trace = (root("residual", VICTIM),) * 3
+    return body | {"work": (replace(work, trace=trace),)} if peer == LIAR else body
+
+
+def test_liar_who_gives_a_residual_as_its_state_leaves_its_owner_audited_and_unharmed():
+    residual, state = root("residual", VICTIM), root("state", VICTIM, 2)
+    scenes = (Scene(residual_as_state, mark) for mark in range(1, 500))
+    both = {(LIAR, residual), (VICTIM, residual)}
+    scene = next(one for one in scenes if both <= one.asked())
+    audits = scene.audits
+    # What comes of it is measured by either number: the owner's cells are cells of a residual.
+    assert audits.counts(residual) == {CELLS, STATE_CELLS}
+    assert audits.counts(state) == {STATE_CELLS}
+    assert audits.counts(bytes(32)) == frozenset()
+    assert list(audits.cells_came(residual, tuple(range(CELLS)))) == []
+    runs = list(audits.cells_came(state, tuple(range(STATE_CELLS))))
+    assert [(run.sender, run.segment) for run in runs if isinstance(run, ev.Rerun)] == [(VICTIM, 2)]
+
+
+NEWCOMER = THIRD
+NEWER = head_of((ME, LIAR, VICTIM), (NEWCOMER,)).value
+
+
+def beacon_with(layer: bytes) -> bytes:
+    """What draws where the newcomer, whom nothing binds yet, shows that layer in the second
+    round, its first."""
+
+    def first(peer: PeerId, body: dict[str, Any]) -> dict[str, Any] | None:
+        return None if peer == NEWCOMER else body
+
+    def second(peer: PeerId, body: dict[str, Any]) -> dict[str, Any]:
+        (work,) = body["work"]
+        return body | {"work": (replace(work, onion=layer),)} if peer == NEWCOMER else body
+
+    rounds = Rounds(NEWER)
+    view, value = round_after(NEWER, 0, first)
+    rounds.sealed(view, value)
+    on, strayed = rounds.sealed(*round_after(value, 0, second))
+    assert on is not None
+    assert not strayed
+    assert on.class_of(NEWCOMER), "it is listed, and its work is audited as everybody's"
+    return on.beacon
+
+
+def test_newcomer_that_knows_all_other_layers_and_chooses_its_own_changes_no_draw():
+    """Identities are cheap: with a fresh one each round liars would choose whom audits meet."""
+    assert len({beacon_with(root("layer", number)) for number in range(20)}) == 1
