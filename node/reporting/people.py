@@ -52,6 +52,7 @@ class PeopleLog:
         self._occasion = occasion
         self._is_seated = False
         self._is_opened = False
+        self._is_finished = False
 
     def emit(self, event: str, **fields: Field) -> None:
         """See EventSink."""
@@ -69,6 +70,8 @@ class PeopleLog:
     def _line(self, event: str, fields: dict[str, Field]) -> str | None:
         rounds = self._occasion.manifest.rounds
         match event, fields:
+            case "invite", _ if self._is_finished:
+                return None  # The first lines say how to stop and to invite: it is over.
             case "invite", {"link": str(link)}:
                 if self._is_opened:
                     return f"invite, now  {link}"
@@ -111,6 +114,7 @@ class PeopleLog:
             case "warning", {"text": str(text)} if text:
                 return f"warning: {shown(text, _WARNING_CHARACTERS_MAX)}"
             case "finished", {"round": int(round_index), "checkpoint": str(checkpoint)}:
+                self._is_finished = True
                 return f"run finished: {round_index} rounds; the weights are in {checkpoint}"
             case "left", _:
                 # A terminal shows the Ctrl+C, and leaves the cursor behind it.
