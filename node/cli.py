@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from node.processes.interrupts import end_at_once, end_at_once_from_now_on, end_now, handling
 from node.reporting.output import take_standard_output
+from node.reporting.shown import shown
 from training.child_process import ONE_BLAS_THREAD
 
 
@@ -59,8 +60,10 @@ def main() -> None:
 
 
 def _tell(words: str) -> None:
+    # A file that a stranger wrote may name what it likes; lines are our own.
+    lines = [shown(line, len(line)) for line in words.split("\n")]
     with suppress(OSError):  # Where standard error takes nothing, the exit status says it.
-        print(f"barnraise: {words}", file=sys.stderr)
+        print("barnraise: " + "\n".join(lines), file=sys.stderr)
 
 
 if __name__ == "__main__":

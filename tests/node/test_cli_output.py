@@ -24,6 +24,18 @@ def test_letters_that_the_terminal_lacks_are_replaced(tmp_path: Path) -> None:
     assert b"?.toml is written" in done.stdout
 
 
+def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('[run]\ntitle = "t"\nrounds = 0\n[model]\nfile = "\\u001b[2J.py"\n')
+    command = [sys.executable, "-P", "-m", "node.cli", "check", str(run)]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"\x1b" not in done.stderr
+    run.write_text('[run]\ntitle = "t"\n[model]\nfile = "\\u001b[2J.py"\n')
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert b"\\x1b[2J.py: No such file" in done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="closes the output as a POSIX shell does")
 def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     script = '"$0" -P -m node.cli init "$1" --json >&-'
