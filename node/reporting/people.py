@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from node.reporting.shown import shown
+from node.reporting.shown import as_word, shown
 from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
@@ -125,7 +125,7 @@ class PeopleLog:
 
     def _opening(self, link: str) -> str:
         occasion, manifest = self._occasion, self._occasion.manifest
-        where = "" if occasion.is_usual_state else f" --state {occasion.state}"
+        where = "" if occasion.is_usual_state else f" --state {as_word(str(occasion.state))}"
         if manifest.access.mode == "invited":
             link = f"barnraise invite{where} makes a link for one peer; this run is for the invited"
         return "\n".join(
