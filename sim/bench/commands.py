@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import SEED_MAX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,9 @@ def bench() -> None:
 
 PeersOption = Annotated[int, typer.Option(help="Nodes.")]
 ElementsOption = Annotated[int, typer.Option(help="Numbers that each contributes, float32.")]
-SeedOption = Annotated[int, typer.Option(help="Everything that is left to chance.", min=0)]
+SeedOption = Annotated[
+    int, typer.Option(help="Everything that is left to chance.", min=0, max=SEED_MAX)
+]
 OutOption = Annotated[
     Path | None, typer.Option(help="New folder for traces and logs.", show_default=False)
 ]

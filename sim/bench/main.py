@@ -17,7 +17,7 @@ from rich.console import Console
 
 from node.processes.interrupts import handling
 from node.reporting.tracing import Adopted, Record
-from protocol.errors import ConfigError, StateError
+from protocol.errors import BarnraiseError, ConfigError, StateError
 from sim.bench.fault import FaultRun, Played
 from sim.bench.moments import Plan, plan
 from sim.bench.needs import check_needs, needs
@@ -52,7 +52,7 @@ def prepare(options: BenchOptions) -> None:
 
 
 def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
-    """Run it; Ctrl+C and SIGTERM end it cleanly. Raises Interrupted, and what it raises."""
+    """Run it; Ctrl+C and SIGTERM end it cleanly. Raises Interrupted, and its BarnraiseErrors."""
     received: list[int] = []
 
     async def watch(scope: trio.CancelScope) -> None:
@@ -61,7 +61,7 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
                 received.append(number)
                 scope.cancel()
 
-    failure: StateError | None = None
+    failure: BarnraiseError | None = None
 
     async def main() -> None:
         nonlocal failure
@@ -69,7 +69,7 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
             nursery.start_soon(watch, nursery.cancel_scope)
             try:
                 await play()
-            except StateError as error:
+            except BarnraiseError as error:
                 failure = error
             nursery.cancel_scope.cancel()
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from sim.bench.main import Interrupted, until_signal
+from protocol.errors import BarnraiseError, ConfigError, StateError
+from sim.bench.main import Interrupted, run_until_signal, until_signal
 from sim.bench.path import PathOptions, bench_path
 from sim.local.shape import shape_named
 
@@ -31,6 +32,17 @@ def test_block_is_left_in_order_at_a_signal(number: signal.Signals) -> None:
     assert raised.value.status == 128 + number
     assert put_away == [True]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("kind", [ConfigError, StateError])
+def test_error_that_a_user_can_read_comes_as_itself_and_not_in_a_group(
+    kind: type[BarnraiseError],
+) -> None:
+    async def play() -> None:
+        raise kind("a folder that is read-only")
+
+    with pytest.raises(kind, match="read-only"):
+        run_until_signal(play)
 
 
 @pytest.mark.slow
