@@ -57,6 +57,7 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write the ledger as one file that anybody can verify without a network."""
+    from node.reporting.shown import as_word
     from node.using.ledger import export_ledger
 
     found = _find(state, run, manifest)
@@ -66,7 +67,8 @@ def export(
         print_json(_statement_json(found.manifest, statement) | written)
     else:
         _print(found.manifest, statement)
-        typer.echo(f"{out}: {num_bytes:,} bytes; barnraise credit verify {out}")
+        word = as_word(str(out))
+        typer.echo(f"{out}: {num_bytes:,} bytes; barnraise credit verify {word}")
 
 
 @credit_app.command()

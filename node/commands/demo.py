@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import SEED_MAX
 
 
 @app.command()
@@ -18,7 +19,10 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="New folder for plot, page and logs.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of genesis weights and order of the text.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Seed of genesis weights and order of the text.", min=0, max=SEED_MAX),
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")

@@ -89,13 +89,14 @@ def init(
     json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
 ) -> None:
     """Write a run.toml with every key explained, to found a run with."""
+    from node.reporting.shown import as_word
     from node.settings.run_template import TITLE_DEFAULT, write_run_file
 
     write_run_file(file, TITLE_DEFAULT if title is None else title)
     if json:
         print_json({"file": str(file.absolute())})
     else:
-        typer.echo(f"{file} is written. Look through it, then: barnraise run {file}")
+        typer.echo(f"{file} is written. Look through it, then: barnraise run {as_word(str(file))}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import JsonOption
+from node.commands.options import SEED_MAX, JsonOption
 
 
 @app.command()
@@ -44,7 +44,9 @@ def compare(
         int | None,
         typer.Option("--inner-steps", help="Of a round.", show_default="each preset's own", min=1),
     ] = None,
-    seed: Annotated[int, typer.Option(help="First weights and order of samples.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="First weights and order of samples.", min=0, max=SEED_MAX)
+    ] = 0,
     file: Annotated[
         Path | None,
         typer.Option("--file", help="Model, data, inner loop.", show_default="a toy GPT"),

@@ -26,6 +26,9 @@ ManifestOption = Annotated[
         "--manifest", help="The run's manifest, where the folder lacks it.", show_default=False
     ),
 ]
+SEED_MAX = 1 << 53
+"""A manifest holds more; a reader of JSON may round them."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
 
 

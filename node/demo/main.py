@@ -125,12 +125,17 @@ class _Demo:
         display.finish(scene)
         findings = Findings(anchors_equal=is_equal, measured=measured, wall_s=now_s(), error=error)
         result = gather_result(options, self._manifest, director.view, findings)
-        # The stubs that libp2p's dependencies bring predate this argument's name.
-        await trio.to_thread.run_sync(
-            _write_report,
-            result,
-            abandon_on_cancel=True,  # type: ignore[call-arg]
-        )
+        try:
+            # The stubs that libp2p's dependencies bring predate this argument's name.
+            await trio.to_thread.run_sync(
+                _write_report,
+                result,
+                abandon_on_cancel=True,  # type: ignore[call-arg]
+            )
+        except OSError as failure:
+            # What was found out is told all the same.
+            why = f"cannot write {failure.filename or options.folder}: {failure.strerror}"
+            result = replace(result, error=result.error or why)
         # The report is part of what was waited for.
         return replace(result, wall_s=now_s())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from node.reporting.shown import shown
+from node.reporting.shown import as_word, shown
 from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
@@ -52,6 +52,7 @@ class PeopleLog:
         self._occasion = occasion
         self._is_seated = False
         self._is_opened = False
+        self._is_finished = False
 
     def emit(self, event: str, **fields: Field) -> None:
         """See EventSink."""
@@ -69,6 +70,8 @@ class PeopleLog:
     def _line(self, event: str, fields: dict[str, Field]) -> str | None:
         rounds = self._occasion.manifest.rounds
         match event, fields:
+            case "invite", _ if self._is_finished:
+                return None  # The first lines say how to stop and to invite: it is over.
             case "invite", {"link": str(link)}:
                 if self._is_opened:
                     return f"invite, now  {link}"
@@ -111,6 +114,7 @@ class PeopleLog:
             case "warning", {"text": str(text)} if text:
                 return f"warning: {shown(text, _WARNING_CHARACTERS_MAX)}"
             case "finished", {"round": int(round_index), "checkpoint": str(checkpoint)}:
+                self._is_finished = True
                 return f"run finished: {round_index} rounds; the weights are in {checkpoint}"
             case "left", _:
                 # A terminal shows the Ctrl+C, and leaves the cursor behind it.
@@ -121,7 +125,7 @@ class PeopleLog:
 
     def _opening(self, link: str) -> str:
         occasion, manifest = self._occasion, self._occasion.manifest
-        where = "" if occasion.is_usual_state else f" --state {occasion.state}"
+        where = "" if occasion.is_usual_state else f" --state {as_word(str(occasion.state))}"
         if manifest.access.mode == "invited":
             link = f"barnraise invite{where} makes a link for one peer; this run is for the invited"
         return "\n".join(

@@ -1,5 +1,14 @@
 """Text that others wrote, made fit for a line of a log, a terminal or a page of JSON."""
 
+import shlex
+import subprocess
+import sys
+
+
+def as_word(text: str) -> str:
+    """`text` as one word of a command that the user may paste: quoted where a shell would cut."""
+    return subprocess.list2cmdline([text]) if sys.platform == "win32" else shlex.quote(text)
+
 
 def shown(text: str, characters_max: int = 200) -> str:
     """`text` on one line: what cannot be printed is escaped, what is too long is cut.

@@ -74,7 +74,8 @@ def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
     if step_s is None or step_s == 0.0 or not is_paced(outer.preset):
         return most
     cover = SHARE / (1.0 - SHARE) if outer.overlap == 1 else COVER
-    return max(1, min(most, math.ceil(cover * exchange_s / step_s)))
+    # Compared before it is rounded: of a step that takes next to nothing there may be inf of them.
+    return max(1, math.ceil(min(most, cover * exchange_s / step_s)))
 
 
 def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:

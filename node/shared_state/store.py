@@ -13,6 +13,7 @@ second file, and a database that knows less than that file has lost something.
 All calls block and belong into a worker thread, one at a time.
 """
 
+import errno
 import logging
 import os
 import sqlite3
@@ -51,6 +52,17 @@ COMMIT;
 """
 
 
+_ERROR_NUMBERS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY,
+}
+"""What the system would have said; of everything else the disk is to blame."""
+
+
 def _sum(*parts: bytes) -> bytes:
     """SQLite keeps no checksums: a bit that fell over in a row would be believed."""
     digest = blake3()
@@ -63,7 +75,7 @@ class Store:
     """The state of one run in one folder, held by one process.
 
     `floor` is the highest own stamp ever written, `must_ask` whether some may be missing. Raises
-    StateError if the folder cannot be written to.
+    OSError, with the file's name, if the disk does not let us read or write it.
     """
 
     def __init__(self, folder: Path, run: bytes) -> None:
@@ -77,8 +89,9 @@ class Store:
             except _Damaged as damage:
                 self._set_aside(str(damage))
                 self._database, rows = self._opened(run)
-        except (sqlite3.Error, OSError) as error:
-            raise StateError(f"cannot keep the replicated state in {folder}: {error}") from error
+        except sqlite3.OperationalError as error:
+            number = _ERROR_NUMBERS.get(error.sqlite_errorcode & 0xFF, errno.EIO)
+            raise OSError(number, str(error), str(self._path)) from error
         self._rows = rows
         self.floor = int.from_bytes(self._fact(_STAMP), "big")
         # A mark that was lost says nothing of what it stood for.
@@ -110,7 +123,10 @@ class Store:
             self._put_entries([(one.entry_id, one.encoded) for one in written])
             self._put_fact(_STAMP, floor.to_bytes(8, "big"))
         self.floor = floor
-        self._write_mark(floor)
+        try:
+            self._write_mark(floor)
+        except OSError as error:
+            raise StateError(f"cannot write {self._folder / MARK}: {error}") from error
 
     def apply(self, changes: Changes) -> None:
         """Write what the book has learned, in one transaction. Raises StateError."""
@@ -255,8 +271,6 @@ class Store:
                 data = file.read(_MARK.size + 1)
         except FileNotFoundError:
             return 0
-        except OSError as error:
-            raise StateError(f"cannot read {self._folder / MARK}: {error}") from error
         if len(data) != _MARK.size:
             return None
         stamp, check = _MARK.unpack(data)
@@ -266,15 +280,12 @@ class Store:
         """Written over in place and not synced: a process that is killed leaves it whole, and if
         power fails together with the log, the clock still leads to a higher number."""
         data = stamp.to_bytes(8, "big")
+        descriptor = os.open(self._folder / MARK, os.O_WRONLY | os.O_CREAT | _BINARY, 0o600)
         try:
-            descriptor = os.open(self._folder / MARK, os.O_WRONLY | os.O_CREAT | _BINARY, 0o600)
-            try:
-                os.write(descriptor, data + _sum(data))
-                os.ftruncate(descriptor, _MARK.size)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StateError(f"cannot write {self._folder / MARK}: {error}") from error
+            os.write(descriptor, data + _sum(data))
+            os.ftruncate(descriptor, _MARK.size)
+        finally:
+            os.close(descriptor)
 
 
 _BINARY = getattr(os, "O_BINARY", 0)

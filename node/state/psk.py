@@ -51,7 +51,9 @@ def write_new_psk(path: Path) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already: a swarm whose PSK is lost is lost") from error
+        raise ConfigError(
+            f"{path} is there already, and a swarm whose PSK is lost is lost: name another file"
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -2,7 +2,7 @@
 
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -11,12 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import ConfigError
+from sim.bench.needs import check_memory
 from training.aggregation import AGGREGATORS
 from training.arithmetic import Vector
 from training.kernels import arithmetic
 
 REPEATS = 5
 PEERS_MAX, ELEMENTS_MAX = 64, 1 << 30
+_INPUTS = 3
+"""What the greediest rule takes, in vectors of the input: itself, and two beside it."""
+
 _NOISE = 2.3
 """How much larger the noise of an honest pseudo-gradient is than what all share: measured."""
 
@@ -31,11 +35,12 @@ class RuleCost:
 
 
 def check_size(peers: int, elements: int) -> None:
-    """Raises ConfigError for what cannot be measured."""
+    """Raises ConfigError for what cannot be measured, also for want of memory."""
     if not 1 <= peers <= PEERS_MAX:
         raise ConfigError(f"--peers {peers} is not in 1..{PEERS_MAX}")
     if not 1 <= elements <= ELEMENTS_MAX:
         raise ConfigError(f"--elements {elements} is not in 1..{ELEMENTS_MAX}")
+    check_memory(_INPUTS * 4 * peers * elements)
 
 
 def made_up_updates(peers: int, elements: int, seed: int) -> Vector:
@@ -72,13 +77,10 @@ def measure(updates_PN: Vector, tell: Callable[[str], None]) -> dict[str, RuleCo
     return found
 
 
-def costs_json(
-    costs: dict[str, RuleCost], commit: str, *, peers: int, elements: int
-) -> dict[str, object]:
-    """The line that `--json` ends with."""
+def costs_json(costs: dict[str, RuleCost], about: Mapping[str, object]) -> dict[str, object]:
+    """The line that `--json` ends with; `about` says of what the costs are."""
     rules = {name: asdict(cost) for name, cost in costs.items()}
-    about = {"peers": peers, "elements": elements, "commit": commit, "arithmetic": arithmetic()}
-    return about | {"rules": rules} | rules
+    return {**about, "arithmetic": arithmetic(), "rules": rules} | rules
 
 
 def print_costs(console: Console, costs: dict[str, RuleCost]) -> None:

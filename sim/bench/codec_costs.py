@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StateError
 from protocol.limits import CELL_ELEMENTS_MAX, MIB
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN
 from training.compression import CODECS, Codec, bits_per_element, in_grade
@@ -58,7 +58,8 @@ class CodecResult:
 def bench_codecs(names: Sequence[str], elements: int, seed: int) -> list[CodecResult]:
     """The codecs of these names, or every one.
 
-    Raises ConfigError for an unknown name and for a number of elements out of bounds.
+    Raises ConfigError for an unknown name and for a number of elements out of bounds, StateError
+    where a process dies, of too little memory for one.
     """
     if not ELEMENTS_MIN <= elements <= ELEMENTS_MAX:
         raise ConfigError(f"--elements {elements} is not in {ELEMENTS_MIN}..{ELEMENTS_MAX}")
@@ -71,7 +72,15 @@ def bench_codecs(names: Sequence[str], elements: int, seed: int) -> list[CodecRe
 def _measured_apart(name: str, elements: int, seed: int) -> CodecResult:
     command = [sys.executable, "-P", "-m", __name__, name, str(elements), str(seed)]
     environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": str(_ROOT)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=False,
+        start_new_session=True,  # Ctrl+C is the parent's to understand: it ends this one.
+    )
+    if done.returncode != 0:
+        raise StateError(f"codec {name}: its process ended with status {done.returncode}")
     return CodecResult(**json.loads(done.stdout))
 
 

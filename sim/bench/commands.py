@@ -1,14 +1,19 @@
 """`barnraise bench`: what the README claims, measured."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from node.commands.app import app, print_json
+from node.commands.options import SEED_MAX
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sim.bench.path import PathOptions
 
 bench_app = typer.Typer(
@@ -25,7 +30,9 @@ def bench() -> None:
 
 PeersOption = Annotated[int, typer.Option(help="Nodes.")]
 ElementsOption = Annotated[int, typer.Option(help="Numbers that each contributes, float32.")]
-SeedOption = Annotated[int, typer.Option(help="Everything that is left to chance.", min=0)]
+SeedOption = Annotated[
+    int, typer.Option(help="Everything that is left to chance.", min=0, max=SEED_MAX)
+]
 OutOption = Annotated[
     Path | None, typer.Option(help="New folder for traces and logs.", show_default=False)
 ]
@@ -59,7 +66,6 @@ def fault(
     from sim.bench.main import (
         EXIT_DONE,
         EXIT_FAILED,
-        Interrupted,
         Teller,
         bench_fault,
         clock,
@@ -83,11 +89,8 @@ def fault(
         keep_state=keep,
     )
     console = Console(stderr=json, highlight=False)
-    try:
+    with _stopping(console, options.folder):
         runs, numel = bench_fault(options, Teller(console, clock()))
-    except Interrupted as signal:
-        console.print(f"Stopped. No process is left running; see {options.folder}", markup=False)
-        raise typer.Exit(signal.status) from None
     print_faults(console, options, runs)
     if json:
         print_json(fault_json(options, commit_named(), numel, runs))
@@ -113,7 +116,7 @@ def allreduce(
     from rich.console import Console
 
     from sim.bench.allreduce import bench_allreduce
-    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Interrupted, Teller, clock, commit_named
+    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named
     from sim.bench.options import AllreduceOptions
     from sim.bench.report import allreduce_json, print_allreduce
 
@@ -132,11 +135,8 @@ def allreduce(
         is_profiled=profile,
     )
     console = Console(stderr=json, highlight=False)
-    try:
+    with _stopping(console, options.folder):
         result, numel = bench_allreduce(options, Teller(console, clock()))
-    except Interrupted as signal:
-        console.print(f"Stopped. No process is left running; see {options.folder}", markup=False)
-        raise typer.Exit(signal.status) from None
     print_allreduce(console, result)
     if json:
         print_json(allreduce_json(options, commit_named(), numel, result))
@@ -174,14 +174,17 @@ def link(
         return
     from sim.bench.link import LinkOptions, bench_link
     from sim.bench.link_report import link_json, print_link
-    from sim.bench.main import Teller, clock, commit_named
+    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named, until_signal
 
     options = LinkOptions(mib=mib, security=security, repeat=repeat, is_profiled=profile)
     console = Console(stderr=json, highlight=False)
-    result = bench_link(options, Teller(console, clock()))
+    with _stopping(console), until_signal():
+        result = bench_link(options, Teller(console, clock()))
     print_link(console, options, result)
     if json:
         print_json(link_json(options, commit_named(), result))
+    # Of the others a failure is their own.
+    raise typer.Exit(EXIT_FAILED if result.transfers["ours"].failed else EXIT_DONE)
 
 
 def _link_path(options: "PathOptions", *, json: bool) -> None:
@@ -191,7 +194,8 @@ def _link_path(options: "PathOptions", *, json: bool) -> None:
     from sim.bench.path import bench_path, path_json, path_text
 
     console = Console(stderr=json, highlight=False)
-    result = bench_path(options, Teller(console, clock()))
+    with _stopping(console):
+        result = bench_path(options, Teller(console, clock()))
     console.print(path_text(options, result), markup=False)
     if json:
         print_json(path_json(options, commit_named(), result))
@@ -215,15 +219,17 @@ def aggregators(
         measure,
         print_costs,
     )
-    from sim.bench.main import Teller, clock, commit_named
+    from sim.bench.main import Teller, clock, commit_named, until_signal
 
     check_size(peers, elements)
     console = Console(stderr=json, highlight=False)
     tell = Teller(console, clock())
-    costs = measure(made_up_updates(peers, elements, seed), tell)
+    with _stopping(console), until_signal():
+        costs = measure(made_up_updates(peers, elements, seed), tell)
     print_costs(console, costs)
     if json:
-        print_json(costs_json(costs, commit_named(), peers=peers, elements=elements))
+        about = {"peers": peers, "elements": elements, "seed": seed, "commit": commit_named()}
+        print_json(costs_json(costs, about))
 
 
 @bench_app.command("codecs")
@@ -241,17 +247,17 @@ def codecs(
     from rich.console import Console
 
     from sim.bench.codec_costs import bench_codecs
-    from sim.bench.main import commit_named
+    from sim.bench.main import commit_named, until_signal
     from sim.bench.report import print_codecs
 
     console = Console(stderr=json, highlight=False)
-    with console.status("measuring"):
+    with _stopping(console), until_signal(), console.status("measuring"):
         results = bench_codecs(names or [], elements, seed)
     print_codecs(console, results)
     if json:
         by_name = {one.name: asdict(one) for one in results}
-        about = {"elements": elements, "commit": commit_named(), "codecs": by_name}
-        print_json(about | by_name)
+        about = {"elements": elements, "seed": seed, "commit": commit_named()}
+        print_json(about | {"codecs": by_name} | by_name)
 
 
 @bench_app.command("discovery")
@@ -277,7 +283,6 @@ def discovery(
     from sim.bench.main import (
         EXIT_DONE,
         EXIT_FAILED,
-        Interrupted,
         Teller,
         clock,
         commit_named,
@@ -291,11 +296,8 @@ def discovery(
     async def play() -> None:
         results.append(await bench_discovery(options, Teller(console, clock())))
 
-    try:
+    with _stopping(console):
         run_until_signal(play)
-    except Interrupted as signal:
-        console.print("Stopped. No process is left running.", markup=False)
-        raise typer.Exit(signal.status) from None
     (result,) = results
     told = discovery_json(options, commit_named(), result)
     for name, value in told.items():
@@ -324,7 +326,7 @@ def overlap(
     """What an inner step takes alone, and while nodes sync over lines of that shape."""
     from rich.console import Console
 
-    from sim.bench.main import EXIT_DONE, Interrupted, Teller, clock, commit_named, run_until_signal
+    from sim.bench.main import EXIT_DONE, Teller, clock, commit_named, run_until_signal
     from sim.bench.overlap import OverlapRun, overlap_json
     from sim.local.options import LocalOptions
     from sim.local.shape import shape_named
@@ -341,20 +343,31 @@ def overlap(
     )
     console, now_s = Console(stderr=json, highlight=False), clock()
     run = OverlapRun(options, rounds, now_s, Teller(console, now_s))
-    try:
+    with _stopping(console, options.folder):
         run_until_signal(run.play)
-    except Interrupted as signal:
-        console.print("Stopped. No process is left running.", markup=False)
-        raise typer.Exit(signal.status) from None
     assert run.result is not None, "played to its end"
     about = {"preset": preset, "peers": peers, "shape": shape, "commit": commit_named()}
-    about["lag"] = run.lag
+    about |= {"steps": steps, "lag": run.lag, "seed": seed}
     told = overlap_json(run.result, about)
     for name, value in told.items():
         console.print(f"{name:>20}  {value}", markup=False)
     if json:
         print_json(told)
     raise typer.Exit(EXIT_DONE)
+
+
+@contextmanager
+def _stopping(console: "Console", folder: Path | None = None) -> Iterator[None]:
+    """Say that a signal has ended the bench, and end with its status."""
+    from sim.bench.main import Interrupted
+
+    try:
+        yield
+    except Interrupted as signal:
+        see = "" if folder is None else f"; see {folder}"
+        words = f"Stopped. No process is left running{see}"
+        console.print(words, markup=False, soft_wrap=True)
+        raise typer.Exit(signal.status) from None
 
 
 def _folder(out: Path | None) -> Path:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from node.processes.children import child_environment, end_child
+from node.processes.first_error import first_error_nursery
 from protocol.errors import ConfigError, StateError
 from sim.bench.processes import cpu_s, memory_bytes
 
@@ -170,7 +171,7 @@ async def _meet(nodes: Sequence[_DhtNode]) -> list[float]:
     async def meet(node: _DhtNode, *addresses: str) -> None:
         took_s.append(_seconds(await node.ask("meet", "run", str(len(nodes)), *addresses)))
 
-    async with trio.open_nursery() as nursery:
+    async with first_error_nursery() as nursery:
         nursery.start_soon(meet, nodes[0])
         for node in nodes[1:]:
             nursery.start_soon(meet, node, nodes[0].address)
@@ -203,6 +204,7 @@ async def _nodes(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=child_environment(),
+                    start_new_session=True,  # Ctrl+C is the parent's to understand.
                 )
                 node = _DhtNode(process)
                 nodes.append(node)
@@ -213,7 +215,7 @@ async def _nodes(
 
     tell(f"starting {options.peers} nodes")
     try:
-        async with trio.open_nursery() as nursery:
+        async with first_error_nursery() as nursery:
             for number in range(options.peers):
                 nursery.start_soon(start, number)
         yield sorted(nodes, key=lambda node: node.address)

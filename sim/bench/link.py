@@ -88,11 +88,11 @@ class _End:
             stdout=subprocess.PIPE,
             text=True,
             env=child_environment(),
+            start_new_session=True,  # Ctrl+C is the parent's to understand.
         )
         self.place: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self.place = self.answer()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,7 +147,11 @@ def bench_link(options: LinkOptions, tell: Teller) -> LinkResult:
 
 def _pair(stack: ExitStack, kind: str, options: LinkOptions) -> tuple[_End, _End]:
     words = [kind, options.security, *(["--profile"] if options.is_profiled else [])]
-    return stack.enter_context(_End(words)), stack.enter_context(_End(words))
+    taker, giver = stack.enter_context(_End(words)), stack.enter_context(_End(words))
+    # Inside of the stack: who is interrupted while it waits for this ends both.
+    for end in (taker, giver):
+        end.place = end.answer()
+    return taker, giver
 
 
 def _transfer(ends: tuple[_End, _End], mib: int, kept: Transfers, *, is_warm: bool) -> None:

@@ -5,16 +5,19 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import trio
 from rich.console import Console
 
+from node.processes.interrupts import handling
 from node.reporting.tracing import Adopted, Record
-from protocol.errors import ConfigError, StateError
+from protocol.errors import BarnraiseError, ConfigError, StateError
 from sim.bench.fault import FaultRun, Played
 from sim.bench.moments import Plan, plan
 from sim.bench.needs import check_needs, needs
@@ -49,7 +52,7 @@ def prepare(options: BenchOptions) -> None:
 
 
 def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
-    """Run it; Ctrl+C and SIGTERM end it cleanly. Raises Interrupted, and what it raises."""
+    """Run it; Ctrl+C and SIGTERM end it cleanly. Raises Interrupted, and its BarnraiseErrors."""
     received: list[int] = []
 
     async def watch(scope: trio.CancelScope) -> None:
@@ -58,7 +61,7 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
                 received.append(number)
                 scope.cancel()
 
-    failure: StateError | None = None
+    failure: BarnraiseError | None = None
 
     async def main() -> None:
         nonlocal failure
@@ -66,7 +69,7 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
             nursery.start_soon(watch, nursery.cancel_scope)
             try:
                 await play()
-            except StateError as error:
+            except BarnraiseError as error:
                 failure = error
             nursery.cancel_scope.cancel()
 
@@ -75,6 +78,21 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
         raise Interrupted(received[0])
     if failure is not None:
         raise failure
+
+
+@contextmanager
+def until_signal() -> Iterator[None]:
+    """Ctrl+C and SIGTERM leave the block, which puts away what it began. Raises Interrupted.
+
+    For benches that block; those that run tasks have `run_until_signal`.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise Interrupted(number)
+
+    with handling(leave):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +130,36 @@ def _one(options: FaultOptions, stage: Stage, chosen: Plan, tell: Tell) -> Fault
         run_until_signal(run.play)
     except StateError as error:
         failed = str(error)
+    except Interrupted:
+        strike_stage(stage, is_kept=options.keep_state)
+        raise
     records, dealt = stage.watch.records, run.played.dealt
     gone = [] if dealt is None else [stage.node_of(dealt.victim)]
     disturbed = [] if dealt is None else [dealt.at_s]
     if failed and len({node.peer for node in stage.nodes} - {""}) < options.peers:
-        raise StateError(failed)  # It did not even start: there is nothing to judge.
+        # It did not even start: there is nothing to judge, and what other runs gave stays.
+        return not_started(stage.options.seed, failed)
     findings = look_into(stage, records, gone=gone, disturbed=disturbed, tell=tell)
     return _result(options, stage, run.played, chosen, findings=findings, failed=failed)
+
+
+def not_started(seed: int, why: str) -> FaultResult:
+    """What came of a run whose nodes were never all there."""
+    return FaultResult(
+        seed=seed,
+        moment="",
+        role="",
+        victim="",
+        round=0,
+        recovered_s=None,
+        next_round_s=None,
+        calm_round_s=None,
+        result_exact=False,
+        digests_equal=False,
+        false_exclusions=0,
+        num_exact=0,
+        broken=why,
+    )
 
 
 def _result(

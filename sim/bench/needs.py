@@ -46,10 +46,15 @@ def check_needs(wanted: Needs, folder: Path) -> None:
             f"this needs {_gib(wanted.disk)} of disk and {folder} has {_gib(free)} free: "
             "name a folder on another disk with --out, or take fewer --peers or --elements"
         )
+    check_memory(wanted.memory)
+
+
+def check_memory(num_bytes: int) -> None:
+    """Raises ConfigError where this machine has less memory free, saying how much is wanted."""
     available = _available_bytes()
-    if available is not None and available < wanted.memory:
+    if available is not None and available < num_bytes:
         raise ConfigError(
-            f"this needs {_gib(wanted.memory)} of memory and {_gib(available)} are free: "
+            f"this needs {_gib(num_bytes)} of memory and {_gib(available)} are free: "
             "close other programs, or take fewer --peers or --elements"
         )
 

@@ -4,6 +4,7 @@ As many trainers as there are nodes step at one time, and nothing is synced, bef
 between real nodes train the same model with a preset, over lines of the shape asked for.
 """
 
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -129,10 +130,15 @@ class OverlapRun:
         manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
         self.lag = manifest.outer.overlap
         # Before and behind: whatever else this machine does meanwhile changes.
-        await self._step_alone(manifest, path)
-        await self._step_together()
-        await self._step_alone(manifest, path)
-        self.result = overlap_result(self._alone_s, self._measured)
+        try:
+            await self._step_alone(manifest, path)
+            await self._step_together()
+            await self._step_alone(manifest, path)
+            self.result = overlap_result(self._alone_s, self._measured)
+        except StateError as error:
+            raise StateError(f"{error}; see {folder}") from error
+        # Keys and checkpoints; what did not go well keeps them.
+        shutil.rmtree(folder / "nodes", ignore_errors=True)
 
     async def _step_alone(self, manifest: RunManifest, path: Path) -> None:
         peers = self._options.peers
@@ -143,7 +149,7 @@ class OverlapRun:
         def hear(line: Line) -> None:
             self._alone_s.append(number(line["step_s"]))
 
-        async with trio.open_nursery() as nursery:
+        async with first_error_nursery() as nursery:
             for _ in range(peers):
                 nursery.start_soon(partial(run_json_child, [*STEPPING_COMMAND, *words], hear))
         if len(self._alone_s) % peers:

@@ -9,16 +9,21 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from node.processes.children import child_environment, end_child
+from node.processes.first_error import first_error_nursery
 from protocol.errors import ConfigError, StateError
 from protocol.limits import CELLS_MAX, MIB
 from sim.bench.link import SECURITIES
-from sim.bench.main import Teller
+from sim.bench.main import run_until_signal
 from sim.bench.processes import cpu_s
+from sim.bench.staging import Tell
 from sim.local.shape import Shape
 from sim.local.shaper import HOST, Port, Shaper, free_port
 
@@ -75,53 +80,50 @@ class PathResult:
         return self.line_bytes / (options.mib * MIB) - 1.0
 
 
-def bench_path(options: PathOptions, tell: Teller) -> PathResult:
-    """Measure. Raises StateError when an end fails or nothing comes through in time."""
+def bench_path(options: PathOptions, tell: Tell) -> PathResult:
+    """Measure. Raises StateError when an end fails or nothing comes through in time, Interrupted.
+
+    No process is left.
+    """
     result = PathResult()
-    trio.run(_play, options, tell, result)
+    run_until_signal(partial(_play, options, tell, result))
     return result
 
 
-async def _play(options: PathOptions, tell: Teller, result: PathResult) -> None:
+async def _play(options: PathOptions, tell: Tell, result: PathResult) -> None:
     stream = random.Random(options.seed)
     target = free_port(stream)
     rate = options.shape.bits_per_s
     expected_s = options.mib * MIB * 8 / rate if rate else 0.0
-    async with trio.open_nursery() as nursery:
+    async with first_error_nursery() as nursery:
         shaper = Shaper(options.shape, seed=options.seed, nursery=nursery)
         port = await shaper.add_port(_NAME, target)
         address = f"/ip4/{HOST}/tcp/{port.listen}"
         common = {"mib": options.mib, "security": options.security}
-        giver = await _started(common | {"is_giver": True, "listen": target, "announce": [address]})
-        taker: trio.Process | None = None
-        try:
-            with trio.move_on_after(_PATIENCE_S + 10 * expected_s) as patience:
+        asked = common | {"is_giver": True, "listen": target, "announce": [address]}
+        with trio.move_on_after(_PATIENCE_S + 10 * expected_s) as patience:
+            async with _end(asked) as giver:
                 place = await _answer(giver)
-                taker = await _started(
-                    common | {"is_giver": False, "peer": place["peer"], "address": address}
-                )
-                await _answer(taker)
-                before_s = [cpu_s([process.pid]) for process in (giver, taker)]
-                tell(f"{options.mib} MiB, {options.shape}, {options.breaks} breaks")
-                nursery.start_soon(_break, options, shaper, port, tell, result)
-                found = await _answer(taker)
-                result.wall_s = float(str(found["wall_s"]))
-                result.line_bytes = port.up.num_bytes
-                after_s = [cpu_s([process.pid]) for process in (giver, taker)]
-                result.cpu_s = (after_s[0] - before_s[0], after_s[1] - before_s[1])
-                result.faults = tuple(found["faults"])  # type: ignore[arg-type]  # our own child's
-            if patience.cancelled_caught:
-                share = port.up.num_bytes / (options.mib * MIB)
-                raise StateError(f"not through in time: the line took {share:.0%}")
-        finally:
-            for process in (giver, taker):
-                if process is not None:
-                    await end_child(process)
+                asked = common | {"is_giver": False, "peer": place["peer"], "address": address}
+                async with _end(asked) as taker:
+                    await _answer(taker)
+                    before_s = [cpu_s([process.pid]) for process in (giver, taker)]
+                    tell(f"{options.mib} MiB, {options.shape}, {options.breaks} breaks")
+                    nursery.start_soon(_break, options, shaper, port, tell, result)
+                    found = await _answer(taker)
+                    result.wall_s = float(str(found["wall_s"]))
+                    result.line_bytes = port.up.num_bytes
+                    after_s = [cpu_s([process.pid]) for process in (giver, taker)]
+                    result.cpu_s = (after_s[0] - before_s[0], after_s[1] - before_s[1])
+                    result.faults = tuple(found["faults"])  # type: ignore[arg-type]  # our child's
+        if patience.cancelled_caught:
+            share = port.up.num_bytes / (options.mib * MIB)
+            raise StateError(f"not through in time: the line took {share:.0%}")
         nursery.cancel_scope.cancel()
 
 
 async def _break(
-    options: PathOptions, shaper: Shaper, port: Port, tell: Teller, result: PathResult
+    options: PathOptions, shaper: Shaper, port: Port, tell: Tell, result: PathResult
 ) -> None:
     """Break every connection each time another part of the bytes is through."""
     for number in range(1, options.breaks + 1):
@@ -131,13 +133,22 @@ async def _break(
         tell(f"broken after {port.up.num_bytes / MIB:.0f} MiB")
 
 
-async def _started(task: dict[str, object]) -> trio.Process:
-    return await trio.lowlevel.open_process(
-        [sys.executable, "-P", "-m", "sim.bench.path_end", json.dumps(task)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=child_environment(),
-    )
+@asynccontextmanager
+async def _end(task: dict[str, object]) -> AsyncIterator[trio.Process]:
+    """One end of the path, which does not outlive the block."""
+    # Shielded: a cancelled start would leave a process that nobody knows.
+    with trio.CancelScope(shield=True):
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-m", "sim.bench.path_end", json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(),
+            start_new_session=True,  # Ctrl+C is the parent's to understand.
+        )
+    try:
+        yield process
+    finally:
+        await end_child(process)
 
 
 async def _answer(process: trio.Process) -> dict[str, object]:
@@ -163,6 +174,7 @@ def path_json(options: PathOptions, commit: str, result: PathResult) -> dict[str
         "mib": options.mib,
         "security": options.security,
         "breaks": options.breaks,
+        "seed": options.seed,
         "connections_broken": result.connections_broken,
         "wall_s": round(result.wall_s, 3),
         "path_mib_s": round(result.mib_s(options), 3),
@@ -183,4 +195,4 @@ def path_text(options: PathOptions, result: PathResult) -> str:
         f"{options.mib} MiB in {result.wall_s:.1f} s: {result.mib_s(options):.1f} MiB/s{of_line}; "
         f"{result.connections_broken} connections broken, {result.more_bytes(options):.2%} more "
         f"bytes than the state has"
-    )
+    ) + "".join(f"\nfault: {fault}" for fault in result.faults)

@@ -223,14 +223,17 @@ async def _run(task: dict[str, Any], folder: Path) -> None:
             for work in (_watching(transport, node), node.links.run, node.run):
                 nursery.start_soon(work)
             _say({"peer": peer_id_text(transport.peer_id)})
-            if node.is_giver:
-                await _until_told()
-            else:
-                address = PeerAddress(parse_peer_id(task["peer"]), task["address"])
-                node.links.know(address)
-                await node.arrived.wait()
-                _say(_told(node))
+            if not node.is_giver:
+                node.links.know(PeerAddress(parse_peer_id(task["peer"]), task["address"]))
+                nursery.start_soon(_tell_arrival, node)
+            # Also the taker's: a parent that was killed closes it, too.
+            await _until_told()
             nursery.cancel_scope.cancel()
+
+
+async def _tell_arrival(node: PathNode) -> None:
+    await node.arrived.wait()
+    _say(_told(node))
 
 
 def _watching(transport: Libp2pTransport, node: PathNode) -> Callable[[], Awaitable[None]]:

@@ -1,5 +1,6 @@
 """What a bench came to: tables for people, one JSON object for programs."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -51,14 +52,16 @@ def fault_json(
     options: FaultOptions, commit: str, elements: int, runs: Sequence[FaultResult]
 ) -> dict[str, object]:
     """The line that `--json` ends with."""
+    broken = next((run.broken for run in runs if run.broken), "")
     return {
-        "recovered_s": _median([run.recovered_s for run in runs]),
+        "recovered_s": _median_of_all([run.recovered_s for run in runs]),
         "result_exact": bool(runs) and all(run.result_exact for run in runs),
         "digests_equal": bool(runs) and all(run.digests_equal for run in runs),
         "false_exclusions": sum(run.false_exclusions for run in runs),
-        "next_round_s": _median([run.next_round_s for run in runs]),
+        "next_round_s": _median_of_all([run.next_round_s for run in runs]),
         "calm_round_s": _median([run.calm_round_s for run in runs]),
         "rounds_checked": sum(run.num_exact for run in runs),
+        "broken": broken,
         "fault": options.fault,
         "moment": options.moment,
         "victim": options.victim,
@@ -93,8 +96,9 @@ def print_faults(console: Console, options: FaultOptions, runs: Sequence[FaultRe
     console.print(table)
     for run in runs:
         if run.broken:
-            console.print(f"seed {run.seed}: {run.broken}", style="bold red", markup=False)
-    median_s = _median([run.recovered_s for run in runs])
+            words = f"seed {run.seed}: {run.broken}; see {options.folder}"
+            console.print(words, style="bold red", markup=False, soft_wrap=True)
+    median_s = _median_of_all([run.recovered_s for run in runs])
     if not options.is_calm and median_s is not None:
         console.print(f"first seal of all survivors: {median_s:.2f} s after the fault (median)")
 
@@ -226,6 +230,17 @@ def _print_profile(console: Console, profile: Profile) -> None:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(statistics.median(known), 3) if known else None
+
+
+def _median_of_all(values: Sequence[float | None]) -> float | None:
+    """The median where None is longer than any time: who never recovers makes no swarm faster.
+
+    None where the median is such a one, or there is nothing.
+    """
+    if not values:
+        return None
+    found = statistics.median([math.inf if value is None else value for value in values])
+    return round(found, 3) if math.isfinite(found) else None
 
 
 def _seconds(value: float | None) -> str:

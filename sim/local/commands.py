@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import refuse_idle
+from node.commands.options import SEED_MAX, refuse_idle
 from protocol import limits
 
 ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
@@ -95,6 +95,11 @@ def _idle(trainer: str, chaos: str | None) -> dict[str, str]:
     return idle
 
 
+SeedOption = Annotated[
+    int, typer.Option(help="Which faults, when and to whom.", min=0, max=SEED_MAX)
+]
+
+
 @app.command()
 def local(
     context: typer.Context,
@@ -111,7 +116,7 @@ def local(
     audits: AuditsOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
     reckless: RecklessOption = False,
-    seed: Annotated[int, typer.Option(help="Which faults, when and to whom.")] = 0,
+    seed: SeedOption = 0,
     trainer: TrainerOption = "made-up",
     train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
     elements: ElementsOption = 100_000,

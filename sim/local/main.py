@@ -82,13 +82,22 @@ def run_local(
         error=error,
         weights=_weights(manifest, evidence) if options.attack else {},
     )
-    write_report(result, options.folder)
+    status = EXIT_DONE if result.is_good else EXIT_FAILED
+    unwritten = ""
+    try:
+        write_report(result, options.folder)
+    except OSError as failure:
+        # The verdict is told all the same.
+        where = failure.filename or options.folder
+        status, unwritten = EXIT_FAILED, f"cannot write {where}: {failure.strerror}"
     if result.is_good and not options.keep_state:
         # A file that Windows still holds open is no reason to fail.
         shutil.rmtree(options.folder / "nodes", ignore_errors=True)
     print_result(console, result)
     console.print(f"\nTraces, logs and plot: {options.folder}", markup=False, soft_wrap=True)
-    return LocalEnd(status=EXIT_DONE if result.is_good else EXIT_FAILED, result=result)
+    if unwritten:
+        console.print(unwritten, style="bold red", markup=False, soft_wrap=True)
+    return LocalEnd(status=status, result=result)
 
 
 def _weights(manifest: RunManifest, evidence: Evidence) -> dict[PeerId, float]:

@@ -230,6 +230,13 @@ def test_what_a_trainer_keeps_with_two_rounds_in_flight_is_told_as_it_is_written
     assert written - 16_384 <= told <= written + spread
 
 
+def test_step_that_takes_next_to_nothing_leaves_the_most_steps(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, "[outer]\npreset = 'auto'"), 8)
+    for step_s in (5e-324, 1e-300):
+        lines: Any = check_json(found, step_s)["lines"]
+        assert {line["steps"] for line in lines} == {found.manifest.inner.inner_steps}
+
+
 def test_exchange_beside_the_steps_takes_no_time_of_its_own(tmp_path: Path) -> None:
     found = check_run_file(file(tmp_path, "[outer]\noverlap = 2"), 8)
     assert check_json(found, None)["fragments"] == 2

@@ -1,12 +1,19 @@
 """What a command writes, on terminals of all kinds."""
 
+import errno
+import io
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 
 from node.processes.children import child_environment
+from node.reporting.output import Output
+
+FULL = Path("/dev/full")
 
 
 def test_letters_that_the_terminal_lacks_are_replaced(tmp_path: Path) -> None:
@@ -17,9 +24,95 @@ def test_letters_that_the_terminal_lacks_are_replaced(tmp_path: Path) -> None:
     assert b"?.toml is written" in done.stdout
 
 
+def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('[run]\ntitle = "t"\nrounds = 0\n[model]\nfile = "\\u001b[2J.py"\n')
+    command = [sys.executable, "-P", "-m", "node.cli", "check", str(run)]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"\x1b" not in done.stderr
+    run.write_text('[run]\ntitle = "t"\n[model]\nfile = "\\u001b[2J.py"\n')
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert b"\\x1b[2J.py: No such file" in done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="closes the output as a POSIX shell does")
 def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     script = '"$0" -P -m node.cli init "$1" --json >&-'
     command = ["sh", "-c", script, sys.executable, str(tmp_path / "run.toml")]
     done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", [["init", "run.toml"], ["init", "run.toml", "--json"], ["--help"]]
+)
+def test_output_that_takes_nothing_is_said_in_a_line(
+    words: list[str], unbuffered: str, tmp_path: Path
+) -> None:
+    environment = child_environment() | {"PYTHONUNBUFFERED": unbuffered}
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "node.cli", *words],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            check=False,
+        )
+    said = b"barnraise: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
+def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path) -> None:
+    with FULL.open("wb") as full:
+        command = [sys.executable, "-P", "-m", "node.cli", "check", str(tmp_path / "none.toml")]
+        done = subprocess.run(command, env=child_environment(), stderr=full, check=False)
+    assert done.returncode == 2
+
+
+class Full(io.RawIOBase):
+    """A file on a disk without room, until some is made."""
+
+    has_room = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        if self.has_room:
+            return len(data)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def write_text(text: TextIO) -> None:
+    print("a", file=text, flush=True)
+
+
+def write_bytes(text: TextIO) -> None:
+    text.buffer.write(b"a")
+    text.buffer.flush()
+
+
+@pytest.mark.parametrize("write", [write_text, write_bytes])
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_output_knows_its_own_failure(write: Callable[[TextIO], None], is_buffered: bool) -> None:
+    file: Any = Full()
+    output = Output(io.BufferedWriter(file) if is_buffered else file)
+    text = io.TextIOWrapper(output, encoding="utf-8", write_through=True)
+    with pytest.raises(OSError, match="No space") as raised:
+        write(text)
+    file.has_room = True  # Or the file's end would tell of the failure once more.
+    assert output.is_to_blame(raised.value)
+    assert output.is_to_blame(ExceptionGroup("tasks", [ExceptionGroup("task", [raised.value])]))
+    assert output.why == "No space left on device"
+
+
+def test_output_is_not_to_blame_for_errors_of_others() -> None:
+    output = Output(io.BytesIO())
+    assert not output.is_to_blame(OSError(errno.ENOSPC, "No space left on device"))
+    assert not output.is_to_blame(ValueError("a bug"))
+    assert not output.is_to_blame(ExceptionGroup("tasks", [ValueError("a bug")]))

@@ -3,8 +3,15 @@
 import pytest
 from typer.testing import CliRunner
 
-from node.commands import credit, evidence, inviting  # noqa: F401 - they register
+from node.commands import (  # noqa: F401 - they register
+    credit,
+    demo,
+    evidence,
+    inviting,
+    methods,
+)
 from node.commands.app import app
+from sim import commands  # noqa: F401 - it registers `local` and `bench`
 
 
 @pytest.mark.parametrize(
@@ -27,3 +34,12 @@ def test_folder_that_is_named_before_the_command_is_the_one_that_is_looked_at(
 ) -> None:
     result = CliRunner().invoke(app, words.format(tmp_path).split())
     assert str(tmp_path) in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["demo", "local", "compare", "bench fault"])
+@pytest.mark.parametrize("seed", ["-1", str(1 << 63)])
+def test_seed_that_no_manifest_holds_is_bad_usage(command: str, seed: str) -> None:
+    # Refused by the manifest it would look like a peer's doing: exit status 4.
+    result = CliRunner().invoke(app, [*command.split(), "--seed", seed])
+    assert result.exit_code == 2
+    assert "--seed" in result.stderr

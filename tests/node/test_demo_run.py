@@ -143,6 +143,28 @@ def test_node_that_hears_nothing_is_ended_all_the_same(rehearsal):
     assert not any(is_running(pid) for pid in end.result.pids)
 
 
+class Meddler(io.StringIO):
+    """Takes the place of the page as soon as the demo has something to say."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self._page = page
+
+    def write(self, text: str, /) -> int:
+        self._page.mkdir(exist_ok=True)
+        return super().write(text)
+
+
+def test_report_that_cannot_be_written_is_told_with_what_was_found_out(rehearsal):
+    rehearsal.text = Meddler(rehearsal.folder / "index.html")
+    end = rehearsal.run(peers=2)
+    assert end.status == 1
+    assert "cannot write" in rehearsal.printed
+    assert "index.html: Is a directory" in rehearsal.printed
+    assert end.result is not None
+    assert (end.result.anchors_equal, end.result.rounds_sealed) == (True, ROUNDS)
+
+
 def test_folder_in_use_is_refused(rehearsal):
     rehearsal.folder.mkdir()
     (rehearsal.folder / "thesis.txt").write_text("mine")

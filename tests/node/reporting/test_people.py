@@ -93,6 +93,13 @@ def test_end_says_finished_and_where_the_weights_are() -> None:
     assert said == "run finished: 200 rounds; the weights are in /s/runs/x\n"
 
 
+def test_nobody_is_invited_to_a_run_that_is_finished() -> None:
+    # A peer that starts again waits for a relay before it has a link to tell.
+    end: dict[str, Field] = {"round": 200, "checkpoint": "/s/runs/x"}
+    said = told(("finished", end), ("invite", {"link": LINK}))
+    assert said == told(("finished", end))
+
+
 def test_node_of_a_finished_run_takes_part_in_nothing() -> None:
     assert told(("seated", {"round": 200})) == "takes part from round 200 on\n"
     assert told(("seated", {"round": 201})) == ""

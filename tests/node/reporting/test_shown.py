@@ -1,10 +1,13 @@
 """Text of others is harmless once it is shown."""
 
+import shlex
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.reporting.shown import shown
+from node.reporting.shown import as_word, shown
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,10 @@ def test_any_text_becomes_one_printable_line_of_bounded_length(text: str, most: 
     assert line.isprintable()
     assert len(line.encode("utf-8")) <= 10 * most
     assert shown(line, 10 * most) == line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="quotes as a POSIX shell does")
+@pytest.mark.parametrize("path", ["/s", "/a b", "/it's", "/a\nb", "/$HOME", "-x"])
+def test_path_in_a_command_is_one_word_of_it(path: str) -> None:
+    assert shlex.split(f"barnraise status --state {as_word(path)}")[3:] == [path]
+    assert as_word("/home/ann/.local/share/barnraise") == "/home/ann/.local/share/barnraise"

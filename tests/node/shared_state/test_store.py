@@ -283,9 +283,27 @@ def test_full_disk_is_a_state_error_and_nothing_is_released(tmp_path):
     assert write(again, restarted, EntryKind.DATA, 5).sequence > seen[-1].sequence
 
 
-def test_folder_that_is_missing_is_a_state_error(tmp_path):
-    with pytest.raises(StateError, match="cannot keep"):
+def test_folder_that_is_missing_is_an_error_of_the_disk(tmp_path):
+    with pytest.raises(OSError, match="unable to open") as raised:
         new_store(tmp_path / "nowhere")
+    assert raised.value.filename == str(tmp_path / "nowhere" / DATABASE)
+
+
+@pytest.mark.parametrize("name", [MARK, DATABASE])
+def test_file_that_is_a_folder_is_an_error_of_the_disk(name, tmp_path):
+    # A user can mend it, and is told how: `node.exit_codes.user_error`.
+    (tmp_path / name).mkdir()
+    with pytest.raises(OSError, match=r"directory|denied|open") as raised:
+        new_store(tmp_path)
+    assert raised.value.filename == str(tmp_path / name)
+
+
+def test_mark_that_cannot_be_written_is_a_state_error_and_nothing_is_released(tmp_path):
+    store, book = opened(tmp_path)
+    (tmp_path / MARK).unlink()
+    (tmp_path / MARK).mkdir()
+    with pytest.raises(StateError, match="cannot write"):
+        write(store, book)
 
 
 def test_database_stays_bounded_while_entries_come_and_go(tmp_path):

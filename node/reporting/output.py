@@ -1,0 +1,92 @@
+"""Standard output, where a command's answers go: where it takes no more, that is said in words."""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+from protocol.errors import first_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Output(io.BufferedIOBase):
+    """The bytes of standard output, with the error that was its own: a full disk's, a terminal's.
+
+    Such an error is no bug, and looks like any other OSError by the time it comes to whoever ends
+    the process. Of a reader that is gone another error tells, which most know what to do with.
+    """
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.failure: OSError | None = None
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """As any stream; the error is kept, and raised."""
+        with self._keeping_failure():
+            return self._out.write(data)
+
+    def flush(self) -> None:
+        """As any stream; the error is kept, and raised."""
+        with self._keeping_failure():
+            self._out.flush()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """What libraries call it by."""
+        return "<stdout>"
+
+    def fileno(self) -> int:
+        """Of the file behind it."""
+        return self._out.fileno()
+
+    def isatty(self) -> bool:
+        """Whether that is a terminal."""
+        return self._out.isatty()
+
+    def is_to_blame(self, error: BaseException) -> bool:
+        """Whether this error, or the first of this group, is of this stream."""
+        first = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+        return self.failure is not None and first is self.failure
+
+    @property
+    def why(self) -> str:
+        """The failure in the system's words."""
+        return "" if self.failure is None else self.failure.strerror or str(self.failure)
+
+    @contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def take_standard_output() -> Output | None:
+    """Put an Output behind standard output; None where that is closed, or a test's.
+
+    Letters that the terminal's encoding lacks are replaced.
+    """
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper):
+        return None
+    encoding, is_line_buffered, is_unbuffered = out.encoding, out.line_buffering, out.write_through
+    output = Output(out.detach())
+    # The old one lost its buffer, and libraries ask both names.
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]  # as Python's own start
+        output,
+        encoding=encoding,
+        errors="replace",
+        line_buffering=is_line_buffered,
+        write_through=is_unbuffered,
+    )
+    return output
