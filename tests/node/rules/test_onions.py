@@ -3,7 +3,7 @@
 import random
 
 from node.rules.onions import GAP_MAX, LAYERS, Onion, beacon, follows, share
-from protocol.identity import KeyedHashSigner, PeerId
+from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId
 
 RUN = bytes(32)
 
@@ -53,6 +53,17 @@ def test_every_layer_and_its_sender_change_the_beacon():
     for other in ((two, onion(9).layer(3)), (PeerId(bytes([9]) * 32), layer)):
         assert beacon(RUN, 3, [one, other, three]) != beacon(RUN, 3, told)
     assert beacon(bytes([1]) * 32, 3, told) != beacon(RUN, 3, told)
+
+
+def test_all_versions_draw_alike():
+    """Golden: a node that drew otherwise would accuse in vain, and be accused."""
+    run, first, second = bytes(range(32)), PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
+    found = beacon(run, 7, [(second, bytes([3]) * 32), (first, bytes([4]) * 32)])
+    assert found.hex() == "c807e4aa6c4f160fd9a1a3888725bf78967b042b52f7bea29b331e7e49c8c826"
+    assert share(found, b"who", b"x") == 0.9118713887023571
+    own = Onion(Ed25519Signer(bytes(32)), run)
+    assert own.layer(0).hex()[:32] == "6b057e3b1375812b8b8458b00f21f779"
+    assert own.layer(LAYERS - 1).hex()[:32] == "8560d535d08fec97e3d358f1328c8afe"
 
 
 def test_shares_are_spread_evenly(seed):
