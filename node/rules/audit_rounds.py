@@ -53,10 +53,13 @@ class AuditedRound:
         """The device class of a listed sender; empty of anybody else."""
         return self._classes.get(peer, "")
 
-    def has_room(self, sender: PeerId, body: Verdict) -> bool:
-        """Whether nothing is known of what it says there, and it has not said too much."""
-        if sender in self.words.get((body.commit, body.segment), {}):
-            return False
+    def said(self, sender: PeerId, body: Verdict) -> SignedMessage | None:
+        """What is known of its word on that segment."""
+        known = self.words.get((body.commit, body.segment), {}).get(sender)
+        return None if known is None else known[0]
+
+    def has_room(self, sender: PeerId) -> bool:
+        """Whether it has not said too much."""
         said = sum(sender in of_segment for of_segment in self.words.values())
         return said < limits.VERDICTS_PER_ROUND_MAX
 

@@ -8,6 +8,7 @@ from protocol import limits
 from protocol.errors import ProofError
 from protocol.evidence import (
     may_be_accused,
+    two_messages_evidence,
     two_retracts_evidence,
     words_needed,
     wrong_verdict_evidence,
@@ -53,6 +54,18 @@ class Judge:
         if 0 < abs(message.slot.round - before.slot.round) <= limits.RETRACT_ROUNDS:
             self.accused.add(peer)
             yield ev.Accuse(two_retracts_evidence(before, message))
+
+    def is_contradiction(self, said: SignedMessage, message: SignedMessage) -> bool:
+        """Whether a second word on a segment is another one, in the same slot, of somebody who is
+        not accused yet."""
+        is_other = said.digest != message.digest and said.slot == message.slot
+        return is_other and message.sender not in self.accused
+
+    def contradicted(self, said: SignedMessage, message: SignedMessage) -> Iterator[ev.RoundAction]:
+        """Two words in one slot, both signed: some were to be told one thing, some another."""
+        if "bans" not in self._without:
+            self.accused.add(message.sender)
+            yield ev.Accuse(two_messages_evidence(said, message))
 
     def sealed(
         self, value: SealValue, strayed: frozenset[PeerId], convicted: frozenset[PeerId]

@@ -141,20 +141,16 @@ class Audits:
     @property
     def classes(self) -> dict[PeerId, str]:
         """The device class of everybody whom the last seal lists; none without audits."""
-        newest = self._rounds.newest
-        return (
-            {}
-            if newest is None
-            else {m.sender: newest.class_of(m.sender) for m, _ in newest.listed()}
-        )
+        if (newest := self._rounds.newest) is None:
+            return {}
+        return {m.sender: newest.class_of(m.sender) for m, _ in newest.listed()}
 
     @property
     def answerable(self) -> frozenset[PeerId]:
         """Those of them whom audits of their training may convict: see `node.rules.unaudited`."""
-        newest = self._rounds.newest
-        return (
-            answerable(newest.named.roster, list(self.classes.items())) if newest else frozenset()
-        )
+        if (newest := self._rounds.newest) is None:
+            return frozenset()
+        return answerable(newest.named.roster, list(self.classes.items()))
 
     @property
     def subjects(self) -> frozenset[bytes]:
@@ -194,8 +190,7 @@ class Audits:
             yield from self._dispute(before, key)
 
     def takes(self, message: SignedMessage, body: Body) -> bool:
-        """Whether a message is news about a round that is judged here; its signature is not looked
-        at."""
+        """Whether a message, its signature aside, is news about a round that is judged here."""
         on = self._rounds.of(message.slot)
         if on is None or not self.is_on:
             return False
@@ -205,7 +200,9 @@ class Audits:
             return is_own and body.commit not in on.retracted
         if not isinstance(body, Verdict):
             return False
-        return self._fits(on, message.sender, body) and on.has_room(message.sender, body)
+        if (said := on.said(message.sender, body)) is not None:
+            return self._judge.is_contradiction(said, message)
+        return self._fits(on, message.sender, body) and on.has_room(message.sender)
 
     def _fits(self, on: AuditedRound, sender: PeerId, body: Verdict) -> bool:
         found = on.commits.get(body.commit)
@@ -225,6 +222,9 @@ class Audits:
             yield from self._judge.retracted(message)
             return
         assert isinstance(body, Verdict)
+        if (said := on.said(message.sender, body)) is not None:
+            yield from self._judge.contradicted(said, message)
+            return
         key = (body.commit, body.segment)
         on.words.setdefault(key, {})[message.sender] = (message, body)
         yield from self._judge.judge(on, key)

@@ -10,10 +10,21 @@ from node import events as ev
 from node.rules.audit_rounds import Rounds
 from node.rules.auditing import Audits
 from node.rules.onions import Onion
+from protocol.entry_kinds import Accusation
+from protocol.evidence import decode_evidence
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import AuditSpec
-from protocol.messages import SealValue, Work
+from protocol.messages import (
+    Kind,
+    Outcome,
+    SealValue,
+    SignedMessage,
+    Verdict,
+    Work,
+    segment_subject,
+    sign_message,
+)
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, toy_manifest
 
 ME, LIAR, VICTIM, THIRD = PEERS = peers_named(4)
@@ -147,3 +158,32 @@ def beacon_with(layer: bytes) -> bytes:
 def test_newcomer_that_knows_all_other_layers_and_chooses_its_own_changes_no_draw():
     """Identities are cheap: with a fresh one each round liars would choose whom audits meet."""
     assert len({beacon_with(root("layer", number)) for number in range(20)}) == 1
+
+
+def verdict(
+    commit: SignedMessage, outcome: Outcome, shard: int = 0
+) -> tuple[SignedMessage, Verdict]:
+    """What the liar says of the first segment of a contribution."""
+    found = work_of(VICTIM, commit.slot.round, 1).trace[1] if outcome is Outcome.RIGHT else b""
+    body = Verdict(commit=commit.digest, segment=0, outcome=outcome, found=found)
+    subject = segment_subject(commit.digest, 0)
+    place = replace(commit.slot, kind=Kind.VERDICT, subject=subject, shard=shard)
+    return sign_message(KeyedHashSigner(LIAR), place, body), body
+
+
+def test_voter_who_says_one_thing_to_some_and_another_to_others_is_convicted():
+    audits = Scene(lambda _, body: body, 1).audits
+    newest = audits._rounds.newest
+    assert newest is not None
+    (commit,) = (message for message, _ in newest.listed() if message.sender == VICTIM)
+    right, unopened = verdict(commit, Outcome.RIGHT), verdict(commit, Outcome.UNOPENED)
+    assert audits.takes(*right)
+    assert [one for one in audits.heard(*right) if isinstance(one, ev.Accuse)] == []
+    assert not audits.takes(*right), "nothing new"
+    assert not audits.takes(*verdict(commit, Outcome.UNOPENED, shard=1)), "in another slot"
+    assert audits.takes(*unopened)
+    (accuse,) = audits.heard(*unopened)
+    assert isinstance(accuse, ev.Accuse)
+    checked = decode_evidence(accuse.evidence.encoded, commit.slot.run, KeyedHashSigner(ME))
+    assert (checked.subject, checked.accusation) == (LIAR, Accusation.TWO_MESSAGES)
+    assert not audits.takes(*unopened), "it is accused"
