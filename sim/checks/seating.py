@@ -78,8 +78,7 @@ class Seating:
         seated, sat = set(roster.members), set(old.members)
         joining, leaving = self._joining(now), self._leaving(now)
         # Where nobody would vote, or nobody would sit, the old voters or members stay.
-        proved = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
-        is_kept = not proved & set(roster.voters)
+        is_kept = not self._able(now) & set(roster.voters)
         for peer in sorted(seated - sat - joining):
             yield f"seats {short_id(peer)}, whom too few of its LIST name"
         for peer in sorted(sat - seated - leaving):
@@ -159,12 +158,18 @@ class Seating:
             if seat.absent != self._absences(now, seat.peer):
                 yield f"counts {seat.absent} absences of {short_id(seat.peer)}"
 
+    def _able(self, now: _Round) -> set[PeerId]:
+        """Who may vote: it has shown its SEAL of late, and its LIST takes no seat of it."""
+        roster = now.value.roster
+        shown = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
+        return shown - self._leaving(now)
+
     def _voters(self, now: _Round) -> Iterator[str]:
         roster, old = now.value.roster, now.before.roster
         expected = (*old.window, now.value.round)[-WINDOW:]
         if roster.window != expected:
             yield f"has the window {roster.window} in place of {expected}"
-        able = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
+        able = self._able(now)
         votes, voted = _voting(now.value), _voting(now.before)
         entered = votes - voted
         if not votes & able:
