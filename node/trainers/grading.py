@@ -29,12 +29,12 @@ def grading(codec: Codec, before: int, mbit: float | None) -> Grading:
     of_grades = with_grades(codec)
     if of_grades is None:
         return Grading(0, "")
+    last = before or of_grades.usual
     if mbit is None:
-        return Grading(before or of_grades.usual, "the usual, until enough has been sent to tell")
-    is_finer = {bits: bits > (before or of_grades.usual) for bits in of_grades.grades}
+        return Grading(last, "the usual, until enough has been sent to tell")
     fitting = [
         bits
         for bits in of_grades.grades
-        if mbit >= GRADE_FROM_MBIT[bits] * (SURELY if is_finer[bits] else 1.0)
+        if mbit >= GRADE_FROM_MBIT[bits] * (SURELY if bits > last else 1.0)
     ]
     return Grading(max(fitting, default=of_grades.grades[-1]), f"{mbit:.0f} Mbit/s leave this node")

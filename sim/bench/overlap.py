@@ -136,8 +136,11 @@ class OverlapRun:
             await self._step_alone(manifest, path)
             self.result = overlap_result(self._alone_s, self._measured)
         except StateError as error:
+            # What did not go well keeps keys and checkpoints; what was stopped does not.
             raise StateError(f"{error}; see {folder}") from error
-        # Keys and checkpoints; what did not go well keeps them.
+        except trio.Cancelled:
+            shutil.rmtree(folder / "nodes", ignore_errors=True)
+            raise
         shutil.rmtree(folder / "nodes", ignore_errors=True)
 
     async def _step_alone(self, manifest: RunManifest, path: Path) -> None:

@@ -131,11 +131,10 @@ def test_feedback_loses_nothing_whatever_grades_follow_each_other(seed: int) -> 
 def test_preset_auto_allows_all_grades_and_begins_with_the_founders_word(
     mbit: float, bits: int
 ) -> None:
-    from training.presets import _auto
-
-    preset = _auto(200, uplink_mbit=mbit)
+    auto = PRESETS["auto"]
+    preset = auto(200, uplink_mbit=mbit)
     assert preset.codec == "graded"
     assert preset.codec_settings == {"coarsest": 2, "finest": 8, "usual": bits}
     assert preset.feedback == 1.0
-    assert PRESETS["auto"](200).codec_settings["usual"] == 2
-    assert _auto(200, uplink_mbit=9.9).codec == PRESETS["sparseloco"](200).codec
+    assert auto(200).codec_settings["usual"] == 2
+    assert auto(200, uplink_mbit=9.9).codec == PRESETS["sparseloco"](200).codec

@@ -96,9 +96,7 @@ class GradedCodec:
     ) -> Floats:
         """See Checking."""
         codec = self._of(payload, numel)
-        if isinstance(codec, Int8Codec):
-            return codec.decode_to_read(payload, numel, is_checked=is_checked, out_N=out_N)
-        return decode_to_read(codec, payload, numel, is_checked=is_checked)
+        return decode_to_read(codec, payload, numel, is_checked=is_checked, out_N=out_N)
 
     def lattice(self, payload: bytes | memoryview, numel: int) -> Lattice | None:
         """See OnLattice."""

@@ -196,25 +196,26 @@ def _is_checking(kind: type[Codec]) -> bool:
 
 
 def decode_to_read(
-    codec: Codec, payload: bytes | memoryview, numel: int, *, is_checked: bool = False
+    codec: Codec,
+    payload: bytes | memoryview,
+    numel: int,
+    *,
+    is_checked: bool = False,
+    out_N: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """As `codec.decode`, for those who do not write to it: float32 as it is needs no copy.
 
-    `is_checked` says that this very payload was checked or decoded before.
+    `is_checked` says that this very payload was checked or decoded before. It may lie in `out_N`.
     """
     if _is_checking(type(codec)):
-        return cast("Checking", codec).decode_to_read(payload, numel, is_checked=is_checked)
+        checking = cast("Checking", codec)
+        return checking.decode_to_read(payload, numel, is_checked=is_checked, out_N=out_N)
     return codec.decode(payload, numel)
 
 
 def decode_into(codec: Codec, payload: bytes | memoryview, out_N: NDArray[np.float32]) -> None:
     """As `decode_to_read` of a payload that was checked; the numbers are written to `out_N`."""
-    numel = len(out_N)
-    if _is_checking(type(codec)):
-        checking = cast("Checking", codec)
-        x_N = checking.decode_to_read(payload, numel, is_checked=True, out_N=out_N)
-    else:
-        x_N = codec.decode(payload, numel)
+    x_N = decode_to_read(codec, payload, len(out_N), is_checked=True, out_N=out_N)
     if x_N is not out_N:
         out_N[:] = x_N
 
