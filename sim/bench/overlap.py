@@ -130,18 +130,19 @@ class OverlapRun:
         manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
         self.lag = manifest.outer.overlap
         # Before and behind: whatever else this machine does meanwhile changes.
+        is_kept = False
         try:
             await self._step_alone(manifest, path)
             await self._step_together()
             await self._step_alone(manifest, path)
             self.result = overlap_result(self._alone_s, self._measured)
         except StateError as error:
-            # What did not go well keeps keys and checkpoints; what was stopped does not.
+            is_kept = True
             raise StateError(f"{error}; see {folder}") from error
-        except trio.Cancelled:
-            shutil.rmtree(folder / "nodes", ignore_errors=True)
-            raise
-        shutil.rmtree(folder / "nodes", ignore_errors=True)
+        finally:
+            # Keys and checkpoints; what did not go well keeps them, what was stopped does not.
+            if not is_kept:
+                shutil.rmtree(folder / "nodes", ignore_errors=True)
 
     async def _step_alone(self, manifest: RunManifest, path: Path) -> None:
         peers = self._options.peers
