@@ -316,7 +316,7 @@ class NodeCore(CoreState):
             return [ev.Fault(source, f"malformed message: {error}")]
         sender = message.sender
         is_barred = sender in machine.convicted or self.audits.is_shut(sender)
-        is_barred |= not self.may_sit(sender)
+        is_barred |= not self.may_sit(sender) or machine.proofs.is_shut(sender, slot.round)
         if slot.kind is Kind.SEAT and is_barred:
             return []  # Also one that somebody else passes on, who may not know better.
         if not is_signed(message, self.signer):

@@ -85,11 +85,11 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class SeatChecked:
-    """Whether a joiner's proof fits the state of the seal it claims."""
+    """Whether a joiner's proof fits the state of the seal it claims; None: that is not here."""
 
     peer: PeerId
     basis: bytes
-    is_proved: bool
+    is_proved: bool | None
 
 
 @dataclass(frozen=True, slots=True)

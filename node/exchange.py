@@ -16,7 +16,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_streams import BulkStreams
-from node.cells.seat_checks import SeatChecks
+from node.cells.seat_checks import check_seat
 from node.cells.seat_proof import seat_proven
 from node.cells.shard_store import ShardStore, State
 from node.core import NodeCore
@@ -94,7 +94,6 @@ class Driver:
         self._is_lost = parts.restart.is_lost
         self._arrived: tuple[SealCertificate, State] | None = None
         self.ahead = WriteAhead(parts.journal)
-        self._seats = SeatChecks(self.core, self.store, self.compute)
         self.bulk = BulkStreams(self, parts.transport, parts.hooks, parts.log, parts.states)
         self.finished = trio.Event()
         self.was_finished = False
@@ -293,9 +292,7 @@ class Driver:
                 base, root = view.head.root, await self._apply(view, action)
                 event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat():
-                if (checked := await self._seats.check(action)) is None:
-                    return
-                event = checked
+                event = await check_seat(self.core, store, self.compute, action)
             case ev.ProveSeat(basis=basis):
                 me = self.core.machine.view.me
                 run = self.core.manifest

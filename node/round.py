@@ -68,8 +68,8 @@ class RoundMachine(RoundSums):
         """R11: ask for a seat, with the proof that the state of `basis` is here, and the work that
         the run may ask for."""
         view = self.view
-        if basis != view.basis or view.is_member or self.is_muted:
-            return
+        if basis != view.basis or view.is_member or self.is_muted or self.is_held:
+            return  # While another state is put in place, the proof may be of that.
         if view.me not in view.ballots.of(Kind.SEAT):
             yield from self._sign(Kind.SEAT, Seat(proof=proof, device="", work=work))
 
@@ -188,9 +188,8 @@ class RoundMachine(RoundSums):
                 if not (view.is_beside or (base and base != view.head.root)):
                     view.applied[digest] = root
             case ev.SeatChecked(peer=peer, basis=basis, is_proved=is_proved):
-                view_on = self.standing.on(basis)
-                if is_proved and view_on is not None:
-                    view_on.proven_seats.add(peer)
+                self.proofs.checked(peer, self.standing.on(basis), is_proved)
+                yield from self.proofs.next(self.standing.under_way)
             case ev.SuspicionsChanged(suspects=suspects):
                 self._suspects = suspects
                 for view in self.standing.under_way:
@@ -249,6 +248,7 @@ class RoundMachine(RoundSums):
 
     def _commit(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2, R6: bind the contribution, once, and tell what this node saw."""
+        yield from self.proofs.next(self.standing.under_way)
         for view in self._worked_in:
             mine = view.contribution
             is_mute = self._is_mute_in(view)

@@ -102,7 +102,7 @@ class Storing(SimNode):
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = machine.standing.on(basis)
                 own = store.seat_proof(peer, basis, on.head.root) if on is not None else b""
-                is_proved = own == proof
+                is_proved = own == proof if own else None
                 self.tell(ev.SeatChecked(peer, basis, is_proved))
             case ev.ProveSeat(basis=basis):
                 self.tell(seat_proven(self.world.manifest, store, self.peer, basis))

@@ -26,7 +26,12 @@ P = TypeVar("P", bound=bytes)
 def order(seed: bytes, peers: Iterable[P]) -> list[P]:
     """The peers in the order of a round: of a hash, so that no two rounds have the same ones first
     and nobody can choose a place without another identity."""
-    return sorted(set(peers), key=lambda peer: (blake3(seed + peer).digest(), peer))
+    return sorted(set(peers), key=lambda peer: (place(seed, peer), peer))
+
+
+def place(seed: bytes, peer: bytes) -> bytes:
+    """What the order is by."""
+    return blake3(seed + peer).digest()
 
 
 def sample(

@@ -95,26 +95,29 @@ class Ballots:
         self._room = Room(self.roster.member_set)
 
     def add(self, entry: Entry, *, is_own: bool = False) -> Filed:
-        """File a message whose signature and place are checked; there is always room for one's own.
-
-        Own messages are few: one per slot that this node fills.
-        """
+        """File a message whose signature and place are checked. There is always room for one's own:
+        they are few, one per slot that this node fills."""
         message = entry.message
         if message.digest in self._by_digest:
             return "known"
         slot = message.slot
         place = (slot.kind, slot.attempt, slot.subject)
         there = self._slots.get(place)
+        is_seat = slot.kind is Kind.SEAT
         if there is not None and message.sender in there:
-            if (place, message.sender) not in self._twice or self._is_relied_on(entry):
+            # A second SEAT of each key that anybody makes up is nothing to keep.
+            is_second = (place, message.sender) not in self._twice and not is_seat
+            if is_second or self._is_relied_on(entry):
                 self._twice.add((place, message.sender))
                 self._keep(entry)
                 self._count_too(message, entry.body)
             return "conflict"
-        if not (is_own or self._room.takes(message)):
+        last = self._room.seat(message.sender, self.round) if is_seat and not is_own else None
+        if last == message.sender or not (is_own or is_seat or self._room.takes(message)):
             return "full"
-        if there is None:
-            there = self._slots[place] = {}
+        there = self._slots.setdefault(place, {})
+        if last is not None:
+            self._forget(there.pop(last).message)
         there[message.sender] = entry
         self._keep(entry)
         self._index(message, entry.body)
@@ -167,6 +170,15 @@ class Ballots:
         message_id = entry.message.message_id
         self._by_id[message_id] = (*self._by_id.get(message_id, ()), entry.message)
         self._id_set.add(message_id)
+        self._ids = self._told_ids = None
+
+    def _forget(self, message: SignedMessage) -> None:
+        """A SEAT, for which there is no room any more: nothing is counted of it."""
+        del self._by_digest[message.digest]
+        of_id = self._by_id.pop(message.message_id)
+        if others := tuple(one for one in of_id if one != message):
+            self._by_id[message.message_id] = others
+        self._id_set = set(self._by_id)
         self._ids = self._told_ids = None
 
     def counted(self, message: SignedMessage) -> SignedMessage:

@@ -2,13 +2,18 @@
 
 Anybody can make up keys, and a member can sign for every attempt and every LIST that it makes up.
 What is not kept for want of room is sent again with the next heartbeat.
+
+SEATs have a room that is theirs. Of more than it has those are kept that are first in the round's
+order: all nodes keep the same, and to be early is worth nothing.
 """
 
+from bisect import insort
 from dataclasses import dataclass, field
 
+from node.rules.turns import place_in_turn
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Kind, SignedMessage
+from protocol.messages import SignedMessage
 
 
 @dataclass(slots=True)
@@ -18,24 +23,28 @@ class Room:
     members: frozenset[PeerId]
     _filed: dict[PeerId, int] = field(default_factory=dict)
     _shared: int = 0
-    _seats: int = 0
+    _seats: list[tuple[bytes, PeerId]] = field(default_factory=list)
+    """Who asks for a seat, ascending by its place in the order."""
 
     def takes(self, message: SignedMessage) -> bool:
-        """Whether there is room for this one; it is taken then."""
+        """Whether there is room for this one, which is no SEAT; it is taken then."""
         sender = message.sender
-        if message.slot.kind is Kind.SEAT:
-            if self._seats >= limits.SEATS_ASKED_MAX:
-                return False
-        elif sender in self.members:
+        if sender in self.members:
             filed = self._filed.get(sender, 0)
             if filed < self._own:
                 self._filed[sender] = filed + 1
                 return True
-        if self._shared >= limits.MESSAGES_SHARED_MAX:
+        if self._shared >= limits.MESSAGES_SHARED_MAX - limits.SEATS_ASKED_MAX:
             return False
         self._shared += 1
-        self._seats += message.slot.kind is Kind.SEAT
         return True
+
+    def seat(self, peer: PeerId, round_index: int) -> PeerId | None:
+        """Take the SEAT of that peer; whose SEAT is one too many then, its own or another."""
+        insort(self._seats, (place_in_turn(round_index, peer), peer))
+        if len(self._seats) <= limits.SEATS_ASKED_MAX:
+            return None
+        return self._seats.pop()[1]
 
     @property
     def _own(self) -> int:

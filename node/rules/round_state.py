@@ -20,6 +20,7 @@ from node.rules.ballots import Entry
 from node.rules.chain import seal_value
 from node.rules.courtesy import Courtesy
 from node.rules.deadlines import LearnedDeadline
+from node.rules.proofs import Proofs
 from node.rules.rates import Rates
 from node.rules.reach import Reach
 from node.rules.reducers import slices
@@ -68,6 +69,7 @@ class RoundState:
         self.rates = Rates()
         self._is_past_end = False
         self.courtesy = Courtesy()
+        self.proofs = Proofs()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
         self._reach = Reach(config, signer.peer_id)
@@ -199,7 +201,7 @@ class RoundState:
         elif (view is not self.view and not view.is_beside) or is_for_us(view, entry):
             self._agenda.disturb()
         if isinstance(entry.body, Seat):
-            return [ev.CheckSeat(message.sender, slot.basis, entry.body.proof)]
+            return [*self.proofs.next(self.standing.under_way)]
         return self._compared(view, slot)
 
     def _compared(self, view: RoundView, slot: Slot) -> list[ev.RoundAction]:

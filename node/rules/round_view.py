@@ -99,6 +99,7 @@ class RoundView(Holding):
 
     own_seal: bytes = b""
     proven_seats: set[PeerId] = field(default_factory=set)
+    seats_checked: set[PeerId] = field(default_factory=set)
     held_until_s: float | None = None
     """Until when the own COMMIT is held for joiners; None before it was ready."""
     early: Early = field(default_factory=Early)

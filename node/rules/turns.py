@@ -16,7 +16,7 @@ from itertools import islice
 from protocol.identity import PeerId
 from protocol.manifest import AdmissionSpec
 from protocol.messages import SeatRecord
-from training.modest import order
+from training.modest import order, place
 
 TURN_ROUNDS = 8
 """So long a seat is kept at least, in runs where work counts at once."""
@@ -31,7 +31,16 @@ VOTING_SHARE = (3, 4)
 
 def in_turn(round_index: int, peers: Collection[PeerId]) -> list[PeerId]:
     """The peers in the order of that round."""
-    return order(b"seats" + round_index.to_bytes(8, "big"), peers)
+    return order(_seed(round_index), peers)
+
+
+def place_in_turn(round_index: int, peer: PeerId) -> bytes:
+    """What that order is by."""
+    return place(_seed(round_index), peer)
+
+
+def _seed(round_index: int) -> bytes:
+    return b"seats" + round_index.to_bytes(8, "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,13 +168,17 @@ class CatchUp:
             self.give_up()
         elif now_s - self._moved_s >= STALL_S:
             self.sources.gave_nothing(source, now_s)
-            self.give_up()
+            self._fell_short(source, now_s)
         elif now_s - self._page_s >= PAGE_S and self.sources.has_other(ahead, source, now_s):
-            self.give_up()
+            self._fell_short(source, now_s)
         else:
             self._target = max(self._target, rounds[source] - 1)
             return True
         return False
+
+    def _fell_short(self, source: PeerId, now_s: float) -> None:
+        self.sources.fell_short(source, self._last.round - self._asked + 1, now_s - self._page_s)
+        self.give_up()
 
     def _is_stuck(
         self, head: SealValue, rounds: Mapping[PeerId, int], *, moved_s: float, now_s: float
@@ -236,6 +240,7 @@ class CatchUp:
         is_page_full = self._last.round - self._asked + 1 >= limits.CHAIN_PAGE_SEALS
         if self._last.round < self._target and not is_page_full:
             return []
+        self.sources.gave_all(peer)
         return self._go_on(now_s)
 
     # The state ----------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Which linked peer is asked for the chain (R11): each says how far it is, a chain proves it. Pure.
 
 Whoever says that it is far ahead and gives no link that holds costs nobody more than some moments:
-it rests, longer each time, and what it says is doubted until it proves it.
+it rests, longer each time, and what it says is doubted until it proves it. Whoever gives less than
+it was asked for is no liar, for its line may be slow: but it is asked behind those who gave more.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +30,9 @@ class ChainSources:
     _tried: set[PeerId] = field(default_factory=set)
     """Asked lately: others come first."""
 
+    _pace: dict[PeerId, float] = field(default_factory=dict)
+    """Seals per second of whoever was given up, or in whose place somebody else was asked."""
+
     _vain: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
     """How often in a row a peer gave nothing, and until when it rests."""
 
@@ -36,7 +41,10 @@ class ChainSources:
         able = {peer for peer in ahead if self._vain.get(peer, (0, 0.0))[1] <= now_s}
         if not able - self._tried:
             self._tried.clear()
-        return max(able - self._tried, key=lambda peer: (ahead[peer], peer), default=None)
+        return max(able - self._tried, key=lambda peer: self._rank(peer, ahead), default=None)
+
+    def _rank(self, peer: PeerId, ahead: Mapping[PeerId, int]) -> tuple[float, int, PeerId]:
+        return self._pace.get(peer, math.inf), ahead[peer], peer
 
     def has_other(self, ahead: Mapping[PeerId, int], source: PeerId, now_s: float) -> bool:
         """Whether somebody else could be asked before that source is asked again."""
@@ -46,6 +54,17 @@ class ChainSources:
     def pass_over(self, peer: PeerId) -> None:
         """Ask others first; nobody is to blame."""
         self._tried.add(peer)
+
+    def fell_short(self, peer: PeerId, seals: int, seconds: float) -> None:
+        """It was asked for a page, or for all that it has, and gave so many links of it so far."""
+        self._pace.pop(peer, None)
+        self._pace[peer] = seals / max(seconds, 1.0)
+        if len(self._pace) > DOUBTED_MAX:
+            del self._pace[next(iter(self._pace))]
+
+    def gave_all(self, peer: PeerId) -> None:
+        """It gave what it was asked for."""
+        self._pace.pop(peer, None)
 
     def gave_nothing(self, peer: PeerId, now_s: float) -> None:
         """It was asked for a link, and gave none that holds."""

@@ -5,6 +5,7 @@ from sim.attacks.backdoor import Backdoor
 from sim.attacks.bent_segment import BentSegment
 from sim.attacks.closed_work import ClosedWork
 from sim.attacks.constant_direction import ConstantDirection
+from sim.attacks.crowds_out import CrowdsOut
 from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
@@ -42,6 +43,7 @@ ATTACKS.register("backdoor", Backdoor)
 ATTACKS.register("bent_segment", BentSegment)
 ATTACKS.register("closed_work", ClosedWork)
 ATTACKS.register("constant_direction", ConstantDirection)
+ATTACKS.register("crowds_out", CrowdsOut)
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
 ATTACKS.register("fang_krum", FangKrum)

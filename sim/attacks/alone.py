@@ -23,6 +23,7 @@ ALONE = (
     "bent_segment",
     "closed_work",
     "constant_direction",
+    "crowds_out",
     "equivocation",
     "gaussian",
     "lazy",
@@ -59,10 +60,13 @@ TOGETHER = (
 )
 """Attacks that are made of the vectors of others, which nobody alone knows: `together.py`."""
 
-IN_WORLDS = frozenset({"bent_segment", "lazy", "lone_class"})
+INNER = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
 
-NEEDS_AUDITS = IN_WORLDS | {"lying_auditor", "shuts_out"}
+IN_WORLDS = INNER | {"crowds_out"}
+"""Those, and one that has solved the puzzle of worlds alone."""
+
+NEEDS_AUDITS = INNER | {"lying_auditor", "shuts_out"}
 """Attacks on what audits look at: without any they bend nothing."""
 
 STANDS_BY_ITS_WORK = frozenset({"retract"})

@@ -10,6 +10,8 @@ from node.core import NodeCore
 from node.rules.admission import may_sit_next
 from node.rules.ballots import Entry
 from node.rules.early import Early
+from node.rules.proofs import SHUT_ROUNDS
+from node.rules.turns import in_turn
 from protocol import limits
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Agg, Have, Held, Kind, Seat, slice_subject
@@ -54,15 +56,77 @@ def opens(core: NodeCore) -> bool:
     return core.machine.view.opened_s is not None
 
 
-def test_seats_of_made_up_keys_are_filed_and_checked_up_to_their_room_and_no_round_waits():
-    core, checks = open_core(), 0
+def checks(actions) -> list[ev.CheckSeat]:
+    return [action for action in actions if isinstance(action, ev.CheckSeat)]
+
+
+def test_seats_of_made_up_keys_are_filed_up_to_their_room_and_no_round_waits():
+    core = open_core()
     for number in range(limits.SEATS_ASKED_MAX + 100):
-        actions = hand(core, STRANGER, seat_of(made_up(number)))
-        checks += sum(isinstance(action, ev.CheckSeat) for action in actions)
-        assert not faults(actions)
-    assert checks == limits.SEATS_ASKED_MAX
+        assert not faults(hand(core, STRANGER, seat_of(made_up(number))))
     assert len(core.machine.view.ballots) == limits.SEATS_ASKED_MAX
     assert opens(core)
+
+
+def test_of_more_seats_than_there_is_room_for_the_first_of_the_round_are_kept_however_they_came():
+    asked = [made_up(number) for number in range(limits.SEATS_ASKED_MAX + 100)]
+    first = set(in_turn(HEAD.value.round + 1, [v.peer for v in asked])[: limits.SEATS_ASKED_MAX])
+    for order in (asked, asked[::-1]):
+        core = open_core()
+        ballots = core.machine.view.ballots
+        for voice in order:
+            hand(core, STRANGER, seat_of(voice))
+        assert ballots.of(Kind.SEAT).keys() == first
+        assert {one.sender for one in ballots.messages()} == first
+        assert len(ballots.ids) == len(first)
+        assert not ballots.unknown_to(frozenset(ballots.told_ids))
+
+
+def test_words_of_a_member_beyond_its_own_room_leave_that_of_seats():
+    core, liar = open_core(), Voice(LIAR, HEAD.value)
+    piece = core.machine.view.slices[0]
+    for number in range(limits.MESSAGES_PER_ROUND_MAX):
+        digest = blake3(b"%d" % number).digest()
+        body = Agg(list_digest=digest, first=piece.first, stop=piece.stop, root=digest)
+        subject = slice_subject(digest, piece.first, piece.stop)
+        hand(core, LIAR, liar.say(Kind.AGG, body, subject=subject))
+    assert checks(hand(core, STRANGER, seat_of(made_up(0))))
+
+
+def test_proofs_are_checked_one_after_the_other_in_the_order_of_the_round_and_each_once():
+    core, asked = open_core(), [made_up(number) for number in range(8)]
+    due = [c for voice in asked for c in checks(hand(core, STRANGER, seat_of(voice)))]
+    looked_at = []
+    while due:
+        (check,) = due
+        looked_at.append(check.peer)
+        known = None if len(looked_at) == 3 else len(looked_at) % 2 == 0
+        due = checks(core.handle(ev.SeatChecked(check.peer, check.basis, known), 0.0))
+    assert looked_at[0] == asked[0].peer
+    others = [voice.peer for voice in asked[1:]]
+    assert looked_at[1:] == in_turn(HEAD.value.round + 1, others)
+    assert core.machine.view.proven_seats == set(looked_at[1::2])
+
+
+@pytest.mark.parametrize(("is_proved", "is_heard"), [(True, True), (False, False), (None, True)])
+def test_key_whose_proof_was_wrong_is_not_heard_in_the_rounds_behind(is_proved, is_heard):
+    core, voice = open_core(), made_up(0)
+    (check,) = checks(hand(core, STRANGER, seat_of(voice)))
+    core.handle(ev.SeatChecked(check.peer, check.basis, is_proved), 0.0)
+    behind = seat_of(Voice(voice.peer, NEXT))
+    hand(core, STRANGER, behind)
+    assert (behind.message.digest in core.machine.view.early) is is_heard
+    late = seat_of(Voice(voice.peer, replace(NEXT, round=NEXT.round + SHUT_ROUNDS)))
+    assert not core.machine.proofs.is_shut(voice.peer, late.message.slot.round)
+
+
+def test_check_of_a_round_that_is_over_holds_up_no_other():
+    core = open_core()
+    assert checks(hand(core, STRANGER, seat_of(made_up(0))))
+    assert not checks(hand(core, STRANGER, seat_of(made_up(1))))
+    (check,) = checks(core.handle(ev.SeatChecked(made_up(0).peer, bytes(32), False), 0.0))
+    assert check.peer == made_up(1).peer
+    assert not core.machine.proofs.is_shut(made_up(0).peer, HEAD.value.round + 1)
 
 
 def test_words_about_lists_that_a_member_makes_up_stop_no_round():

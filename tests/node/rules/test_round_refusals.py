@@ -105,12 +105,12 @@ def test_seal_of_two_rounds_in_flight_stands_on_one_seal_unless_there_are_branch
 def test_joiner_whose_proof_is_wrong_is_not_named_and_one_whose_proof_is_right_is():
     liar, joiner = peer_named("liar"), peer_named("joiner")
     script = Script()
-    for peer in (liar, joiner):
-        seat = Seat(proof=bytes(32), device="")
-        (check,) = script.tell(Voice(peer, HEAD.value).say(Kind.SEAT, seat))
-        assert check == ev.CheckSeat(peer, HEAD.value.digest, bytes(32))
+    seat = Seat(proof=bytes(32), device="")
+    said = [Voice(peer, HEAD.value).say(Kind.SEAT, seat) for peer in (liar, joiner)]
+    assert script.tell(*said) == [ev.CheckSeat(liar, HEAD.value.digest, bytes(32))]
+    told = script.tell(ev.SeatChecked(liar, HEAD.value.digest, False))
+    assert told == [ev.CheckSeat(joiner, HEAD.value.digest, bytes(32))]
     script.tell(
-        ev.SeatChecked(liar, HEAD.value.digest, False),
         ev.SeatChecked(joiner, HEAD.value.digest, True),
         ev.SeatChecked(peer_named("late"), ROOT, True),
     )

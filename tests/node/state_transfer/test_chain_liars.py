@@ -7,12 +7,13 @@ import pytest
 from node import events as ev
 from node.core import NodeCore
 from node.rules.restart import Restart
-from node.state_transfer.catchup import PAGE_S
+from node.state_transfer.catchup import PAGE_S, CatchUp
 from node.state_transfer.chain_sources import DOUBT_AFTER, REST_S, REST_S_MAX, ChainSources
 from protocol.frames import Chain, Frame, Heartbeat, StatusAnswer, StatusAsk, WantChain
 from protocol.identity import KeyedHashSigner, PeerId
 from tests.node.builders import CONFIG, contributed, peers_named
 from tests.node.cores import GENESIS, HEAD, MANIFEST, A, B, C, D, ahead, core_of, sent
+from tests.node.state_transfer.test_catchup import SIZES
 from tests.node.state_transfer.test_core_catchup import CHAIN, chain_on
 
 LIAR, FAR = D, 1 << 22
@@ -158,3 +159,37 @@ def test_node_that_lost_its_disk_speaks_again_whatever_round_a_stranger_says_is_
     following = chain_on(HEAD, 1)[0]
     core.machine.reset(following, now_s=70.0)
     assert not core.machine.is_muted
+
+
+def test_source_that_gave_less_than_it_was_asked_for_is_asked_behind_those_who_gave_more():
+    sources = ChainSources()
+    sources.fell_short(A, 12, 60.0)
+    sources.fell_short(B, 200, 60.0)
+    for due in (C, B, A):
+        assert sources.choose({A: FAR, B: 8, C: 7}, 0.0) == due
+        sources.pass_over(due)
+    sources.arrived()
+    sources.gave_all(A)
+    assert sources.choose({A: FAR, B: 8, C: 7}, 0.0) == A
+
+
+def test_node_that_falls_behind_again_does_not_wait_again_for_whoever_gave_one_link_at_a_time():
+    machine = CatchUp(KeyedHashSigner(C), CONFIG.trust, SIZES)
+    chain, head, now_s, waited_s = chain_on(HEAD, 60), HEAD.value, 0.0, []
+    given = 0
+    for newest in (20, 40, 60):
+        rounds, began_s = {A: 5 + newest, LIAR: FAR}, now_s
+        while machine.wanted is None:
+            machine.consider(head, rounds, moved_s=now_s, now_s=now_s)
+            now_s += 4.0
+            if machine.source == A:
+                machine.extend(A, tuple(chain[given:newest]), now_s=now_s)
+                given = newest
+            elif machine.source == LIAR:
+                machine.extend(LIAR, (chain[given],), now_s=now_s)
+                given += 1
+        waited_s.append(now_s - began_s)
+        head = machine.wanted.value
+        machine.finish()
+    assert waited_s[0] > PAGE_S
+    assert waited_s[1:] == [4.0, 4.0]

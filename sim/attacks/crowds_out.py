@@ -1,0 +1,92 @@
+"""Made-up keys that ask for every seat, and show nothing: whoever asks honestly is to find no room.
+
+Each key has solved the run's puzzle, once for all rounds. None holds the state that its SEAT
+claims, and a wrong proof takes as long to check as a right one.
+"""
+
+from functools import lru_cache
+
+from blake3 import blake3
+
+from node.hooks import NodeHooks
+from protocol.frames import Frame, Heartbeat, Messages
+from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, Signer
+from protocol.join_puzzle import solve
+from protocol.messages import Kind, Seal, Seat, SignedMessage, Slot, decode_body, sign_message
+from sim.attacks.seam import Attack
+
+KEYS = 96
+"""So many are worked for, in all: they are used again and again."""
+
+PER_FRAME = 32
+PUZZLE_BITS = 5
+"""What worlds ask for (`sim.trials.build`)."""
+
+
+class CrowdsOut(Attack):
+    """The vectors are honest; who else asks for a seat is not."""
+
+    def hooks(self) -> NodeHooks:
+        """See Attack."""
+        return AsksUnderMadeUpKeys()
+
+
+class AsksUnderMadeUpKeys(NodeHooks):
+    """Frames to each peer carry SEATs of the round behind the newest own SEAL, one key after the
+    other; the heartbeats in between are left out for them."""
+
+    name = "attack crowds_out"
+    bends_frames = True
+
+    def __init__(self) -> None:
+        self._signer: Signer | None = None
+        self._slot: Slot | None = None
+        self._said: dict[PeerId, int] = {}
+        """To each peer, of that round."""
+
+    def began(self, signer: Signer) -> None:
+        """See NodeHooks."""
+        self._signer = signer
+
+    def sent_frame(self, peer: PeerId, frame: Frame) -> Frame:
+        """See NodeHooks."""
+        sent = frame.messages if isinstance(frame, Messages) else ()
+        for message in sent:
+            self._look(message)
+        said = self._said.get(peer, 0)
+        is_carrier = isinstance(frame, Messages | Heartbeat)
+        if self._slot is None or not is_carrier or said >= KEYS:
+            return frame
+        self._said[peer] = said + PER_FRAME
+        seats = [self._seat(said + number, self._slot) for number in range(PER_FRAME)]
+        return Messages(messages=(*sent, *seats))
+
+    def _look(self, message: SignedMessage) -> None:
+        signer, slot = self._signer, message.slot
+        if signer is None or message.sender != signer.peer_id or slot.kind is not Kind.SEAL:
+            return
+        body = decode_body(message)
+        assert isinstance(body, Seal)
+        if self._slot is None or self._slot.basis != body.value:
+            self._said.clear()
+            self._slot = Slot(
+                run=slot.run,
+                shard=slot.shard,
+                round=slot.round + 1,
+                basis=body.value,
+                attempt=0,
+                kind=Kind.SEAT,
+                subject=b"",
+            )
+
+    def _seat(self, number: int, slot: Slot) -> SignedMessage:
+        assert self._signer is not None
+        made_up = _made_up(self._signer.peer_id, number, isinstance(self._signer, Ed25519Signer))
+        work = solve(slot.run, made_up.peer_id, PUZZLE_BITS)
+        return sign_message(made_up, slot, Seat(proof=bytes(32), device="", work=work))
+
+
+@lru_cache(maxsize=4096)
+def _made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
+    seed = blake3(liar + number.to_bytes(4, "big")).digest()
+    return Ed25519Signer(seed) if is_real else KeyedHashSigner(PeerId(seed))
