@@ -2,7 +2,8 @@
 
 Nobody before the beacon chose: whoever knew earlier could bend what nobody will look at, and states
 are large. Then whom it may have drawn for that very segment; and where such a peer calls it wrong,
-every voter, of whoever has it.
+every voter, of whoever fetched it. What is one's own is shown for one's own COMMIT alone: who names
+the root of somebody else's state makes nobody send that to all voters.
 """
 
 from collections.abc import Iterator
@@ -33,18 +34,21 @@ def is_accused(rounds: Rounds, law: AuditSpec, on: AuditedRound, key: Key) -> bo
 
 def may_see(rounds: Rounds, law: AuditSpec, me: PeerId, peer: PeerId, subject: bytes) -> bool:
     """Whether a peer may be shown that state or residual by this node."""
-    for on in rounds.judged():
+    about = [
+        (message.sender == me, on, (message.digest, segment))
+        for on in rounds.judged()
+        for message, commit in on.listed()
+        for segment in _segments_of(commit, subject, law.segments)
+    ]
+    has_made = any(is_own for is_own, _, _ in about)
+    for is_own, on, key in about:
         behind = rounds.at(on.round + 1)
-        if behind is None:
+        if behind is None or (has_made and not is_own):
             continue
-        for message, commit in on.listed():
-            for segment in _segments_of(commit, subject, law.segments):
-                key = (message.digest, segment)
-                is_own = message.sender == me
-                if is_own and may_accuse(law, on, behind.beacon, peer, key):
-                    return True
-                if peer in on.named.roster.voter_set and is_accused(rounds, law, on, key):
-                    return True
+        if is_own and may_accuse(law, on, behind.beacon, peer, key):
+            return True
+        if peer in on.named.roster.voter_set and is_accused(rounds, law, on, key):
+            return True
     return False
 
 

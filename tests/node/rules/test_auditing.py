@@ -7,6 +7,7 @@ from typing import Any
 from blake3 import blake3
 
 from node import events as ev
+from node.rules.audit_access import is_accused
 from node.rules.audit_rounds import Rounds
 from node.rules.auditing import Audits
 from node.rules.onions import Onion
@@ -161,14 +162,14 @@ def test_newcomer_that_knows_all_other_layers_and_chooses_its_own_changes_no_dra
 
 
 def verdict(
-    commit: SignedMessage, outcome: Outcome, shard: int = 0
+    commit: SignedMessage, outcome: Outcome, shard: int = 0, by: PeerId = LIAR
 ) -> tuple[SignedMessage, Verdict]:
-    """What the liar says of the first segment of a contribution."""
-    found = work_of(VICTIM, commit.slot.round, 1).trace[1] if outcome is Outcome.RIGHT else b""
+    """What the liar, or another, says of the first segment of a contribution."""
+    found = b"" if outcome is Outcome.UNOPENED else work_of(VICTIM, commit.slot.round, 1).trace[1]
     body = Verdict(commit=commit.digest, segment=0, outcome=outcome, found=found)
     subject = segment_subject(commit.digest, 0)
     place = replace(commit.slot, kind=Kind.VERDICT, subject=subject, shard=shard)
-    return sign_message(KeyedHashSigner(LIAR), place, body), body
+    return sign_message(KeyedHashSigner(by), place, body), body
 
 
 def test_voter_who_says_one_thing_to_some_and_another_to_others_is_convicted():
@@ -187,3 +188,28 @@ def test_voter_who_says_one_thing_to_some_and_another_to_others_is_convicted():
     checked = decode_evidence(accuse.evidence.encoded, commit.slot.run, KeyedHashSigner(ME))
     assert (checked.subject, checked.accusation) == (LIAR, Accusation.TWO_MESSAGES)
     assert not audits.takes(*unopened), "it is accused"
+
+
+def my_state_as_its_own(peer: PeerId, body: dict[str, Any]) -> dict[str, Any]:
+    (work,) = body["work"]
+    trace = (root("state", ME, 0), *work.trace[1:])
+    return body | {"work": (replace(work, trace=trace),)} if peer == LIAR else body
+
+
+def test_own_state_is_not_shown_to_all_voters_for_a_liar_that_names_it_and_one_that_accuses_it():
+    state, num_accused = root("state", ME, 0), 0
+    for mark in range(1, 200):
+        audits = Scene(my_state_as_its_own, mark).audits
+        on = audits._rounds.at(HEAD.round + 1)
+        assert on is not None
+        (commit,) = (message for message, _ in on.listed() if message.sender == LIAR)
+        said = verdict(commit, Outcome.WRONG, by=THIRD)
+        seen_before = [peer for peer in PEERS[1:] if audits.may_open(peer, state)]
+        if not audits.takes(*said):
+            continue
+        list(audits.heard(*said))
+        num_accused += is_accused(audits._rounds, MANIFEST.audits, on, (commit.digest, 0))
+        assert [peer for peer in PEERS[1:] if audits.may_open(peer, state)] == seen_before
+        if num_accused == 2:
+            break
+    assert num_accused
