@@ -85,6 +85,9 @@ class Meeting:
     def is_open(self, standing: Standing, *, now_s: float) -> bool:
         """Whether a linked peer on this final seal stands on a branch that was heard of just now:
         who would close a round waits a moment, or would not know what it could take up.
+
+        Not for strangers, who come under a new key or by a new link as often as they like: on each
+        branch is somebody whom the last final seal seats.
         """
         own, final = standing.head.value.digest, standing.final.value
         return any(
@@ -92,7 +95,8 @@ class Meeting:
             and known.head not in (own, final.digest, b"")
             and known.head not in self._paths
             and now_s < known.since_s + WAIT_S
-            for known in self._peers.values()
+            and standing.base.may_speak(peer)
+            for peer, known in self._peers.items()
         )
 
     def left(self, peer: PeerId) -> None:

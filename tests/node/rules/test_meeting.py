@@ -212,3 +212,14 @@ def test_peer_that_names_ever_new_branches_and_tells_of_none_is_waited_for_no_lo
         waits.append(found.is_open(standing, now_s=now_s))
     assert all(waits[: meeting.UNTOLD_MAX])
     assert not any(waits[-30:])
+
+
+def test_closer_waits_for_no_stranger_that_comes_again_and_again_from_another_branch():
+    found, standing = Meeting(KeyedHashSigner(A)), standing_on()
+    for number in range(20):
+        found.heard(D, FINAL.round, bytes([number + 1]) * 32, now_s=float(number))
+        list(found.ask(standing, now_s=float(number)))
+        assert not found.is_open(standing, now_s=number + 0.5)
+        found.left(D)
+    found.heard(B, FINAL.round, bytes(32), now_s=20.0)
+    assert found.is_open(standing, now_s=20.5)
