@@ -182,7 +182,7 @@ class BranchPeer(Peer):
         restart = Restart(
             chain=self.chain,
             branch=self.branch,
-            messages=tuple(self.journal.values()),
+            messages=tuple(message for _, message in sorted(self.journal.items())),
             results=frozenset(self.results),
         )
         fresh.resume(restart, now_s=self.now_s)

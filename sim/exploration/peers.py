@@ -14,7 +14,7 @@ from node.round import RoundMachine
 from node.rules.agreed import result_place
 from node.rules.agreement import time_out_s
 from node.rules.ballots import Ballots, Entry
-from node.rules.gathering import Gathering
+from node.rules.gathering import Gathering, GatheringAll
 from node.rules.proposal import LIST_AFTER
 from node.rules.restart import Restart
 from node.rules.round_view import RoundConfig, RoundView
@@ -77,11 +77,13 @@ INDEX = (
     "_certified_sorted",
     "_certified_lists",
 )
+FOUND_AGAIN = ("summing", "keeping", "own", "kept", "_slices", "_me", "_belief", "_seen")
 IGNORED = {
     RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
     RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
-    Gathering: ("summing", "keeping", "own", "kept", "_slices", "_me", "_belief", "_seen"),
+    Gathering: FOUND_AGAIN,
+    GatheringAll: FOUND_AGAIN,
 }
 """What follows from the rest of an object, or only times what is moved by hand here."""
 
@@ -205,7 +207,7 @@ class Peer:
         )
         restart = Restart(
             chain=self.chain,
-            messages=tuple(self.journal.values()),
+            messages=tuple(message for _, message in sorted(self.journal.items())),
             results=frozenset(self.results),
             is_lost=self.has_lost_disk,
         )
@@ -283,7 +285,10 @@ class Peer:
         self.tell(ev.Tick())
 
     def key(self) -> bytes:
-        """Equal for peers that will do the same, whatever they are told."""
+        """Equal for peers that will do the same, whatever they are told.
+
+        One order of the journal stands for all: a restart makes the same machine of any.
+        """
         disk = (sorted(self.journal), sorted(self.results), self.has_lost_disk, self.broken)
         chain = [certificate.value.digest for certificate in self.chain]
         parts = (self.machine, self.phase(), disk, chain, sorted(self.spoiled), set(self.evidence))

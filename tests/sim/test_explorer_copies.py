@@ -10,8 +10,10 @@ import pytest
 from node import events as ev
 from node.core import NodeCore
 from node.round import RoundMachine
+from node.rules.restart import Restart
 from protocol.identity import KeyedHashSigner
 from sim.exploration.copies import fork, key_of
+from sim.exploration.peers import IGNORED
 from tests.node.builders import CONFIG, head_of, machine_of, peers_named, toy_manifest
 from tests.node.soup import Soup
 
@@ -96,3 +98,18 @@ def test_key_looks_past_the_order_of_dicts_and_sets_and_at_nothing_that_is_ignor
     assert key_of(one, {}) != key_of(other, {})
     ignored = {type(one.view): ("progress_s",)}
     assert key_of(one, ignored) == key_of(other, ignored)
+
+
+def test_restart_leads_to_the_same_machine_whatever_the_order_of_its_log(seed):
+    """So a key may sort it: one order stands for all, where nobody says two things in one slot."""
+    machine = machine_in_the_middle(seed)
+    said = list(machine.view.ballots.messages())
+    keys = set()
+    for order in (said, said[::-1], random.Random(seed).sample(said, len(said))):
+        fresh = RoundMachine(
+            machine.config, KeyedHashSigner(machine.view.me), machine.certificate, now_s=0.0
+        )
+        fresh.resume(Restart(chain=(machine.certificate,), messages=tuple(order)), now_s=0.0)
+        assert len(fresh.view.ballots) == len(said)
+        keys.add(key_of(fresh, {**IGNORED, Restart: ("messages",)}))
+    assert len(keys) == 1
