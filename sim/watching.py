@@ -9,6 +9,7 @@ from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
 from sim.assembly import genesis_of
 from sim.checks.bounds import Bounds
+from sim.checks.hearing import Hearing
 from sim.checks.leaving import Leaving
 from sim.checks.progress import Progress
 from sim.checks.receipts import Disk, Ledgers, OwnRounds
@@ -35,6 +36,7 @@ class Checks:
         history = self.records.history
         self.reference = Reference(history, world)
         self.progress = Progress(history, world)
+        self.hearing = Hearing(history, world, self.progress)
         self.bounds = Bounds(world)
         self.leaving = Leaving(self.records.leaks, world)
         self._own_rounds = OwnRounds()
@@ -57,6 +59,8 @@ class Checks:
         self._own_rounds.saw(record)
         if "I2" in self._names and isinstance(record, self.reference.kinds):
             self._raise_first("I2", self.reference.saw(record))
+        if "I6" in self._names and isinstance(record, self.hearing.kinds):
+            self._raise_first("I6", self.hearing.saw(record))
         if isinstance(record, Began):
             node = self._world.nodes[record.peer]
             self._unseen[record.peer] = node
@@ -78,9 +82,11 @@ class Checks:
             del self._unseen[node.peer]
             if "I1" in self._names:
                 self._raise_first("I1", self._forgotten(node))
-        # Both look now and then, and most events of a world are not the time for it.
+        # All look now and then, and most events of a world are not the time for it.
         if self._watches_progress and self._world.now_s >= self.progress.look_s:
             self._raise_first("I4", self.progress.look())
+        if "I6" in self._names and self._world.now_s >= self.hearing.look_s:
+            self.hearing.look()
         if self._counts and self._world.events >= self.bounds.next_look:
             self._raise_first("I7", self.bounds.look(node))
 

@@ -77,9 +77,9 @@ class Progress:
         """R4: voters without a quorum, whom no other one reaches, seal provisionally."""
         nodes = [self._world.nodes[peer] for peer in sorted(side)]
         machines = [node.core.machine for node in nodes]
-        others = [peer for peer in electorate.voters - side if self._is_able(peer)]
+        others = [peer for peer in electorate.voters - side if self.is_able(peer)]
         is_alone = not electorate.is_quorum(side) and not any(
-            self._is_open(one, other) for one in side for other in others
+            self.is_open(one, other) for one in side for other in others
         )
         may_seal = all(
             machine.config.may_branch
@@ -107,8 +107,8 @@ class Progress:
         """T_heal: who reaches a quorum that works comes back to where it is (R11, R12)."""
         behind: dict[SimNode, tuple[int, float]] = {}
         for peer, node in sorted(self._world.nodes.items()):
-            is_here = self._is_able(peer) and all(
-                self._is_open(peer, other) for other in self._workers if other != peer
+            is_here = self.is_able(peer) and all(
+                self.is_open(peer, other) for other in self._workers if other != peer
             )
             if not is_here or node.round >= final.round - ROUNDS_BEHIND:
                 continue
@@ -162,9 +162,9 @@ class Progress:
 
     def _find_workers(self, electorate: Electorate) -> frozenset[PeerId]:
         """Voters that run and all reach each other; those with the most links first."""
-        able = [peer for peer in sorted(electorate.voters) if self._is_able(peer)]
+        able = [peer for peer in sorted(electorate.voters) if self.is_able(peer)]
         reach = {
-            peer: {other for other in able if other != peer and self._is_open(peer, other)}
+            peer: {other for other in able if other != peer and self.is_open(peer, other)}
             for peer in able
         }
         found: set[PeerId] = set()
@@ -173,7 +173,8 @@ class Progress:
                 found.add(peer)
         return frozenset(found)
 
-    def _is_able(self, peer: PeerId) -> bool:
+    def is_able(self, peer: PeerId) -> bool:
+        """Whether that node runs and can sign."""
         node = self._world.nodes.get(peer)
         if node is None or not node.is_alive or node.is_frozen or node.disk.is_full:
             return False
@@ -181,7 +182,8 @@ class Progress:
             self._lost.discard(peer)
         return peer not in self._lost
 
-    def _is_open(self, one: PeerId, other: PeerId) -> bool:
+    def is_open(self, one: PeerId, other: PeerId) -> bool:
+        """Whether the two are linked, and messages pass both ways."""
         network, nodes = self._world.network, self._world.nodes
         there, back = network.direction(one, other), network.direction(other, one)
         is_linked = other in nodes[one].wires and one in nodes[other].wires

@@ -25,6 +25,7 @@ from node.rules.deadlines import LearnedDeadline
 from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
+from tests.sim.broken_hearing import HEARING
 from tests.sim.broken_open import one_voter_hurries_all, one_word_is_enough
 from tests.sim.broken_rosters import ROSTERS
 from training import leases
@@ -392,6 +393,7 @@ BUGS = (
     Bug("I5", "own receipts only", _own_receipts_only),
     Bug("I5", "receipts in memory", _receipts_in_memory),
     Bug("I6", "late is a fault", _late_is_a_fault),
+    *(Bug("I6", title, broken) for title, broken in HEARING),
     Bug("I7", "early never dropped", _early_never_dropped),
     Bug("I7", "relay never forgets", _relay_never_forgets, {"rounds": 40}),
     Bug("I8", "seed in SEAT", _seed_in_seat, {"is_signing_for_real": True}),

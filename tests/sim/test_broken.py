@@ -20,6 +20,7 @@ QUICK = {
     "waits for the dead",
     "samples not given back",
     "late is a fault",
+    "once suspected is suspected",
     "early never dropped",
     "seed in SEAT",
 }
