@@ -239,6 +239,8 @@ def test_number_of_lies_follows_the_rows_and_the_rule() -> None:
     assert tolerated(4, 16, (16 - 3) // 4) == 3
     with pytest.raises(ValueError, match="negative"):
         AGGREGATORS["caf"](f=-1)
+    with pytest.raises(ValueError, match="cells of 0 elements"):
+        AGGREGATORS["caf"](cell_elements=0)
 
 
 def fixed_rows() -> NDArray[np.float32]:
