@@ -19,10 +19,11 @@ from tests.node.builders import (
     Voice,
     contributed,
     head_of,
+    machine_of,
     peers_named,
     view_of,
 )
-from tests.node.cores import MANIFEST, faults, hand
+from tests.node.cores import MANIFEST, faults, hand, recorded
 
 ME, *OTHERS, LIAR, STRANGER = peers_named(7)
 VOTERS = (ME, *OTHERS, LIAR)
@@ -63,6 +64,15 @@ def test_seats_of_made_up_keys_are_filed_and_checked_up_to_their_room_and_no_rou
     assert checks == limits.SEATS_ASKED_MAX
     assert len(core.machine.view.ballots) == limits.SEATS_ASKED_MAX
     assert opens(core)
+
+
+def test_own_seat_is_asked_for_however_many_made_up_keys_ask():
+    """Else a node would take its own words for a slot that it filled twice."""
+    machine = machine_of(STRANGER, HEAD)
+    for number in range(limits.SEATS_ASKED_MAX + 1):
+        machine.handle(seat_of(made_up(number)), 0.0)
+    actions = list(machine.take_seat(HEAD.value.digest, bytes(32)))
+    assert [message.sender for message in recorded(actions, Kind.SEAT)] == [STRANGER]
 
 
 def test_words_about_lists_that_a_member_makes_up_stop_no_round():
