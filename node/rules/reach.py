@@ -30,8 +30,6 @@ class Reach:
         An ordinary round whose quorum is out of reach waits for it.
         """
         ordinary = Opening(position.final, is_provisional=False)
-        if self.has_all(position.voting, suspects):
-            return ordinary, frozenset()
         known = {*position.voting.members, *position.seated.members, self.me}
         reachable = known - (set(suspects) - {self.me})
         opening = next_round(

@@ -138,11 +138,13 @@ def test_vote_of_a_branch_is_remembered_after_a_restart_until_its_round_is_under
     """R12: two rounds behind the last final seal; else this node would fill the slot twice."""
     known = machine_of(ME, HEAD)
     later = [sealed_by_others(known) for _ in range(2)][-1]
-    voted = Voice(ME, later).vote([]).message
+    voted = Voice(ME, later).vote([])
     machine = machine_of(ME, HEAD)
-    machine.resume(Restart(chain=(HEAD,), messages=(voted,)), now_s=0.0)
+    machine.resume(Restart(chain=(HEAD,), messages=(voted.message,)), now_s=0.0)
+    machine.handle(voted, 0.0)  # That others have it, too, is no sign of a lost disk.
     assert [sealed_by_others(machine) for _ in range(2)][-1] == later
-    assert machine.view.ballots.of(Kind.VOTE)[ME].message == voted
+    assert machine.view.ballots.of(Kind.VOTE)[ME].message == voted.message
+    assert not machine.may_contradict
 
 
 def test_leaver_that_is_seated_again_is_not_said_to_have_left():
@@ -296,6 +298,15 @@ def test_peer_that_slept_fills_no_slot_before_a_quorum_including_itself_told_whe
     script.tell(ev.StatusHeard(FIRST, 0))
     assert not script.is_muted()
     assert script.signed(Kind.COMMIT)
+
+
+def test_own_words_that_come_back_are_no_sign_of_a_lost_disk():
+    script = Script()
+    commits = script.begin()
+    script.tell(*commits)
+    assert not script.is_muted()
+    script.tell(Voice(ME, HEAD.value).commit("never said"))
+    assert script.is_muted()
 
 
 def test_status_of_members_that_do_not_vote_wakes_nobody():

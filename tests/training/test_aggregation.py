@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
-from training.aggregation import AGGREGATORS
+from training.aggregation import AGGREGATORS, coefficients_of
 
 pytestmark = pytest.mark.parametrize("name", list(AGGREGATORS))
 
@@ -80,6 +80,22 @@ def test_weights_that_make_no_sense_are_refused(name: str, seed: int, weights: l
 def test_updates_that_are_no_matrix_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="peers, elements"):
         AGGREGATORS[name](f=1)(np.zeros(shape, dtype=np.float32))
+
+
+def test_made_up_stats_that_lead_to_no_number_or_are_of_other_rows_lead_to_nothing(
+    name: str,
+) -> None:
+    """Reducers that lie together may say anything that a Gram matrix can be."""
+    rule = AGGREGATORS[name]()
+    if not rule.uses_stats:
+        return
+    lengths_P = np.array([1e-20, *[1e40] * (PEERS - 1)])
+    form = np.outer(lengths_P, lengths_P)[np.triu_indices(PEERS)].astype("<f8").tobytes()
+    found = coefficients_of(rule, [form], np.ones(PEERS))
+    assert np.isfinite(found).all()
+    # The direction of the shortest, at the length of the others, takes more than float32 has.
+    assert found.any() == (name != "flag")
+    assert coefficients_of(rule, [form], np.ones(PEERS - 1)).tolist() == [0.0] * (PEERS - 1)
 
 
 def test_mean_is_the_token_weighted_mean(name: str, seed: int) -> None:

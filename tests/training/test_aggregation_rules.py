@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from tests.training import aggregation_reference as reference
 from training.aggregation import AGGREGATORS, PRE_STEPS
+from training.aggregation.krum import Krum
 from training.aggregation.presteps import Arc, Bucketing, Nnm
 from training.aggregation.seam import capped_shares, tolerated
 from training.aggregation.sorting import Plan, network, planned, run, trimming
@@ -237,8 +238,13 @@ def test_number_of_lies_follows_the_rows_and_the_rule() -> None:
     assert [tolerated(None, rows) for rows in (1, 3, 4, 7, 8, 16, 64)] == [0, 0, 1, 1, 2, 4, 16]
     assert [tolerated(7, rows) for rows in (1, 4, 15, 16)] == [0, 1, 7, 7]
     assert tolerated(4, 16, (16 - 3) // 4) == 3
+    # So that every row has a neighbour that is honest; of mixed rows as many as were said to be.
+    assert [Krum().faults(rows, 9) for rows in (2, 4, 5, 8, 9)] == [0, 0, 1, 2, 3]
+    assert (Krum(2).faults(20, 5), Krum(2).faults(20), Krum().faults(20)) == (5, 2, 5)
     with pytest.raises(ValueError, match="negative"):
         AGGREGATORS["caf"](f=-1)
+    with pytest.raises(ValueError, match="cells of 0 elements"):
+        AGGREGATORS["caf"](cell_elements=0)
 
 
 def fixed_rows() -> NDArray[np.float32]:

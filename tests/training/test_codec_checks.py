@@ -7,8 +7,9 @@ import pytest
 
 from protocol.errors import DecodeError
 from tests.training.payloads import assert_reads_alike, passes
-from training.compression import CODECS, Codec
-from training.compression.blocks import BLOCK
+from training.compression import CODECS, Codec, decode_to_read
+from training.compression.blocks import BLOCK, pack_codes
+from training.compression.seeded import RandomShiftCodec
 
 NUMELS = (1, 7, BLOCK, 2 * BLOCK + 5)
 
@@ -71,3 +72,38 @@ def test_int8_is_refused_for_one_scale_or_code_that_nobody_sends(
     payload = heads.tobytes() + codes.tobytes()
     assert decodes(codec, payload, numel) is is_good
     assert passes(codec, payload, numel) is is_good
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("least", "step", "code", "is_good"),
+    [
+        (0.0, 1.0, 15, True),
+        (-1.0, 0.0, 15, True),
+        (0.0, -0.0, 15, True),
+        (0.0, -1.0, 0, False),
+        (np.nan, 0.0, 0, False),
+        (np.inf, 1.0, 0, False),
+        (0.0, np.nan, 0, False),
+        (0.0, np.inf, 0, False),
+        (0.0, 2.0**125, 2, True),
+        (0.0, 2.0**125, 15, False),
+        (-(2.0**127), 2.0**125, 7, True),
+        (2.0**127, 2.0**125, 2, True),
+        (2.0**127, 2.0**125, 7, False),
+    ],
+)
+def test_random_shift_is_refused_for_one_level_that_is_no_number(
+    bits: int, least: float, step: float, code: int, is_good: bool
+) -> None:
+    """In the last block, the others being good; a level that no element is at harms nobody."""
+    codec, numel = RandomShiftCodec(bits=bits), 2 * BLOCK + 6
+    heads = np.array([0.5, 0.25, -1.0, 2.0, least, step], dtype="<f4")
+    codes = np.ones(numel, dtype=np.uint8)
+    codes[-1] = code
+    payload = bytes(8) + heads.tobytes() + pack_codes(codes, bits).tobytes()
+    assert decodes(codec, payload, numel) is is_good
+    assert passes(codec, payload, numel) is is_good
+    if not is_good:
+        with pytest.raises(DecodeError):
+            decode_to_read(codec, payload, numel)

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
 from tests.training.test_compression import vector
-from training.compression import CODECS
+from training.compression import CODECS, Codec, check_payload, join_cells
+from training.compression.blocks import BlockCodec
 from training.compression.dense import Float32Codec
-from training.compression.indices import GapIndices, IndexCode, PlainIndices
+from training.compression.indices import PlainIndices
 from training.compression.lowrank import LowRankCodec
 from training.compression.seeded import RandomMaskCodec, RandomShiftCodec
 from training.compression.sparse import TopKCodec, largest_indices
@@ -87,6 +89,26 @@ def test_block_codec_decodes_bit_for_bit_as_the_reference(name: str, numel: int,
     assert CODECS[name]().decode(payload, numel).tobytes() == expected_N.tobytes()
 
 
+@pytest.mark.parametrize("name", [*REFERENCES, "dense2bit"])
+def test_block_is_coded_the_same_wherever_it_stands(name: str, seed: int) -> None:
+    """Of a whole cell, a few blocks more, and a rest."""
+    codec = CODECS[name]()
+    assert isinstance(codec, BlockCodec)
+    numel = (1 << 18) + 2 * codec.block + 5
+    x_N = vector(seed, numel) * np.linspace(1.0, 2.0, numel, dtype=np.float32)
+    alone = [
+        codec.encode(block_K) for block_K in np.split(x_N, range(codec.block, numel, codec.block))
+    ]
+    heads, codes = (
+        [one[: 4 * codec.floats] for one in alone],
+        [one[4 * codec.floats :] for one in alone],
+    )
+    payload = codec.encode(x_N)
+    assert payload == b"".join((*heads, *codes))
+    numels = [codec.block] * (len(alone) - 1) + [5]
+    assert codec.decode(payload, numel).tobytes() == join_cells(codec, alone, numels).tobytes()
+
+
 @pytest.mark.parametrize(("name", "levels"), [("int8", 127), ("int4", 7)])
 def test_uniform_codec_s_error_is_half_a_step_at_most(name: str, levels: int, seed: int) -> None:
     x_N = vector(seed, 4096)
@@ -125,6 +147,14 @@ def test_two_bit_levels_are_the_means_of_their_bins(seed: int) -> None:
         for level in set(bins):
             mean = block_K[bins == level].mean()
             assert decoded_N[start:stop][bins == level].mean() == pytest.approx(mean, rel=1e-3)
+
+
+def test_two_bit_level_of_a_lone_element_is_that_element() -> None:
+    x_N = np.zeros(64, dtype=np.float32)
+    x_N[[3, 40]] = -8.0, 8.0
+    assert (
+        CODECS["dense2bit"]().decode(CODECS["dense2bit"]().encode(x_N), 64).tolist() == x_N.tolist()
+    )
 
 
 def with_scale(payload: bytes, scale: float) -> bytes:
@@ -166,6 +196,24 @@ def test_block_codec_refuses_bits_behind_the_last_code(name: str, seed: int) -> 
         codec.decode(bytes(payload), 33)
 
 
+@pytest.mark.parametrize(
+    ("codec", "place"),
+    [
+        (LowRankCodec(rank=3), 24 + 57 // 2),  # Behind the codes of the first factor.
+        (RandomShiftCodec(bits=4), -1),
+    ],
+)
+def test_codec_of_half_bytes_refuses_bits_behind_the_last_code(
+    codec: Codec, place: int, seed: int
+) -> None:
+    numel = 299
+    payload = bytearray(codec.encode(vector(seed, numel)))
+    payload[place] |= 0x40
+    for refuse in (codec.decode, partial(check_payload, codec)):
+        with pytest.raises(DecodeError, match="padding"):
+            refuse(bytes(payload), numel)
+
+
 # Top-k ------------------------------------------------------------------------------------------
 
 
@@ -176,59 +224,6 @@ def test_largest_indices_are_those_of_a_stable_sort(seed: int) -> None:
     for kept in (1, 4, 64, 256):
         expected = np.sort(np.argsort(-np.abs(x_RC), axis=1, kind="stable")[:, :kept], axis=1)
         assert largest_indices(x_RC, kept).tolist() == expected.tolist()
-
-
-INDEX_CODES = [PlainIndices(), GapIndices()]
-
-
-@pytest.mark.parametrize("code", INDEX_CODES)
-@pytest.mark.parametrize(("count", "bound"), [(64, 4096), (1, 1), (1, 40), (7, 8), (8, 8), (3, 77)])
-def test_indices_survive_their_code(code: IndexCode, count: int, bound: int, seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    rows = [np.sort(generator.choice(bound, count, replace=False)) for _ in range(20)]
-    rows += [np.arange(count), np.arange(bound - count, bound)]
-    index_Rk = np.array(rows, dtype=np.int64)
-    packed = code.pack(index_Rk, bound).reshape(-1)
-    assert packed.nbytes == len(rows) * code.row_bytes(count, bound)
-    assert code.unpack(packed, count, bound).tolist() == index_Rk.tolist()
-
-
-def test_twelve_bit_indices_are_two_in_three_bytes() -> None:
-    packed = PlainIndices().pack(np.array([[0x123, 0xABC]], dtype=np.int64), 4096)
-    assert packed.tobytes().hex() == "23c1ab"
-
-
-def test_sorted_gaps_take_eight_bits_per_index_of_64_in_4096() -> None:
-    assert GapIndices().row_bytes(64, 4096) == 64
-    assert PlainIndices().row_bytes(64, 4096) == 96
-
-
-@pytest.mark.parametrize("bad", [[5, 5], [6, 5], [5, 40]])
-def test_indices_that_do_not_ascend_or_stay_below_the_end_are_refused(bad: list[int]) -> None:
-    packed = PlainIndices().pack(np.array([bad], dtype=np.int64), 64).reshape(-1)
-    with pytest.raises(DecodeError, match="ascend"):
-        PlainIndices().unpack(packed, 2, 40)
-
-
-def test_gaps_with_another_number_of_ones_are_refused() -> None:
-    packed = GapIndices().pack(np.array([[3, 50]], dtype=np.int64), 64).reshape(-1)
-    for position in range(8 * (len(packed) - 1), 8 * len(packed)):
-        hostile = packed.copy()
-        hostile[position // 8] ^= 1 << position % 8
-        with pytest.raises(DecodeError):
-            GapIndices().unpack(hostile, 2, 64)
-
-
-@pytest.mark.parametrize("code", INDEX_CODES)
-def test_random_rows_unpack_to_ascending_indices_or_not_at_all(code: IndexCode, seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    for _ in range(300):
-        data = np.frombuffer(generator.bytes(code.row_bytes(3, 50)), np.uint8)
-        try:
-            row = code.unpack(data, 3, 50)[0].tolist()
-        except DecodeError:
-            continue
-        assert 0 <= row[0] < row[1] < row[2] < 50
 
 
 @pytest.mark.parametrize("name", ["topk", "topk_gaps", "sparse2bit", "sparse2bit_gaps"])

@@ -1,5 +1,7 @@
 """The settings of a codec as a manifest carries them, and the codec that results travel by."""
 
+import ast
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +56,35 @@ def test_setting_that_a_codec_does_not_have_is_refused(
     with pytest.raises(ConfigError) as caught:
         make_codec(spec(name, **settings))
     assert words in str(caught.value)
+
+
+NUMBERS: dict[type, tuple[float, ...]] = {
+    int: (-1, 0, 3, 1000, 10**18),
+    float: (float("nan"), -1.0, 0.0, 1e-9, 0.03, 0.45, 0.9, 1.5, 1e300),
+}
+
+
+def refusal_of(name: str, settings: dict[str, object]) -> str | None:
+    try:
+        make_codec(spec(name, **settings))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if codec_defaults(name)])
+def test_nearest_choice_that_a_refusal_names_is_taken(name: str) -> None:
+    """As a founder would write it into run.toml."""
+    for key, default in codec_defaults(name).items():
+        for value in NUMBERS[type(default)]:
+            settings: dict[str, object] = {key: value}
+            advised: set[str] = set()
+            while (refusal := refusal_of(name, settings)) is not None:
+                found = re.fullmatch(r"(\w+) .*; take (\S+)", refusal)
+                assert found, refusal
+                assert found[1] not in advised, refusal
+                advised.add(found[1])
+                settings[found[1]] = ast.literal_eval(found[2])
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,17 @@ def test_round_that_is_over_before_it_is_handed_over_again_leaves_its_residual(
     assert run.sent[4][0].residual_before == run.sent[2][0].residual_after
 
 
+def test_resync_forgets_what_was_under_way_before_the_restart(tmp_path: Path, seed: int) -> None:
+    """Round 3 is sealed with us, and its residual belongs to weights long gone all the same."""
+    resyncs = frozenset({2})
+    run = HurriedRun(manifest_of(), tmp_path, seed, 100, resyncs=resyncs, deaths={3: "announced"})
+    run.train()
+    assert run.starts == 2
+    assert [len(run.sent[index]) for index in (2, 3)] == [2, 1]
+    empty = residual_root(None)
+    assert [run.sent[index][0].residual_before for index in (4, 5)] == [empty, empty]
+
+
 def test_left_contribution_to_another_version_is_not_sent_again(tmp_path: Path, seed: int) -> None:
     run = InFlightRun(manifest_of(), tmp_path, seed, late=100, deaths={3: "announced"})
     with pytest.raises(Killed):

@@ -114,11 +114,12 @@ class CosineCodec:
 
     def _decoded(self, run: _Run, view: memoryview) -> Matrix:
         scales, values = 4 * run.tiles, (4 + run.kept) * run.tiles
-        scale_T11 = np.frombuffer(view[:scales], "<f4").astype(np.float64).reshape(-1, 1, 1)
+        scale_T11 = np.frombuffer(view[:scales], "<f4").reshape(-1, 1, 1)
         code_TK = np.frombuffer(view[scales:values], "<i1").reshape(run.tiles, run.kept)
         packed = np.frombuffer(view[values:], np.uint8)
         index_TK = self._indices.unpack(packed, run.kept, run.size)
-        # Written so that what is not a number is refused, too.
+        # Written so that what is not a number is refused, too; before it becomes a float64, for of
+        # some numpy warns then.
         if (code_TK < -_CODE_MAX).any() or not (scale_T11 > 0.0).all():
             raise DecodeError("a payload holds a code or a scale that nobody sends")
         wave_TM = np.zeros((run.tiles, run.size))
@@ -126,7 +127,7 @@ class CosineCodec:
         wave_TRC = wave_TM.reshape(run.tiles, run.rows, run.columns)
         x_TRC: Matrix = _waves(run.rows).T @ wave_TRC @ _waves(run.columns)
         with np.errstate(invalid="ignore"):
-            x_TRC *= 2.0 ** (-2 * _WAVE_BITS) * scale_T11
+            x_TRC *= 2.0 ** (-2 * _WAVE_BITS) * scale_T11.astype(np.float64)
         return x_TRC
 
     def _size(self, run: _Run) -> int:

@@ -36,7 +36,8 @@ class IndexCode(Protocol):
 
 
 def pack_bits(number_Rk: Indices, width: int) -> Bits:
-    """Each row's numbers in `width` bits, lowest first; each row ends with a whole byte."""
+    """Each row's numbers, of each the lowest `width` bits, lowest first; each row ends with a whole
+    byte."""
     planes = np.arange(width, dtype=np.int64)
     bit_RM = ((number_Rk[:, :, None] >> planes) & 1).astype(np.uint8).reshape(len(number_Rk), -1)
     return np.packbits(bit_RM, axis=1, bitorder="little")
@@ -99,7 +100,7 @@ class GapIndices:
         place_Rk = (index_Rk >> low) + np.arange(count)
         np.put_along_axis(high_RM, place_Rk, 1, axis=1)
         parts = (
-            pack_bits(index_Rk & ((1 << low) - 1), low),
+            pack_bits(index_Rk, low),
             np.packbits(high_RM, axis=1, bitorder="little"),
         )
         return np.concatenate(parts, axis=1)

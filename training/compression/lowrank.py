@@ -122,12 +122,11 @@ class LowRankCodec:
     def _rank_of(self, num_bytes: int, numel: int) -> int | None:
         """The rank of a payload of that size; None where there is no such payload."""
         rows, columns, most = self._shape(numel)
-        if num_bytes == _size(rows, columns, most):
-            return most
-        # Each column takes the same, but for halves of bytes.
-        near = 2 * num_bytes // (16 + rows + columns)
-        ranks = range(max(1, near - 1), min(near + 2, most + 1)) if self._energy < 1.0 else ()
-        return next((rank for rank in ranks if _size(rows, columns, rank) == num_bytes), None)
+        # Each column takes the same, but for halves of bytes, which are less than a column.
+        rank = 2 * num_bytes // (16 + rows + columns)
+        is_free = self._energy < 1.0 and 1 <= rank <= most
+        is_one = (rank == most or is_free) and num_bytes == _size(rows, columns, rank)
+        return rank if is_one else None
 
     def _shape(self, numel: int) -> tuple[int, int, int]:
         columns = 1 << (max(numel, 1).bit_length() - 1) // 2

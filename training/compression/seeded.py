@@ -127,13 +127,13 @@ class RandomShiftCodec:
         return x_N
 
     def check(self, payload: bytes | memoryview, numel: int) -> None:
-        """See Checking. Where the lowest and the highest level of each block are finite, all are
-        that lie between them."""
+        """See Checking. Where the highest level of each block is finite all are, for the lowest is
+        a part of that sum."""
         first_B, step_B, packed = self._cut(payload, numel)
         check_padding(packed, self._bits, numel)
         with np.errstate(invalid="ignore", over="ignore"):
             last_B = step_B * np.float32(self._steps + 1) + first_B
-        if not (all_finite(first_B) and all_finite(last_B)):
+        if not all_finite(last_B):
             self.decode(payload, numel)
 
     def decode_to_read(
@@ -220,11 +220,11 @@ class RandomMaskCodec:
     def __init__(self, *, density: float = 1 / 16, seed: int | None = None) -> None:
         if not 1 / 4096 <= density <= 1:
             why = "sends nothing" if density == 0 else f"is not in {1 / 4096}..1"
-            raise ConfigError(f"density {density} {why}; take {1 if density > 1 else 1 / 4096}")
+            raise ConfigError(f"density {density} {why}; take {1.0 if density > 1 else 1 / 4096}")
         self._stride = round(1 / density)
         if abs(self._stride * density - 1) > _DENSITY_SLACK:
-            nearest = 1 / self._stride
-            raise ConfigError(f"density {density} is not one in so many; take {nearest:.6g}")
+            nearest = round(1 / self._stride, 6)
+            raise ConfigError(f"density {density} is not one in so many; take {nearest}")
         self._seed = seed
         self._values = Float16Codec()
 

@@ -38,7 +38,7 @@ class TopKCodec:
                 f"chunk {chunk} is no power of two from {CHUNK_MIN} to {CHUNK_MAX}; take {nearest}"
             )
         if not 1 / chunk <= density <= 1:
-            nearest_density = 1 if density > 1 else 1 / chunk
+            nearest_density = 1.0 if density > 1 else 1 / chunk
             why = "sends nothing" if density == 0 else f"is not in {1 / chunk}..1"
             raise ConfigError(f"density {density} {why}; take {nearest_density}")
         self.values = values

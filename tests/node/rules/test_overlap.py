@@ -1,5 +1,6 @@
 """R5: what a round stands on, and what may be signed before what."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -15,7 +16,7 @@ from node.rules.overlap import (
     proof_round,
 )
 from node.rules.roster import has_quorum, voters
-from tests.node.builders import peers_named, roster_of
+from tests.node.builders import CLOCK_RULES, head_of, machine_of, peers_named, roster_of
 
 A, B, C, D = peers_named(4)
 
@@ -84,6 +85,18 @@ def test_version_on_one_fragment_is_as_old_as_rounds_are_in_flight():
     # A round that was carried left no version.
     carried = flight(True, False, True, lag=2, fragments=1)
     assert [base_version(carried, r) for r in range(3, 6)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ends_run", "is_open"), [(6, False, True), (5, False, False), (6, True, False)]
+)
+def test_no_round_is_opened_beside_the_last_one(rounds, ends_run, is_open):
+    head = head_of((A, B, C))
+    clock = replace(head.value.clock, ends_run=ends_run)
+    head = replace(head, value=replace(head.value, clock=clock))
+    rules = replace(CLOCK_RULES, lag=2, rounds=rounds)
+    beside = machine_of(A, head, clock=rules).standing.beside
+    assert (None if beside is None else beside.index) == (6 if is_open else None)
 
 
 def test_quorums_of_neighbouring_rosters_can_be_disjoint():

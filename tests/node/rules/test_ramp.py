@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from node.rules.ramp import ERA_ROUNDS, counting, parts, weighed
+from node.rules.ramp import ERA_ROUNDS, counting, earned, parts, weighed
 from node.rules.roster import ClockRules, Listed, next_clock, next_roster
 from protocol.errors import DecodeError
 from protocol.identity import PeerId
@@ -85,6 +85,20 @@ def test_honest_newcomer_counts_fully_in_the_end_and_its_weight_never_falls():
     grown = [share(roster, LAW, one) for roster in played(40, law=LAW, wave=one)]
     assert grown == sorted(grown)
     assert grown[-1] == 1 / 9
+
+
+def test_nobody_earns_more_than_its_full_weight_and_nothing_where_there_is_no_ramp():
+    one = WAVE[:1]
+    assert max(seat.earned for seat in played(40, law=LAW, wave=one)[-1].seats) == 13
+    grown = played(40, law=NO_ADMISSION, wave=one)[-1]
+    assert {seat.earned for seat in grown.seats} == {0}
+
+
+def test_where_nobody_counts_those_do_who_have_earned_most():
+    base = SeatRecord(peer=PEERS[0], seated=5, voter_since=-1, proved=-1, absent=0)
+    seats = {peer: replace(base, peer=peer, earned=k % 3) for k, peer in enumerate(PEERS[:8])}
+    found = earned(seats, (), 9, LAW)
+    assert [found[peer].earned for peer in PEERS[:8]] == [0, 1, 4, 0, 1, 4, 0, 1]
 
 
 @pytest.mark.parametrize("law", [NO_ADMISSION, LAW])

@@ -1,7 +1,7 @@
 """What a node measures of the bytes that come to it, and says in its COMMITs."""
 
 from node import events as ev
-from node.rules.rates import PEERS_MAX, SAMPLE_BYTES, Rates
+from node.rules.rates import PEERS_MAX, SAMPLE_BYTES, SAMPLE_S, Rates
 from node.rules.reducers import level_of
 from protocol.messages import Commit, Kind, decode_body
 from tests.node.builders import Voice, contributed, peers_named
@@ -13,6 +13,7 @@ def test_rate_is_bytes_over_the_seconds_that_they_took():
     rates.took(A, 100_000, 0.5)
     rates.took(A, 300_000, 1.5)
     assert rates.level(A) == level_of(200_000.0)
+    assert rates.bytes_per_s(A) == 200_000.0
     assert rates.level(B) == 0
 
 
@@ -22,8 +23,12 @@ def test_of_too_little_nothing_is_said():
     rates.took(B, 0, 5.0)
     rates.took(C, SAMPLE_BYTES, 0.0)
     assert [rates.level(peer) for peer in (A, B, C)] == [0, 0, 0]
+    assert rates.bytes_per_s(A) is None
     rates.took(A, SAMPLE_BYTES, 0.001)
     assert rates.level(A) > 0
+    # Of a slow line a while is enough.
+    rates.took(B, 10, SAMPLE_S)
+    assert rates.level(B) > 0
 
 
 def test_what_is_past_counts_half_per_round():
@@ -41,8 +46,8 @@ def test_what_is_past_counts_half_per_round():
 def test_report_has_a_byte_for_each_member_and_none_for_who_is_not_linked():
     rates = Rates()
     rates.linked = (A, B)
-    rates.took(B, 1_000_000, 1.0)
     rates.took(C, 1_000_000, 1.0)
+    rates.took(B, 1_000_000, 1.0)
     assert rates.report((A, B, C), A) == bytes([1, 1 + level_of(1e6), 0])
     assert rates.report((A, B, C), C) == bytes([1, 1 + level_of(1e6), 1 + level_of(1e6)])
 
@@ -54,6 +59,10 @@ def test_strangers_are_forgotten_before_they_are_too_many():
         rates.took(peer, SAMPLE_BYTES, 1.0)
         assert len(rates._sums) <= PEERS_MAX
     assert rates.level(peers[0])
+    # Full as it is, who is known makes no room.
+    before = [rates.level(peer) for peer in peers]
+    rates.took(peers[-1], SAMPLE_BYTES, 1.0)
+    assert [rates.level(peer) for peer in peers] == before
 
 
 def test_commit_says_who_is_linked_and_how_fast_it_is():

@@ -21,10 +21,11 @@ from tests.node.builders import (
     Voice,
     contributed,
     head_of,
+    machine_of,
     peers_named,
     view_of,
 )
-from tests.node.cores import MANIFEST, faults, hand
+from tests.node.cores import MANIFEST, faults, hand, recorded
 
 ME, *OTHERS, LIAR, STRANGER = peers_named(7)
 VOTERS = (ME, *OTHERS, LIAR)
@@ -127,6 +128,15 @@ def test_check_of_a_round_that_is_over_holds_up_no_other():
     (check,) = checks(core.handle(ev.SeatChecked(made_up(0).peer, bytes(32), False), 0.0))
     assert check.peer == made_up(1).peer
     assert not core.machine.proofs.is_shut(made_up(0).peer, HEAD.value.round + 1)
+
+
+def test_own_seat_is_asked_for_however_many_made_up_keys_ask():
+    """Else a node would take its own words for a slot that it filled twice."""
+    machine = machine_of(STRANGER, HEAD)
+    for number in range(limits.SEATS_ASKED_MAX + 1):
+        machine.handle(seat_of(made_up(number)), 0.0)
+    actions = list(machine.take_seat(HEAD.value.digest, bytes(32)))
+    assert [message.sender for message in recorded(actions, Kind.SEAT)] == [STRANGER]
 
 
 def test_words_about_lists_that_a_member_makes_up_stop_no_round():

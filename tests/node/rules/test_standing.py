@@ -11,7 +11,15 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
 from protocol.wire import encode
-from tests.node.builders import CONFIG, Voice, contributed, head_of, peers_named, view_of
+from tests.node.builders import (
+    CONFIG,
+    Voice,
+    contributed,
+    head_of,
+    peers_named,
+    roster_of,
+    view_of,
+)
 
 A, B, C, D = peers_named(4)
 HEAD = head_of((A, B, C))
@@ -155,6 +163,14 @@ def test_without_leave_to_survive_nobody_branches():
         reach = Reach(config, A)
         assert sealers_of(reach, {B, C}, 0.0) == frozenset()
         assert sealers_of(reach, {B, C}, 99.0) == frozenset()
+
+
+def test_a_seat_is_in_reach_unless_all_who_have_one_are_suspected_and_the_own_always_is():
+    reach = Reach(FRIENDS, A)
+    assert reach.has_member(roster_of((B, C)), {B})
+    assert not reach.has_member(roster_of((B, C)), {B, C, D})
+    assert reach.has_member(roster_of((A, B)), {A, B})
+    assert reach.due_s == 0.0, "there is no grace to wait for"
 
 
 # Ballots of a provisional round -------------------------------------------------------------------
