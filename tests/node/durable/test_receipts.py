@@ -69,6 +69,17 @@ def test_era_boundaries_keep_the_last_two_eras(founder):
     assert statement.folded == (statement.round // 3 - 1) * 3 - 1
 
 
+def test_rounds_whose_seals_cannot_be_read_are_not_folded(founder):
+    path, chain = home(founder) / RECEIPTS_FILE, chain_of(founder)
+    before = path.read_bytes()
+    log = reopened(founder, era_rounds=2)
+    log.begin(genesis(manifest(), 0, ledger_of(founder).folded.genesis_root).value, ())
+    for num_read in (0, 1):  # The disk damaged the first, or the second one.
+        log.tidy(len(chain), lambda first, count, last=num_read: chain[first - 1 : last])
+    log.close()
+    assert path.read_bytes() == before
+
+
 def test_folded_credits_are_never_more_than_was_sealed_and_of_this_chain(founder, tmp_path):
     tidied(founder, era_rounds=2)
     export_ledger(founder, tmp_path / "folded")
@@ -107,11 +118,12 @@ def test_lost_receipts_come_back_as_far_as_messages_are_at_hand(founder, damage)
         path.write_bytes(bytes(spoiled))
     log = reopened(founder)
     log.begin(genesis(manifest(), 0, folded.genesis_root).value, last)
-    log.keep(last)  # Once each, however often.
-    log.close()
     kept = split(records_of(path))
     assert kept[0] == folded
     assert {message.digest for message in last} <= {message.digest for message in kept[1]}
+    log.keep(last)  # Once each, however often.
+    log.close()
+    kept = split(records_of(path))
     assert len(kept[1]) == len({message.digest for message in kept[1]})
     source = ledger_of(founder)
     rounds = {message.slot.round for message in last}
