@@ -1,6 +1,7 @@
 """Who is told that peers come and go, and for how long."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -28,7 +29,7 @@ async def test_subscriber_that_reads_nothing_or_is_gone_ends_and_the_others_hear
     idle, gone, reader = links.events(), links.events(), links.events()
     gone.close()
     for _ in range(EVENTS_MAX):
-        connection = Connection()
+        connection: Any = Connection()
         links.mark_up(connection)
         links.mark_down(connection)
         assert [reader.receive_nowait() for _ in range(2)] == [(PEER, True), (PEER, False)]
