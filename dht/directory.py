@@ -41,8 +41,9 @@ logger = logging.getLogger(__name__)
 _REFRESHES_AT_ONCE = 4
 _FIRST_CONTACTS_MAX = 128
 
-_SUSPENDED_S = 30.0
-"""So far ahead of our timers the wall clock got while this machine slept: records live by it."""
+_LEAP_S = 30.0
+"""So far ahead of our timers the wall clock got at once: it was set, or a virtual machine stood
+still. Records live by it."""
 
 
 class Directory(Protocol):
@@ -367,7 +368,7 @@ class KademliaDirectory:
                 await self._refresh_wanted.wait()
             self._refresh_wanted = trio.Event()
             before_s, ahead_s = ahead_s, self._wall_clock() - trio.current_time()
-            if ahead_s - before_s > _SUSPENDED_S:
+            if ahead_s - before_s > _LEAP_S:
                 self._announcements.renew_all(trio.current_time())
                 self._announcements_changed.set()
             self.kademlia.store.purge(self._wall_clock())

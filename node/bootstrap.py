@@ -20,13 +20,13 @@ from dht.kademlia.routing import Contact
 from dht.reaching.relay_books import RelayLimits
 from dht.reaching.relay_server import RelayServer
 from dht.transport.libp2p_transport import TransportConfig, open_transport
-from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, PeerAddress, parse_dialable
 from node.exit_codes import user_error
 from node.peers.departure import Departure
 from node.peers.listening import full_addresses, listening
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.public_runs import PublicRun, find_public_runs
+from node.processes.loop import run_loop
 from node.settings.node_file import NodeFile, psk_file, read_node_file
 from node.state.dht_table import keep_table, read_table
 from node.state.folder import KNOWN_PEERS_FILE
@@ -59,11 +59,10 @@ def bootstrap_in_foreground(
     say: Callable[[str], None],
 ) -> int:
     """Serve the DHT until a signal, and as a relay if limits are given; the exit status."""
-    keep_freed_memory()
     _hush()
     departure = Departure()
     with departure.handling_signals(), locked_state(state):
-        trio.run(_serve, state, config, relay, departure, is_json, say)
+        run_loop(_serve, state, config, relay, departure, is_json, say)
         departure.done()
     return departure.status
 

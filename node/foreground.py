@@ -9,10 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import trio
-
 from node.assembly import Node
-from node.cells.heap import keep_freed_memory
 from node.config import NodeConfig, parse_dialable
 from node.exit_codes import user_error
 from node.hooks import NodeHooks
@@ -20,6 +17,7 @@ from node.peers.departure import Departure
 from node.peers.joining import Target, join_run
 from node.peers.listening import transport_config
 from node.peers.neighbours import look_around, says_so
+from node.processes.loop import run_loop
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
 from node.reporting.trace_file import tracing
@@ -102,10 +100,9 @@ def join_in_foreground(start: Start, target: Target) -> int:
 
 
 def _run(start: Start, obtain: Obtain) -> int:
-    keep_freed_memory()
     departure = Departure()
     with departure.handling_signals(), locked_state(start.state):
-        trio.run(_serve, start, obtain, departure)
+        run_loop(_serve, start, obtain, departure)
         departure.done()
     return departure.status
 

@@ -15,10 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import trio
-
 from node.assembly import Node
-from node.cells.heap import keep_freed_memory
 from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.hooks import NodeHooks, hooks_named
@@ -26,6 +23,7 @@ from node.peers.departure import Departure
 from node.peers.joining import join_run, parse_target
 from node.peers.neighbours import look_around, says_so
 from node.processes.interrupts import end_now
+from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
@@ -188,10 +186,9 @@ def main(words: Sequence[str] | None = None, hooks: NodeHooks | None = None) -> 
     `hooks` bend this node; only `sim` has any.
     """
     arguments = _parser().parse_args(words, argparse.Namespace(hooks=hooks))
-    keep_freed_memory()
     departure = Departure()
     try:
-        trio.run(_main, arguments, departure)
+        run_loop(_main, arguments, departure)
     except BarnraiseError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word to the user
         return exit_status(error)

@@ -47,6 +47,10 @@ _NEAR = tuple(
 """Where an address means another machine in each home. Not `is_private`: that also holds networks
 that are public in somebody's laboratory."""
 
+PORT_MIN, PORTS_LOW = 1024, (443,)
+"""Of what is dialled because others say so. Below lie the services of systems: behind one address
+there may be machines of others, and nobody shall have us knock at their mail server."""
+
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -111,16 +115,28 @@ def may_be_dialled(said: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
     """Of the addresses that a stranger says are its own, those that a node dials which is `here`.
 
     Not what leads into the dialler's own machine, or to whoever happens to be next to it: else a
-    record would have others knock at services of theirs. Whoever is told loopback by its own
-    transport is alone with others on one machine, and dials that.
+    record would have others knock at services of theirs. Of its own networks' machines, which it
+    meets there, no port of a system. Whoever is told loopback by its own transport is alone with
+    others on one machine, and dials that.
     """
     is_alone = any(map(_is_own_machine, here))
-    return tuple(one for one in said if is_alone or not _is_own_machine(first_hop(one)))
+    return tuple(one for one in said if is_alone or not _is_barred(first_hop(one)))
+
+
+def is_service(port: int) -> bool:
+    """Whether a system's service may listen there, and hardly ever a peer."""
+    return port < PORT_MIN and port not in PORTS_LOW
 
 
 def first_hop(address: str) -> str:
     """What is dialled of an address: of a circuit's, where the relay listens."""
     return address.partition("/p2p/")[0] if is_circuit(address) else address
+
+
+def _is_barred(address: str) -> bool:
+    place = host_and_port(address)
+    is_service_near = place is not None and is_service(place[1]) and not is_public(address)
+    return is_service_near or _is_own_machine(address)
 
 
 def _is_own_machine(address: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dht.reaching.circuits import is_public
+from dht.reaching.circuits import is_public, is_service
 from dht.reaching.gone import host_and_port
 from dht.subnets import NARROW_BITS
 from protocol.errors import DecodeError
@@ -26,10 +26,6 @@ DIAL_BACK_PROTOCOL = "/barnraise/dial-back/1"
 ADDRESS_BYTES_MAX = 64
 REASON_BYTES_MAX = 64
 FRAME_BYTES_MAX = 160
-
-PORT_MIN, PORTS_LOW = 1024, (443,)
-"""Of a dial-back. Below lie the services of systems: behind one address there may be machines of
-others, and nobody shall have us knock at their mail server."""
 
 VOTES_MAX = 64
 """That are kept: each network has one per port that was asked for."""
@@ -107,7 +103,7 @@ def network_of(address: str) -> str:
 def to_dial(seen: str, port: int) -> str:
     """Where a peer is dialled back that comes from `seen`; nothing where it may not be."""
     place = host_and_port(seen)
-    if place is None or not is_public(seen) or (port < PORT_MIN and port not in PORTS_LOW):
+    if place is None or not is_public(seen) or is_service(port):
         return ""
     host = ipaddress.ip_address(place[0])
     return f"/ip{host.version}/{host}/tcp/{port}"

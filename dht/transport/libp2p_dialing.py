@@ -139,11 +139,13 @@ class Dialer:
         return why
 
     def _why_barred(self, address: str, target: Multiaddr) -> str | None:
-        """Strangers do not have us knock at services of this machine."""
+        """Strangers do not have us knock at services of this machine, or of those beside it."""
         said = (str(target),)
         if address in self._named or may_be_dialled(said, self._transport.addresses()):
             return None
-        return f"{target} is this machine itself, and not dialled because others say so"
+        return (
+            f"{target} is not dialled because others say so: a service of this machine or network"
+        )
 
     async def _dial_target(self, peer: PeerId, target: Multiaddr) -> str | None:
         try:

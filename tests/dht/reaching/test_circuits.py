@@ -92,17 +92,31 @@ def test_relays_are_dialled_last_and_each_address_once():
 
 
 def test_strangers_do_not_have_us_dial_our_own_machine():
-    home, own = "/ip4/192.168.1.2/tcp/1", "/ip4/127.0.0.1/tcp/22"
+    home, own = "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
     bad = (
         own,
-        *("/ip4/0.0.0.0/tcp/1", "/ip4/169.254.169.254/tcp/80", "/ip4/224.0.0.1/tcp/1"),
-        *("/ip6/::1/tcp/1", "/ip6/::ffff:127.0.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/x/tcp/1"),
-        *("/ip6/64:ff9b::127.0.0.1/tcp/1", "/ip6/2002:7f00:1::1/tcp/1"),
+        *("/ip4/0.0.0.0/tcp/4001", "/ip4/169.254.169.254/tcp/4001", "/ip4/224.0.0.1/tcp/4001"),
+        *("/ip6/::1/tcp/4001", "/ip6/::ffff:127.0.0.1/tcp/4001", "/ip6/fe80::1/tcp/4001"),
+        *("/ip6/64:ff9b::127.0.0.1/tcp/4001", "/ip6/2002:7f00:1::1/tcp/4001", "/ip4/x/tcp/4001"),
         circuit_address(RELAY, own),
     )
     good = (home, PLACE, "/dns/a.example/tcp/1", circuit_address(RELAY, PLACE))
     assert may_be_dialled((*bad, *good), (home,)) == good
     assert may_be_dialled((own, home), ("/ip4/127.0.0.1/tcp/4001",)) == (own, home)
+
+
+def test_strangers_do_not_have_us_knock_at_the_services_of_our_own_networks():
+    home = "/ip4/192.168.1.2/tcp/4001"
+    bad = (
+        *("/ip4/192.168.1.1/tcp/80", "/ip4/10.0.0.9/tcp/22", "/ip4/100.64.0.1/tcp/1023"),
+        *("/ip6/fd00::1/tcp/445", "/ip6/::ffff:192.168.1.1/tcp/80"),
+        circuit_address(RELAY, "/ip4/192.168.1.1/tcp/53"),
+    )
+    good = (
+        *(home, "/ip4/10.0.0.9/tcp/1024", "/ip4/10.0.0.9/tcp/443", "/ip6/fd00::1/tcp/4001"),
+        *("/ip4/203.0.113.1/tcp/80", circuit_address(RELAY, "/ip4/203.0.113.1/tcp/80")),
+    )
+    assert may_be_dialled((*bad, *good), (home,)) == good
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)

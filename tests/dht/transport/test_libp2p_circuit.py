@@ -63,8 +63,13 @@ def relayed(peer):
 
 
 @pytest.mark.net
-async def test_peers_that_know_only_a_relay_speak_with_each_other():
-    async with lab() as made, made.home({ECHO: echo}) as far, open_loopback() as near:
+async def test_peers_that_know_only_a_relay_speak_with_each_other_over_one_circuit():
+    bulk = frozenset({ECHO})
+    async with (
+        lab() as made,
+        made.home({ECHO: echo}) as far,
+        open_loopback(bulk_protocols=bulk) as near,
+    ):
         (address,) = relayed(far)
         assert address in far.addresses()
         await near.connect(far.peer_id, (address,))

@@ -80,6 +80,19 @@ async def test_what_others_found_decides_what_is_told():
 
 
 @pytest.mark.net
+async def test_addresses_that_a_user_announces_are_told_alone_whatever_others_found():
+    announced = "/ip4/203.0.113.9/tcp/4002"
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback(announce=(announced,)) as node:
+            votes = node.reach.dial_back.votes
+            votes.heard(Answered(OUTSIDE), "a", 4001, trio.current_time())
+            for network in "abcde":
+                votes.heard(Silent(announced), network, 4002, trio.current_time())
+            assert node.addresses() == (announced,)
+            assert not node.reach.needs_relay()
+
+
+@pytest.mark.net
 async def test_change_of_the_network_forgets_what_was_found_and_is_told():
     with trio.fail_after(DEADLINE_S):
         async with open_loopback() as node, trio.open_nursery() as nursery:

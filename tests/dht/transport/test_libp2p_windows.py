@@ -25,6 +25,7 @@ from tests.dht.transport.test_libp2p_yamux import posted
 
 async def test_window_grows_while_it_is_read_fast_and_stays_when_not(autojump_clock):
     fast, slow = muxed_stream(), muxed_stream()
+    await trio.sleep(60)  # Also of a stream that was quiet at first.
     for _ in range(20):
         feed_half(fast)
     for _ in range(20):

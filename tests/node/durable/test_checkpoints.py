@@ -101,7 +101,8 @@ async def test_later_checkpoint_is_kept_until_its_round_is_on_the_disk_again(
     def names(at: Path) -> list[str]:
         return sorted(path.name for path in at.glob("round-*"))
 
-    await write(48, 49, 50)
+    await write(48, 48, 49, 50)
+    assert not aside.exists(), "the same round again is no later one"
     before = (folder / "round-000051" / "anchor.safetensors").read_bytes()
     await write(1)
     assert names(folder) == ["round-000002"]
@@ -110,10 +111,12 @@ async def test_later_checkpoint_is_kept_until_its_round_is_on_the_disk_again(
     # Once more: what is kept is the latest of all.
     await write(9, 3)
     assert names(aside) == ["round-000051"]
-    await write(50, 51)
-    assert names(aside) == ["round-000051"], "three are kept, and the oldest is of round 3"
-    await write(52)
-    assert names(folder) == ["round-000051", "round-000052", "round-000053"]
+    await write(60, 5)
+    assert names(aside) == ["round-000061"]
+    await write(60, 61)
+    assert names(aside) == ["round-000061"], "three are kept, and the oldest is of round 5"
+    await write(62)
+    assert names(folder) == ["round-000061", "round-000062", "round-000063"]
     assert names(aside) == []
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,7 @@ from protocol import limits
 from protocol.messages import SealCertificate
 from tests.node.builders import Voice, head_of, peers_named
 
-A, B = peers_named(2)
+A, B, C = peers_named(3)
 HEAD = head_of((A, B))
 VOICE = Voice(A, HEAD.value)
 MESSAGES = [VOICE.vote([], attempt).message for attempt in range(5)]
@@ -145,7 +146,8 @@ def test_chain_with_a_seal_of_ours_tells_that_the_signatures_behind_it_are_gone(
         value = certificate.value
         voice = Voice(A, replace(value, round=value.round - 1))
         messages.append(voice.seal(value).message)
-        chain.append(replace(certificate, seals=(messages[-1].encoded,)))
+        others = Voice(C, replace(value, round=value.round - 1)).seal(value).message
+        chain.append(replace(certificate, seals=(messages[-1].encoded, others.encoded)))
     journal = opened(tmp_path)
     journal.record(messages[:of_slots])
     journal.extend_chain(chain[:last])
@@ -174,16 +176,19 @@ def test_chain_grows_over_starts_and_may_start_over_from_an_earlier_seal(tmp_pat
     assert list(opened(tmp_path).chain()) == chain
 
 
-def test_bad_record_ends_the_chain(tmp_path, caplog, opened):
+@pytest.mark.parametrize("bad", [b"no certificate", chain_of(4)[3].encoded], ids=["bytes", "gap"])
+def test_record_that_does_not_follow_ends_the_chain_which_is_kept_as_it_was(tmp_path, opened, bad):
     journal = opened(tmp_path)
     journal.extend_chain(chain_of(2))
     journal.close()
     log = RecordLog(tmp_path / CHAIN_FILE)
-    log.append([b"no certificate"])
+    log.append([bad, chain_of(5)[4].encoded])
     log.close()
+    before = (tmp_path / CHAIN_FILE).read_bytes()
     journal = opened(tmp_path)
     assert list(journal.chain()) == chain_of(2)
-    assert "chain record skipped" in caplog.text
+    assert journal.damage.endswith("2 are whole")
+    assert (tmp_path / "set-aside" / CHAIN_FILE).read_bytes() == before
     # What comes next stands in its place, not behind it.
     journal.extend_chain(chain_of(3)[2:])
     assert list(journal.read_chain(1, 9)) == chain_of(3)
@@ -193,10 +198,11 @@ def test_bad_record_ends_the_chain(tmp_path, caplog, opened):
 def test_record_that_is_no_message_is_a_loss_and_takes_nothing_along(tmp_path, opened):
     written(tmp_path, MESSAGES[:2])
     log = RecordLog(tmp_path / SLOTS_FILE)
-    log.append([b"no message"])
+    log.append([b"no message", MESSAGES[2].encoded])
     log.close()
     journal = opened(tmp_path)
     assert journal.is_lost
+    assert list(journal.messages()) == MESSAGES[:2], "what stands behind it counts for nothing"
     journal.forgive_loss()
     journal.record(MESSAGES[2:])
     journal = opened(tmp_path)
@@ -328,9 +334,13 @@ def test_results_stay_until_checkpoints_have_them_and_for_those_who_step_through
 def test_slots_of_a_branch_stay_until_its_rounds_are_final(tmp_path, opened):
     journal = opened(tmp_path, rotate_bytes=1)
     journal.extend_chain(chain_of(HEAD.value.round))
+    files = []
     for rounds in range(20):
         later = Voice(A, replace(HEAD.value, round=HEAD.value.round + rounds))
         journal.record([later.vote([]).message])
+        files.append((tmp_path / SLOTS_FILE).stat().st_ino)
+    num_rewritten = sum(before != after for before, after in pairwise(files))
+    assert num_rewritten <= 5, "once it is twice as long as it was then"
     kept = [message.slot.round for message in opened(tmp_path).messages()]
     assert kept == [HEAD.value.round + 1 + rounds for rounds in range(20)]
 
@@ -351,8 +361,11 @@ def branch_of(length: int, name: int = 0) -> list[SealCertificate]:
 def test_branch_is_there_again_as_far_as_it_was_given(tmp_path, opened):
     journal = opened(tmp_path)
     assert list(journal.branch()) == []
-    for link in branch_of(3):
+    for link in branch_of(2):
         journal.extend_branch(link)
+    journal = opened(tmp_path)
+    assert list(journal.branch()) == branch_of(2)
+    journal.extend_branch(branch_of(3)[2])
     assert list(opened(tmp_path).branch()) == branch_of(3)
     other = branch_of(2, name=1)
     journal.leave_branch()

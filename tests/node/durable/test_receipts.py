@@ -69,6 +69,18 @@ def test_era_boundaries_keep_the_last_two_eras(founder):
     assert statement.folded == (statement.round // 3 - 1) * 3 - 1
 
 
+def test_rounds_whose_seals_cannot_be_read_are_not_folded(founder):
+    path, chain = home(founder) / RECEIPTS_FILE, chain_of(founder)
+    before = path.read_bytes()
+    log = reopened(founder, era_rounds=2)
+    log.begin(genesis(manifest(), 0, ledger_of(founder).folded.genesis_root).value, ())
+    # The disk damaged the first, or the second one.
+    log.tidy(len(chain), lambda first, count: [])
+    log.tidy(len(chain), lambda first, count: chain[first - 1 : 1])
+    log.close()
+    assert path.read_bytes() == before
+
+
 def test_folded_credits_are_never_more_than_was_sealed_and_of_this_chain(founder, tmp_path):
     tidied(founder, era_rounds=2)
     export_ledger(founder, tmp_path / "folded")
@@ -87,7 +99,9 @@ def test_folded_credits_are_never_more_than_was_sealed_and_of_this_chain(founder
         assert error.value.round == head.folded.round
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "other run", "flipped"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "torn", "garbage", "garbage behind", "other run", "flipped"]
+)
 def test_lost_receipts_come_back_as_far_as_messages_are_at_hand(founder, damage):
     path = home(founder) / RECEIPTS_FILE
     records, data = records_of(path), path.read_bytes()
@@ -99,6 +113,8 @@ def test_lost_receipts_come_back_as_far_as_messages_are_at_hand(founder, damage)
         path.write_bytes(data[:-5])
     elif damage == "garbage":
         write_records(path, [b"x", *records[1:]])
+    elif damage == "garbage behind":
+        write_records(path, [records[0], b"x", *records[1:]])
     elif damage == "other run":
         write_records(path, [encode(replace(folded, run=bytes(32))), *records[1:]])
     else:
@@ -107,11 +123,12 @@ def test_lost_receipts_come_back_as_far_as_messages_are_at_hand(founder, damage)
         path.write_bytes(bytes(spoiled))
     log = reopened(founder)
     log.begin(genesis(manifest(), 0, folded.genesis_root).value, last)
-    log.keep(last)  # Once each, however often.
-    log.close()
     kept = split(records_of(path))
     assert kept[0] == folded
     assert {message.digest for message in last} <= {message.digest for message in kept[1]}
+    log.keep(last)  # Once each, however often.
+    log.close()
+    kept = split(records_of(path))
     assert len(kept[1]) == len({message.digest for message in kept[1]})
     source = ledger_of(founder)
     rounds = {message.slot.round for message in last}

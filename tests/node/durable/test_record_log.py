@@ -1,9 +1,12 @@
 """A log of records: what a crash, a full disk and rotten bits leave of it."""
 
+import errno
+
 import pytest
 
 from node.durable.record_log import RecordLog, read_records
 from tests.training.full_disk import files_of_at_most
+from training.durable import WRITING, SystemFile, SystemFiles
 
 WHOLE = [b"first", b"second", b"third"]
 HEADER_BYTES = 12
@@ -101,6 +104,45 @@ def test_append_that_fails_leaves_nothing_behind(records):
     log.append([b"behind"])
     log.close()
     assert read_records(records)[0] == [*WHOLE, b"behind"]
+
+
+class StuckFile(SystemFile):
+    """A disk that takes a part of what is written, and gives nothing back."""
+
+    def write(self, data):
+        """See OpenFile."""
+        super().write(bytes(data)[:10])
+        raise OSError(errno.EIO, "Input/output error")
+
+    def truncate(self, size):
+        """See OpenFile."""
+        raise OSError(errno.EIO, "Input/output error")
+
+
+class StuckFiles(SystemFiles):
+    """Its files are stuck."""
+
+    def append(self, path):
+        """See Files."""
+        return StuckFile(path, "ab")
+
+
+def test_append_whose_rest_cannot_be_cut_off_is_the_last(records):
+    log = RecordLog(records, files=StuckFiles())
+    with pytest.raises(OSError, match="Input/output"):
+        log.append([b"torn"])
+    for _ in range(2):
+        with pytest.raises(OSError, match="start again"):
+            log.append([b"would be lost behind it"])
+    log.close()
+    assert read_records(records)[0] == WHOLE
+
+
+def test_unfinished_file_of_a_process_that_was_killed_is_gone_at_the_next_start(records):
+    unfinished = records.with_name(WRITING + records.name)
+    unfinished.write_bytes(b"half")
+    RecordLog(records).close()
+    assert not unfinished.exists()
 
 
 def test_replace_that_fails_leaves_the_old_records_to_the_next_process(records):

@@ -81,8 +81,9 @@ def recovered(world: World, disk: Any) -> tuple[Restart, ShardStore]:
     store = ShardStore(world.manifest, 0, zeros_N)
     start = genesis(world.manifest, 0, store.state.root)
     restart = recover(start, store, disk, disk.states)
-    head = restart.chain[-1].value
+    final, head = restart.chain[-1].value, (*restart.chain, *restart.branch)[-1].value
     assert store.state.root == head.root, "the state in the store is that of the head"
+    assert store.final.root == final.root
     return restart, store
 
 
@@ -197,6 +198,21 @@ def test_signatures_beyond_the_head_keep_their_rounds_silent(world, disk):
     signed = max(message.slot.round for message in restart.messages)
     assert restart.chain[-1].value.round + 1 < signed
     assert restart.silent_through == signed
+
+
+@pytest.mark.parametrize("fault", ["none", "lost", "changed", "gap"])
+def test_branch_is_stepped_again_as_far_as_its_results_are_here(world, disk, fault):
+    disk.stored_chain, branch = disk.stored_chain[:-3], disk.stored_chain[-3:]
+    disk.stored_branch = [branch[0], branch[2]] if fault == "gap" else branch
+    ((digest, data),) = disk.stored_results[branch[1].value.round].items()
+    if fault == "lost":
+        disk.stored_results[branch[1].value.round] = {}
+    elif fault == "changed":
+        spoiled = bytes([data[0] ^ 1]) + data[1:]
+        disk.stored_results[branch[1].value.round] = {digest: spoiled}
+    restart, _ = recovered(world, disk)
+    assert restart.chain[1:] == tuple(disk.stored_chain)
+    assert restart.branch == tuple(branch if fault == "none" else branch[:1])
 
 
 def given_up(head: SealValue, peer: PeerId, rounds: int) -> tuple[SealValue, list[SignedMessage]]:
