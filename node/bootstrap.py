@@ -108,6 +108,7 @@ async def _serve(
     except* (BarnraiseError, OSError) as group:
         failure = user_error(group, state)
     if failure is not None:
+        log.emit("error", kind=type(failure).__name__, message=str(failure))
         raise failure
     log.emit("left", reason=departure.signal_name)
 

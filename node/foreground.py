@@ -19,7 +19,13 @@ from node.peers.listening import transport_config
 from node.peers.neighbours import look_around, says_so
 from node.processes.loop import run_loop
 from node.reporting.logs import Logs, start_logging
-from node.reporting.people import Occasion, PeopleLog, people_console, what_joining_means
+from node.reporting.people import (
+    Occasion,
+    PeopleLog,
+    people_console,
+    say,
+    what_joining_means,
+)
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.settings.node_file import node_config, read_node_file
@@ -131,7 +137,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         options = {**start.options, "bootstrap": (*named, *obtained.bootstrap)}
         config = node_config(node_file, options, state=start.state, manifest=folder / MANIFEST_FILE)
         if obtained.is_to_explain:
-            console.print(what_joining_means(manifest))
+            say(console, what_joining_means(manifest))
         occasion = Occasion(
             state=start.state,
             manifest=manifest,

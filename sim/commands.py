@@ -95,7 +95,9 @@ def sweep_scenarios(
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="FIRST..LAST, or one.")] = "0..199",
+    seeds: Annotated[
+        str, typer.Option(help="FIRST..LAST, or one; of `robustness` a number is how many.")
+    ] = "0..199",
     jobs: Annotated[
         int | None, typer.Option(help="Processes.", show_default="all cores", min=1)
     ] = None,

@@ -36,6 +36,8 @@ TRAINS = Device(train_s=(6.0, 9.0))
 FOLLOWS = Device(ready_s=(1e9, 1e9))
 """Its trainer is never up, so that it asks for no seat."""
 
+SECONDS_MAX = 86_400.0
+
 LINK = Link(latency_s=(0.02, 0.12))
 LIVENESS = TimingSpec(deadline_floor_s=2.0, deadline_cap_s=20.0, heartbeat_s=1.0, suspect_s=4.0)
 
@@ -232,13 +234,15 @@ class Crowd:
 
 
 def main(
-    nodes: Annotated[int, typer.Option(min=2)] = 1000,
-    seconds: Annotated[float, typer.Option(min=1.0)] = 60.0,
+    nodes: Annotated[int, typer.Option(min=8)] = 1000,
+    seconds: Annotated[float, typer.Option(min=1.0, max=SECONDS_MAX)] = 60.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     members: Annotated[int, typer.Option(min=1, max=64)] = 16,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """A crowd in virtual time: liveness and gossip of the shipped nodes."""
+    if members > nodes:
+        raise typer.BadParameter(f"{nodes} nodes are no {members} members", param_hint="--members")
     hush()
     struck = nodes // 20
     settings = CrowdSettings(

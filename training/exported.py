@@ -142,6 +142,9 @@ def _raw(tensor: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(tensor, dtype="<f4").reshape(-1).view(np.uint8)
 
 
+_WAY_ON = "name a file that `barnraise export` wrote"
+
+
 def read_provenance(path: Path, open_signed: OpenSigned) -> Provenance:
     """What the header of an exported file says; the tensors are not looked at.
 
@@ -152,7 +155,8 @@ def read_provenance(path: Path, open_signed: OpenSigned) -> Provenance:
     missing = [key for key in _OWN_KEYS if key not in metadata]
     if metadata.get("format") != FORMAT or missing:
         raise ConfigError(
-            f"{path} is no export of barnraise: its header lacks {', '.join(missing) or FORMAT}"
+            f"{path} is no export of barnraise: its header lacks {', '.join(missing) or FORMAT}; "
+            f"{_WAY_ON}"
         )
     try:
         signed = base64.b64decode(metadata["manifest"], validate=True)
@@ -206,18 +210,20 @@ def _read_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="numpy") as file:
             return dict(file.metadata() or {})
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; {_WAY_ON}") from error
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+        raise CheckpointError(f"{path} is damaged: {error}; {_WAY_ON}") from error
 
 
 def _check_size(path: Path) -> None:
     # Before a parser allocates what a length claims.
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        length, first = int.from_bytes(file.read(8), "little"), file.read(1)
         size = file.seek(0, os.SEEK_END)
+    if first not in (b"{", b""):
+        raise ConfigError(f"{path} is no safetensors file; {_WAY_ON}")
     if length > min(HEADER_BYTES_MAX, size - 8):
-        raise CheckpointError(f"{path} claims a header of {length} bytes")
+        raise CheckpointError(f"{path} is damaged: it claims a header of {length} bytes; {_WAY_ON}")
 
 
 def _number(text: str) -> int:

@@ -13,7 +13,7 @@ import typer
 
 from node.commands.app import app, print_json
 from node.commands.options import JsonOption, RunOption, StateOption
-from protocol.errors import NetworkError
+from protocol.errors import ConfigError, NetworkError
 
 WATCH_S = 1.0
 
@@ -104,7 +104,12 @@ def _look(name: str, state: Path | None, run: str | None, *, is_json: bool, watc
 
     with _screen(name, is_json=is_json, watch=watch) as (show, tell):
         if watch:
-            look_again(look, show, tell, threading.Event().wait)
+            try:
+                look_again(look, show, tell, threading.Event().wait)
+            except ConfigError as error:
+                if is_json:
+                    tell(str(error))
+                raise
         show(look())
 
 

@@ -15,17 +15,16 @@ def check(
     peers: Annotated[int, typer.Option(help="How many there will be.", min=1, max=64)] = 8,
     step_s: Annotated[
         float | None,
-        typer.Option(
-            "--step-s", help="Seconds of one inner step, if known.", show_default=False, min=0.0
-        ),
+        typer.Option("--step-s", help="Seconds of one inner step, if known.", show_default=False),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Look through a run.toml: what its preset stands for, what a round costs each node."""
     from rich.console import Console
 
-    from node.settings.check import check_json, check_run_file, print_check
+    from node.settings.check import check_json, check_run_file, check_step, print_check
 
+    check_step(step_s)
     found = check_run_file(file, peers)
     print_check(Console(stderr=json, highlight=False), found, step_s)
     if json:

@@ -228,7 +228,9 @@ def result_lines(result: DemoResult) -> list[str]:
             f"One node alone, same seed and steps: {result.loss_alone:.3f}; "
             f"the swarm is {abs(result.ahead):.3f} {than}."
         )
-    equal = "equal to the bit" if result.anchors_equal else "NOT EQUAL"
+    equal = {True: "equal to the bit", False: "NOT EQUAL", None: "not compared"}[
+        result.anchors_equal
+    ]
     lines.append(f"The surviving nodes' final weights, read from their checkpoints: {equal}.")
     lines.append(f"{result.rounds_sealed} rounds sealed; {result.wall_s:.0f} s in all.")
     return lines

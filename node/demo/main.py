@@ -110,7 +110,8 @@ class _Demo:
         director = Director(self._stage, now_s, lambda: display.changed(scene))
         scene = Scene(view=director.view, now_s=now_s)
         nursery.start_soon(_keep_drawing, display, scene)
-        is_equal, measured, error = False, Measured(), None
+        is_equal: bool | None = None
+        measured, error = Measured(), None
         try:
             await director.play()
             finishers = [self._stage.state(node.name) for node in story.finishers(director.view)]

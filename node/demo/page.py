@@ -36,8 +36,8 @@ def _tiles(result: DemoResult) -> list[str]:
         _tile("alone", _loss(result.loss_alone), "one node alone, same seed and steps"),
         _tile("", _loss(result.loss_first), "loss at genesis"),
         _tile(
-            "" if result.anchors_equal else "bad",
-            "equal" if result.anchors_equal else "not equal",
+            "bad" if result.anchors_equal is False else "",
+            {True: "equal", False: "not equal", None: "not compared"}[result.anchors_equal],
             "the survivors' final weights, byte for byte",
         ),
         _tile("", f"{result.rounds_sealed} of {result.options.rounds}", "rounds sealed"),

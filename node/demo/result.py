@@ -43,7 +43,9 @@ class DemoResult:
     loss_first: float | None
     loss_last: float | None
     loss_alone: float | None
-    anchors_equal: bool
+    anchors_equal: bool | None
+    """None where the demo failed before they were compared."""
+
     killed: str | None
     killed_round: KilledRound | None
     story: str
@@ -115,7 +117,7 @@ class DemoResult:
 class Findings:
     """What the parent measured itself after the run."""
 
-    anchors_equal: bool
+    anchors_equal: bool | None
     measured: Measured
     wall_s: float
     error: str | None

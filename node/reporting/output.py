@@ -1,6 +1,7 @@
 """Standard output, where a command's answers go: where it takes no more, that is said in words."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +23,12 @@ class Output(io.BufferedIOBase):
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self.failure: OSError | None = None
+        self.has_written = False
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """As any stream; the error is kept, and raised."""
         with self._keeping_failure():
+            self.has_written = True
             return self._out.write(data)
 
     def flush(self) -> None:
@@ -76,6 +79,10 @@ def take_standard_output() -> Output | None:
 
     Letters that the terminal's encoding lacks are replaced.
     """
+    if sys.stdout is None:
+        # Open, or the next file that is opened would have its number, and children write into it.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        return None
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         return None

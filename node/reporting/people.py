@@ -31,6 +31,14 @@ def people_console(*, is_json: bool) -> Console:
     return _Console(stderr=is_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
+def say(console: Console, line: str) -> None:
+    """One line, or several; nowhere once the terminal is gone, or where a disk takes no more."""
+    try:
+        console.print(line)
+    except OSError:
+        console.quiet = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
     """How this start came about, for the first lines."""
@@ -61,11 +69,8 @@ class PeopleLog:
             self.say(line)
 
     def say(self, line: str) -> None:
-        """One line, or several; nowhere once the terminal is gone."""
-        try:
-            self._console.print(line)
-        except OSError:
-            self._console.quiet = True
+        """See `say`."""
+        say(self._console, line)
 
     def _line(self, event: str, fields: dict[str, Field]) -> str | None:
         rounds = self._occasion.manifest.rounds

@@ -25,6 +25,7 @@ from node.settings.run_file import (
 from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol import limits
+from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.compression import make_codec, with_grades
@@ -33,6 +34,8 @@ from training.presets import PRESETS
 from training.segments import kept_states
 
 MIB = 1 << 20
+STEP_S_MIN, STEP_S_MAX = 1e-6, 86_400.0
+"""From a toy's step to a day of a model that no home trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,13 @@ class Checked:
 
     changed: tuple[str, ...]
     """Keys of [outer] that the file has in place of the preset's."""
+
+
+def check_step(step_s: float | None) -> None:
+    """Raises ConfigError for seconds that no inner step takes."""
+    if step_s is not None and not STEP_S_MIN <= step_s <= STEP_S_MAX:
+        bounds = f"{STEP_S_MIN:g}..{STEP_S_MAX:g}"
+        raise ConfigError(f"--step-s {step_s:g} is not within {bounds}: no inner step takes that")
 
 
 def check_run_file(path: Path, peers: int) -> Checked:
@@ -71,11 +81,10 @@ def check_run_file(path: Path, peers: int) -> Checked:
 def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
     """Inner steps of a round where all have such an exchange: H, or what peers would choose."""
     most, outer = found.manifest.inner.inner_steps, found.manifest.outer
-    if step_s is None or step_s == 0.0 or not is_paced(outer.preset):
+    if step_s is None or not is_paced(outer.preset):
         return most
     cover = SHARE / (1.0 - SHARE) if outer.overlap == 1 else COVER
-    # Compared before it is rounded: of a step that takes next to nothing there may be inf of them.
-    return max(1, math.ceil(min(most, cover * exchange_s / step_s)))
+    return max(1, min(most, math.ceil(cover * exchange_s / step_s)))
 
 
 def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,9 @@ from sim.local.options import LocalOptions
 from sim.local.rechecking import Rechecked
 from sim.local.story import Dealt, Story
 from sim.local.verdict import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLOT_FILE, RESULT_FILE = "rounds.png", "result.json"
 
@@ -200,7 +204,7 @@ def write_report(result: Result, folder: Path) -> None:
         if evidence:  # The nodes' own copies go with their folders.
             evidence_path(result, name).write_bytes(bytes.fromhex(evidence))
     if result.story.seals:
-        draw_plot(result, folder / PLOT_FILE)
+        drawn_plot(result).savefig(folder / PLOT_FILE, format="png")
 
 
 def evidence_path(result: Result, name: str) -> Path:
@@ -208,7 +212,7 @@ def evidence_path(result: Result, name: str) -> Path:
     return result.options.folder / f"{name}.evidence"
 
 
-def draw_plot(result: Result, path: Path) -> None:
+def drawn_plot(result: Result) -> "Figure":
     """Rounds over time, and where faults were dealt."""
     # matplotlib takes half a second to load, and only this needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -218,7 +222,8 @@ def draw_plot(result: Result, path: Path) -> None:
     figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    times, rounds = zip(*result.story.seals, strict=True)
+    # From the start on: of one seal alone there would be nothing to see.
+    times, rounds = zip((0.0, 0), *result.story.seals, strict=True)
     axes.step(times, rounds, where="post", color=_CURVE, linewidth=2)
     named = set()
     for one in result.story.dealt:
@@ -238,7 +243,8 @@ def draw_plot(result: Result, path: Path) -> None:
     )
     axes.set_xlabel("seconds", color=_MUTED)
     axes.set_ylabel("round", color=_MUTED)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=_LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_MUTED, length=0)
@@ -246,7 +252,7 @@ def draw_plot(result: Result, path: Path) -> None:
         axes.spines[side].set_visible(False)
     if named:
         axes.legend(loc="upper left", frameon=False)
-    figure.savefig(path, format="png")
+    return figure
 
 
 def _faults(story: Story) -> Table:

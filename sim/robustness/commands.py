@@ -68,7 +68,7 @@ def sweep_robustness(
     """Run all attacks and tell of them; the object for scripts, and the exit status."""
     seeds = seeds_named(asked.seeds)
     if not seeds:
-        raise ConfigError("--seeds 0: there is nothing to run")
+        raise ConfigError("--seeds 0: there is nothing to run; a number is how many")
     stage, cases = asked.stage(), tuple(CASES)
     takes = takes_of(stage, seeds, cases, with_bare=asked.with_bare)
     console = Console(stderr=to_stderr, highlight=False)

@@ -13,7 +13,15 @@ import pytest
 from rich.console import Console
 
 from node.settings import costs as costs_module
-from node.settings.check import Checked, check_json, check_run_file, print_check
+from node.settings.check import (
+    STEP_S_MAX,
+    STEP_S_MIN,
+    Checked,
+    check_json,
+    check_run_file,
+    check_step,
+    print_check,
+)
 from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
 from node.trainers.pace import COVER
 from protocol.errors import ConfigError
@@ -230,11 +238,19 @@ def test_what_a_trainer_keeps_with_two_rounds_in_flight_is_told_as_it_is_written
     assert written - 16_384 <= told <= written + spread
 
 
-def test_step_that_takes_next_to_nothing_leaves_the_most_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "step_s", [math.inf, math.nan, 0.0, -1.0, 1e308, 5e-324, STEP_S_MIN / 2, 2 * STEP_S_MAX]
+)
+def test_step_that_takes_no_time_or_for_ever_is_refused(step_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"--step-s .* is not within 1e-06\.\.86400"):
+        check_step(step_s)
+
+
+def test_shortest_step_leaves_the_most_steps(tmp_path: Path) -> None:
     found = check_run_file(file(tmp_path, "[outer]\npreset = 'auto'"), 8)
-    for step_s in (5e-324, 1e-300):
-        lines: Any = check_json(found, step_s)["lines"]
-        assert {line["steps"] for line in lines} == {found.manifest.inner.inner_steps}
+    check_step(STEP_S_MIN)
+    lines: Any = check_json(found, STEP_S_MIN)["lines"]
+    assert {line["steps"] for line in lines} == {found.manifest.inner.inner_steps}
 
 
 def test_exchange_beside_the_steps_takes_no_time_of_its_own(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import io
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from node.cli import why_ended
 from node.processes.children import child_environment
 from node.reporting.output import Output
 
@@ -40,6 +43,71 @@ def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> No
 def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     script = '"$0" -P -m node.cli init "$1" --json >&-'
     command = ["sh", "-c", script, sys.executable, str(tmp_path / "run.toml")]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("bench fault --peers 1", "--peers 1 is not in 2..32"),
+        ("status --watch --state none", "no node runs in none"),
+        ("check --peers two", "--peers"),  # Refused by typer: its words, without its frame.
+        ("sim gossip --nodes two", "--nodes"),
+    ],
+)
+def test_json_of_a_command_that_fails_says_why(words: str, why: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "node.cli", *words.split(), "--json"]
+    done = subprocess.run(
+        command, env=child_environment(), cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    (name, told) = json.loads(done.stdout).popitem()
+    assert name == "error"
+    assert why in told
+    assert "\n" not in told
+
+
+@pytest.mark.net
+def test_json_of_a_bootstrap_node_that_fails_ends_with_its_event(tmp_path: Path) -> None:
+    words = ["bootstrap", "--json", "--state", str(tmp_path), "--listen", "/ip4/203.0.113.9/tcp/1"]
+    command = [sys.executable, "-P", "-m", "node.cli", *words]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["event"], told["kind"]) == (2, "error", "ConfigError")
+    assert "cannot listen on 203.0.113.9" in told["message"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="whose pipes end otherwise")
+def test_json_whose_reader_is_gone_shows_no_traceback(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-P", "-m", "node.cli", "check", str(tmp_path / "none"), "--json"]
+    with os.fdopen(writer) as gone:
+        done = subprocess.run(
+            command, env=child_environment(), stdout=gone, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(0, ""), (None, ""), (130, "ended by SIGINT"), (1, "see standard error")]
+)
+def test_end_of_a_command_that_told_people_itself_has_a_reason_if_it_failed(
+    code: int | None, why: str
+) -> None:
+    assert why_ended(SystemExit(code)) == why
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes the output as a POSIX shell does")
+def test_output_that_is_closed_takes_bytes_and_leaves_its_number_to_no_other_file() -> None:
+    words = (
+        "import os, sys; from node.reporting.output import take_standard_output as take; take();"
+        "sys.stdout.buffer.write(b'a'); sys.exit(not os.path.samestat(os.fstat(1),"
+        "os.stat(os.devnull)))"
+    )
+    command = ["sh", "-c", '"$0" -P -c "$1" >&-', sys.executable, words]
     done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -109,6 +109,7 @@ def test_node_that_dies_is_told_with_the_end_of_its_log(rehearsal):
 def test_stuck_swarm_ends_with_the_place_of_its_logs(rehearsal):
     end = rehearsal.run(peers=2, node="stuck")
     assert end.status == 1
+    assert "read from their checkpoints: not compared." in " ".join(rehearsal.printed.split())
     assert "the swarm is stuck: no seal for 6 s after 0 rounds" in rehearsal.printed
     assert str(rehearsal.folder / "logs") in rehearsal.printed
 

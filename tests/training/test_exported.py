@@ -172,6 +172,22 @@ def test_torn_file_is_refused(path, cut):
         read_provenance(path, open_signed)
 
 
+@pytest.mark.parametrize("text", ['[run]\ntitle = "t"\n', "\x7fELF" * 9])
+def test_file_of_another_kind_is_bad_usage_that_says_what_to_name(path, text):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no safetensors file; name a file that `barnraise ex"):
+        read_provenance(path, open_signed)
+
+
+@pytest.mark.parametrize("way", ["missing", "folder"])
+def test_file_that_cannot_be_read_says_what_to_name(path, way):
+    path.unlink()
+    if way == "folder":
+        path.mkdir()
+    with pytest.raises(ConfigError, match="; name a file that `barnraise export` wrote"):
+        read_provenance(path, open_signed)
+
+
 def test_header_that_claims_too_much_is_refused_unread(path):
     with path.open("r+b") as file:
         file.write(struct.pack("<Q", HEADER_BYTES_MAX + 1))

@@ -1,5 +1,6 @@
 """Lines for the person in front of a node."""
 
+import errno
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.reporting.people import Occasion, PeopleLog, what_joining_means
+from node.reporting.people import Occasion, PeopleLog, say, what_joining_means
 from node.status.board import Field
 from protocol.manifest import RunManifest
 from tests.node.edge import toy_manifest
@@ -33,6 +34,17 @@ def test_first_lines_say_what_this_is_how_to_look_and_how_to_stop() -> None:
         assert words in said
     # Nobody could paste a link that was broken into lines.
     assert f" {LINK}\n" in said
+
+
+class Full(io.StringIO):
+    def write(self, _text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_output_that_takes_nothing_costs_the_lines_and_no_more() -> None:
+    console = Console(file=Full())
+    say(console, "what joining means")
+    assert console.quiet
 
 
 SEALED: dict[str, Field] = {

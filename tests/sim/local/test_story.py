@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from sim.local.chaos import Fault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
 from sim.local.progress import Progress
-from sim.local.report import Result, print_result, write_report
+from sim.local.report import Result, drawn_plot, print_result, write_report
 from sim.local.story import Story
 from sim.local.verdict import Verdict
 from tests.protocol.entry_vectors import EVIDENCE
@@ -128,6 +129,18 @@ def test_result_is_good_only_if_nothing_went_wrong(tmp_path, error, has_death, b
     text = console.export_text()
     assert "freeze B for 3.0 s" in text
     assert (error or "hold") in text or broken in text
+
+
+def test_plot_of_one_round_has_a_line_and_whole_rounds(tmp_path):
+    story, _ = story_of(tmp_path, "A", "B")
+    story.heard(story.nodes["A"], sealed(1), 14.0)
+    options = LocalOptions(peers=2, folder=tmp_path)
+    result = Result(options=options, story=story, verdict=GOOD, wall_s=15.0, error="")
+    (axes,) = drawn_plot(result).axes
+    (line,) = axes.lines
+    assert np.asarray(line.get_xydata()).tolist() == [[0.0, 0.0], [14.0, 1.0]]
+    assert all(tick == int(tick) for tick in axes.get_yticks())
+    assert axes.get_ylim()[0] == 0
 
 
 def test_evidence_outlives_the_folders_of_the_nodes_and_the_report_says_how_to_check_it(tmp_path):
