@@ -148,6 +148,7 @@ def test_no_interpreted_class_inherits_from_a_native_one():
         ast.unparse(base).partition("[")[0].rpartition(".")[2]
         for node in others[ast.ClassDef]
         for base in node.bases
+        if not ast.unparse(base).startswith("trio.")
     }
     assert "Edge" in ours
     assert (bases_of_others & ours) - theirs == set()
