@@ -7,7 +7,9 @@ before the round, or the hash chain would have a gap. A second model runs what o
 that the own one never has to be put back.
 """
 
+import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,14 +40,25 @@ MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 _CLASS_BYTES = 6
 
+KERNELS_BY = (
+    *("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),
+    *("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS"),
+    *("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
+    *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
+)
+"""Variables by which a user has libraries take other kernels than the processor's: of two equal
+machines one trains to other bits where it alone has MKL_CBWR=COMPATIBLE."""
+
 Batches = Callable[[Lease, int], NDArray[np.uint8]]
 """The windows (B, W) of a local step of somebody's lease."""
 
 
-def device_class(device: Device) -> str:
+def device_class(device: Device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What two machines have in common that compute equal bits: processor, kernels, libraries and
-    number of threads. Of devices other than the CPU nobody promises that: each is alone."""
-    if not device.is_cpu:
+    number of threads. Of devices other than the CPU nobody promises that: each is alone. So is a
+    CPU whose model the system does not tell, as macOS."""
+    processor = _processor(cpuinfo)
+    if not (device.is_cpu and processor):
         return ALONE
     told = (
         torch.__version__,
@@ -53,19 +66,24 @@ def device_class(device: Device) -> str:
         torch.backends.cpu.get_cpu_capability(),
         np.__version__,
         platform.machine(),
-        _processor(),
+        processor,
+        *(f"{name}={os.environ.get(name, '')}" for name in KERNELS_BY),
     )
     digest = blake3("\n".join(told).encode()).hexdigest(length=_CLASS_BYTES)
     return f"cpu, {torch.get_num_threads()} threads, {digest}"
 
 
-def _processor() -> str:
-    """Model and instructions, as far as the system says; libraries choose their kernels by them."""
+def _processor(cpuinfo: Path) -> str:
+    """Model and instructions, as far as the system says; libraries choose their kernels by them.
+    Nothing where it says less than the model."""
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        lines = cpuinfo.read_text("utf-8", "replace").splitlines()
     except OSError:
-        return platform.processor()
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+        return platform.processor() if sys.platform == "win32" else ""
+    wanted = (
+        *("vendor_id", "cpu family", "model", "model name", "flags"),
+        *("CPU implementer", "CPU variant", "CPU part", "Features"),
+    )
     found = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
     return "\n".join(found[name] for name in wanted if name in found)
 
