@@ -126,7 +126,10 @@ class Accounting:
         if peer not in bent and not bent.issuperset(commit.bans):
             yield "bans somebody who is honest"
         place = (peer, said.message.slot.round % len(self._fragments))
-        last, self._residuals[place] = self._residuals.get(place), said
+        is_behind = self._is_behind_its_branch(said)
+        last = self._before(said) if is_behind else self._residuals.get(place)
+        if not is_behind:
+            self._residuals[place] = said
         is_fresh = place in self._fresh
         if said.message.slot.basis != self._afoot.get(peer):
             self._fresh.discard(place)
@@ -149,6 +152,27 @@ class Accounting:
         is_final = previous is not None and previous.digest == basis
         if is_final or basis in history.left.get(peer, ()):
             self._afoot[peer] = basis
+
+    def _is_behind_its_branch(self, said: Said) -> bool:
+        """Whether its sender works again at the round that its branch begins with (R4): this one
+        does not go on from what it committed to on the branch."""
+        stand = self._history.stand(said.message.sender)
+        return stand is not None and stand.round >= said.message.slot.round
+
+    def _before(self, said: Said) -> Said | None:
+        """What its sender committed to before that round, of the same fragment."""
+        mine, num = said.message.slot.round, len(self._fragments)
+        return max(
+            (
+                one
+                for one in self._history.commits.values()
+                if one.message.sender == said.message.sender
+                and one.message.slot.round < mine
+                and (mine - one.message.slot.round) % num == 0
+            ),
+            key=lambda one: one.message.slot.round,
+            default=None,
+        )
 
     def _sealed_behind(self, said: Said) -> SealValue | None:
         """The seal of the round in which that was said, if its sender stands on it now."""

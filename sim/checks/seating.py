@@ -79,15 +79,18 @@ class Seating:
         joining, leaving = self._joining(now), self._leaving(now)
         # Where nobody would vote, or nobody would sit, the old voters or members stay.
         is_kept = not self._able(now) & set(roster.voters)
+        # A voter that leaves keeps its place until it is known that others vote.
+        free = self._law.seats - len(sat - leaving | set(old.voters))
+        taken = seated | (set(old.voters) - (sat - seated - leaving))
         for peer in sorted(seated - sat - joining):
             yield f"seats {short_id(peer)}, whom too few of its LIST name"
         for peer in sorted(sat - seated - leaving):
-            if not (joining and len(sat - leaving) >= self._law.seats):
+            if len(joining) <= free:
                 yield f"takes the seat of {short_id(peer)}, against whom nothing is said"
         for peer in sorted(seated & (leaving | set(roster.banned))):
             if not is_kept or peer in roster.banned:
                 yield f"leaves {short_id(peer)} its seat, which is lost by its LIST"
-        if joining - seated and len(seated) < self._law.seats and not is_kept:
+        if joining - seated and len(taken) < self._law.seats and not is_kept:
             yield f"seats {short_id(min(joining - seated))} not, and there is room"
         gained = [peer for peer in roster.banned if peer not in old.banned]
         if set(gained) - self._convicted(now):

@@ -171,3 +171,10 @@ def test_what_was_committed_on_a_branch_that_comes_back_is_not_what_the_trainer_
     # of what it had made meanwhile, and nobody was sent, passed for that of the listed one (I5).
     outcome = run_trial(read_scenario("partition-three"), 41)
     assert outcome.violation is None, outcome.violation
+
+
+def test_commit_in_the_round_that_a_branch_begins_with_does_not_go_on_from_the_branch():
+    # Its closer woke behind four rounds of the branch: a node that had trained for that round, and
+    # had told nobody, committed to it then. Its residual is not that of the branch (I5).
+    outcome = run_trial(read_scenario("freeze"), 1)
+    assert outcome.violation is None, outcome.violation
