@@ -11,6 +11,7 @@ from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
 from node.peers.relay import pack
 from node.rules.auditing import AUDIT_KINDS
+from node.rules.ballots import Entry
 from node.rules.quoting import quoted_votes
 from node.rules.restart import Restart, was_listed
 from node.state_transfer.chain_pages import chain_page
@@ -42,6 +43,9 @@ from protocol.messages import (
     decode_body,
     is_signed,
 )
+
+LATE_KINDS = frozenset({Kind.COMMIT, Kind.SEAL})
+"""What of a round that is sealed still shows who is there."""
 
 
 class NodeCore(CoreState):
@@ -308,6 +312,8 @@ class NodeCore(CoreState):
             return []
         ahead = (view.index + 1, top.index + 1, top.index + machine.config.clock.lag)
         is_known = slot.basis == view.basis or slot.round in ahead
+        if not is_known and slot.kind in LATE_KINDS:
+            return self._late(source, message, now_s)
         if not (is_known or "slots" in view.without):
             return []
         try:
@@ -338,6 +344,24 @@ class NodeCore(CoreState):
             if slot.kind is Kind.COMMIT:
                 view.moved(digest, message.sender, now_s)  # It announces its parts.
             self._relay.note(message, now_s)
+            actions += self._relay.forward(message, source, self.liveness.linked)
+        return actions
+
+    def _late(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
+        """A COMMIT or SEAL of a round that is sealed since: who is there, though late (R1)."""
+        ended = self.machine.ended_on(message.slot.basis)
+        if ended is None or message.slot.round != ended.index:
+            return []
+        if ended.ballots.find(message.digest):
+            return []
+        try:
+            body = decode_body(message)
+        except DecodeError as error:
+            return [ev.Fault(source, f"malformed message: {error}")]
+        if not is_signed(message, self.signer):
+            return [ev.Fault(source, f"{message.slot.kind.name} is not signed by its sender")]
+        actions = list(self._expand(self.machine.hear_late(ended, Entry(message, body)), now_s))
+        if ended.ballots.find(message.digest):
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions
 

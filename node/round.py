@@ -259,7 +259,8 @@ class RoundMachine(RoundSums):
             if view.is_beside:
                 # Who asks for a seat shows the state that the round before it begins with.
                 view.proven_seats |= self.view.proven_seats
-            seen = Seen(self._suspects, self._left, self._is_past_end, self.rates)
+            idle = self.idlers.unwelcome(view.index)
+            seen = Seen(self._suspects, self._left, self._is_past_end, self.rates, idle)
             work = self.audits.work(view.index, mine.work) if self.audits else ()
             body = commit_body(view, mine, seen, work)
             signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)

@@ -95,7 +95,10 @@ RATE_LEVEL_MAX = 254
 """A measured rate in a byte of a COMMIT: quarters of an octave, up to 2^63 bytes per second."""
 
 SEAL_WINDOW = 4
-"""Non-empty rounds in which a voter must have proved a correct SEAL (R1)."""
+"""Non-empty rounds in which a voter must have shown a correct SEAL (R1)."""
+
+SET_BACKS_MAX = 8
+"""So often in a row a peer that keeps others waiting is set back for twice as long (R8)."""
 
 ATTEMPTS_MAX = 1 << 16
 ROUNDS_MAX = 1 << 22

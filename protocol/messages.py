@@ -47,6 +47,8 @@ Cell = Annotated[int, Range(0, limits.CELLS_MAX)]
 Nested = Annotated[bytes, Size(0, limits.NESTED_MESSAGE_BYTES_MAX)]
 """A whole signed message inside another: a SEAL in a COMMIT, a VOTE in a certificate."""
 Certificate = Annotated[tuple[Nested, ...], Size(0, limits.SEATS_MAX)]
+BitMap = Annotated[bytes, Size(0, limits.SEATS_MAX // 8)]
+"""Bit i of byte i // 8, lowest first, is member i of the roster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,10 @@ class Commit:
     for each member of the roster: 0 for one to which the sender has no link, 1 for one of no known
     rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody. `work` is there in
     runs with audits alone.
+
+    `committed`, `sealed` and `lapsed` are bit maps over the roster, of round r - L: whose COMMIT is
+    here, however late it came; whose SEAL of the value that became final; who kept this node
+    waiting for what it owed (R1, R8). All three are empty if the sender does not know that round.
     """
 
     root: Digest
@@ -134,6 +140,9 @@ class Commit:
     is_past_end: bool
     seen: Annotated[bytes, Size(0, limits.SEATS_MAX)] = b""
     work: Annotated[tuple[Work, ...], Size(0, 1)] = ()
+    committed: BitMap = b""
+    sealed: BitMap = b""
+    lapsed: BitMap = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +151,13 @@ class Held:
 
     first: Cell
     stop: Cell
-    senders: Annotated[bytes, Size(0, limits.SEATS_MAX // 8)]
+    senders: BitMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Have:
-    """HAVE: the parts that a reducer holds, at its deadline or when nobody is missing.
+    """HAVE: the parts that a reducer holds, at its deadline or when nobody is missing. HOLD: what a
+    member holds once parts that too few had were asked for again.
 
     The runs ascend and do not overlap, so that reading them takes no longer than the cells.
     """
@@ -248,6 +258,7 @@ _BODIES: dict[Kind, type[Body]] = {
     Kind.SEAT: Seat,
     Kind.COMMIT: Commit,
     Kind.HAVE: Have,
+    Kind.HOLD: Have,
     Kind.LIST: List,
     Kind.VOTE: Vote,
     Kind.GRAM: Gram,

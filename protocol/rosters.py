@@ -17,11 +17,14 @@ class SeatRecord:
     """One seat of a roster.
 
     `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
-    does not vote. `proved` is the last round whose listed COMMIT carried its own correct SEAL, -1
-    before the first. `absent` counts non-empty rounds in a row that did not list it. `reached` says
+    does not vote. `proved` is the last round in which its SEAL was shown, by its own listed COMMIT
+    or by the listed words of others, -1 before the first. `absent` counts the rounds in a row of
+    which too few saw its COMMIT. `reached` says
     whether most others have a link with it, `rate` is the level of the rate at which they get bytes
     from it, the median of theirs, 0 while nobody has measured it (R8). `earned` counts the sealed
-    rounds that took a newcomer towards its full weight (`node.rules.ramp`).
+    rounds that took a newcomer towards its full weight (`node.rules.ramp`). Until the round
+    `set_back_until` it comes last among reducers and closers, for the `set_backs`-th time in a row,
+    because it kept others waiting for what it owed (R8).
     """
 
     peer: Peer
@@ -32,6 +35,8 @@ class SeatRecord:
     reached: bool = True
     rate: Annotated[int, Range(0, limits.RATE_LEVEL_MAX)] = 0
     earned: Annotated[int, Range(0, 2 * limits.RAMP_ROUNDS_MAX)] = 0
+    set_backs: Annotated[int, Range(0, limits.SET_BACKS_MAX)] = 0
+    set_back_until: Round = 0
 
 
 @dataclass(frozen=True, kw_only=True)

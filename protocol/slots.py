@@ -41,6 +41,7 @@ class Kind(IntEnum):
     PSEAL = 12
     VERDICT = 13
     RETRACT = 15
+    HOLD = 16
 
 
 _WITHOUT_ATTEMPT = frozenset(

@@ -8,7 +8,7 @@ from protocol.join_puzzle import is_solved
 from protocol.messages import Agg, Body, Commit, Gram, Kind, Seal, Seat
 from training.gram import from_wire
 
-_ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE)
+_ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE, Kind.HOLD)
 """Kinds that say in which attempt a voter works."""
 
 BY_VOTERS = frozenset({Kind.PVOTE, Kind.PSEAL, Kind.LIST, Kind.NEWATTEMPT})
@@ -100,6 +100,9 @@ def _commit_breach(view: RoundView, body: Commit, rules: ClockRules) -> str:
     # No weight at all has no mean: a list of nothing but such COMMITs could not be summed.
     if not body.tokens:
         return "COMMIT of no tokens"
+    size = -(-len(view.members) // 8)
+    if {len(body.committed), len(body.sealed), len(body.lapsed)} not in ({0}, {size}):
+        return f"COMMIT that says something of other members than the {len(view.members)} there are"
     wrong = claim_breach(rules, samples=body.samples, tokens=body.tokens)
     return f"COMMIT of {wrong}" if wrong else ""
 
@@ -184,7 +187,7 @@ def is_for_us(view: RoundView, entry: Entry) -> bool:
     elif kind is Kind.SEAL:
         # Its sender has what the dead do not push any more; and it is a lock (R4).
         return view.is_provisional or (bool(view.suspects) and _lacks_result(view, entry.body))
-    elif kind is not Kind.HAVE and kind is not Kind.NEWATTEMPT:
+    elif kind not in (Kind.HAVE, Kind.HOLD, Kind.NEWATTEMPT):
         return False
     if view.closer(view.attempt) == view.me:
         return True

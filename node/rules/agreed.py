@@ -9,7 +9,7 @@ Rules that judge whole vectors need the Gram matrix of the listed contributions 
 of one for each slice, which the same reducers announce as GRAM, and which is believed alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from node.rules.ramp import weighed
@@ -127,6 +127,18 @@ def note_grams(view: RoundView, now_s: float) -> None:
         if count > view.measured.get(digest, (0, 0.0))[0]:
             view.measured[digest] = (count, now_s)
             view.progress_s = now_s
+        if digest not in view.summable_s and _is_measured_for_all(view, digest):
+            view.summable_s[digest] = now_s
+
+
+def _is_measured_for_all(view: RoundView, digest: bytes) -> bool:
+    """Whether so many agree on the Gram matrix of each slice that all others believe it as well:
+    this node believes its own without them."""
+    for piece in view.slices:
+        said = {peer: gram.stats for peer, gram in view.gram_of(digest, piece).items()}
+        if not any(view.belief.is_enough(peers) for peers in alike(said).values()):
+            return False
+    return True
 
 
 def take_own_sum(
@@ -181,8 +193,11 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
     for digest, _ in view.ballots.certified_lists() if is_done_by_few else ():
         since_s = view.certified_s.get(digest, now_s)
         awaited = unmeasured(view, digest)
+        due_s = since_s + deadline_s
         if view.uses_gram and not awaited:
-            since_s = view.measured.get(digest, (0, since_s))[1]
+            count, measured_s = view.measured.get(digest, (0, since_s))
+            since_s = measured_s if count == len(view.slices) else now_s
+            due_s = view.summable_s.get(digest, now_s) + deadline_s
         late = int((now_s - since_s) / deadline_s)
         for piece in awaited or view.slices:
             said: Mapping[PeerId, bytes]
@@ -193,6 +208,8 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
             groups = alike(said)
             if any(view.belief.is_enough(peers) for peers in groups.values()):
                 continue
+            if now_s >= due_s:
+                view.lapsed |= _owing(view, piece, said.keys())
             wrong = _contradicted(view, groups)
             if late and view.belief.words > 1:
                 # All who are late at once: one for each deadline, b liars could hold a round up.
@@ -200,6 +217,12 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
                 wrong += len(set(first) - said.keys())
                 wrong = min(wrong, view.belief.words - 1)
             view.gathering().call(piece, max(late, wrong))
+
+
+def _owing(view: RoundView, piece: Slice, said: Collection[PeerId]) -> set[PeerId]:
+    """Who is to sum that slice first, and has not said what it comes to."""
+    first = piece.reducers[: view.belief.num_needed(piece.reducers)]
+    return set(first).difference(said, view.suspects, view.set_back, {view.me})
 
 
 def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:

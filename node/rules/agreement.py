@@ -1,4 +1,4 @@
-"""What a member has to say in the attempt it works in (R2): HAVE, LIST, VOTE, NEWATTEMPT.
+"""What a member has to say in the attempt it works in (R2): HAVE, HOLD, LIST, VOTE, NEWATTEMPT.
 
 Pure deciders over a RoundView; the machine signs what they return, once per slot. A muted node
 (R3) is not asked.
@@ -8,15 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from node.events import Contributed
+from node.rules.bit_maps import pack_senders
 from node.rules.deadlines import LearnedDeadline
+from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, note_lapses, owed
 from node.rules.proposal import (
     LIST_AFTER,
+    SECOND_CALL_AFTER,
+    SECOND_HAVE_AFTER,
+    SECOND_LIST_AFTER,
+    complete_senders,
     held_runs,
     holds_all_expected,
     is_hopeless,
     leaves_out,
     lock_report,
     propose,
+    short_senders,
+    waits_for_second_call,
 )
 from node.rules.rates import Rates
 from node.rules.round_view import RoundConfig, RoundView
@@ -45,8 +53,11 @@ def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> I
     """All that is due now, in the order of the protocol."""
     if view.opened_s is None or not view.is_speaker:
         return
+    deadline_s = deadline.seconds(view.time_outs)
+    note_lapses(view, now_s=now_s, deadline_s=deadline_s)
     if view.is_member:
         yield from _have(view, deadline, now_s)
+        yield from _hold(view, now_s=now_s, deadline_s=deadline_s)
     if view.is_voter:
         yield from _list(view, deadline, now_s)
         yield from _vote(view, deadline, now_s)
@@ -59,7 +70,7 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
     """
     assert view.opened_s is not None
-    if not view.kept_slices() or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+    if not view.gathering().first_kept or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
     wait_s = deadline.seconds(view.time_outs)
@@ -72,8 +83,36 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
         view.is_timed = True
         deadline.observe(now_s - view.opened_s)
     elif view.attempt == 0:
-        view.awaited = frozenset(digest for _, digest, _ in view.commits())
+        view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
     yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+
+
+def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[Statement]:
+    """HOLD, where substitutes were called: what this node holds by now, if it is more than it said.
+
+    As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
+    """
+    said = view.ballots.of(Kind.HAVE, view.attempt).get(view.me)
+    kept = view.kept_slices()
+    if view.attempt not in view.second_call_s or not kept:
+        return
+    if view.me in view.ballots.of(Kind.HOLD, view.attempt):
+        return
+    if said is None and view.gathering().first_kept:
+        return  # The first one is still to come.
+    held = Have(held=tuple(held_runs(view)))
+    if not held.held or (said is not None and held == said.body):
+        return
+    gathering, short = view.gathering(), short_senders(view, complete_senders(view))
+    is_lacking = any(
+        view.missing_parts(digest, piece)
+        for sender, digest, _ in view.commits()
+        if sender in short
+        for piece in kept
+        if gathering.holds(piece, sender)
+    )
+    if not is_lacking or now_s >= view.attempt_start_s + SECOND_HAVE_AFTER * deadline_s:
+        yield Statement(Kind.HOLD, held, view.attempt)
 
 
 def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
@@ -81,7 +120,7 @@ def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
     own_slices = view.own_slices()
     return any(
         now_s - moved_s < within_s
-        and source in view.expected
+        and source in view.awaited
         and view.ballots.commit_of(subject) is not None
         and any(view.missing_parts(subject, piece) for piece in own_slices)
         for (subject, source), moved_s in view.moved_s.items()
@@ -96,8 +135,8 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     """
     if view.is_timed or view.opened_s is None:
         return False
-    wanted = view.awaited
-    if not wanted and view.ballots.commits.keys() >= view.expected:
+    wanted = view.awaited_commits
+    if not wanted and view.ballots.commits.keys() >= view.awaited:
         wanted = frozenset(digest for _, digest, _ in view.commits())
     first = [piece for piece in view.slices if piece.reducers[0] == view.me]
     if view.everybody_sums:
@@ -131,7 +170,10 @@ def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     body = proposal.body
     assert isinstance(body, List)
     digest = view.ballots.list_digest(body)
-    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline.seconds(view.time_outs)
+    deadline_s = deadline.seconds(view.time_outs)
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
+    complete = complete_senders(view) if is_late else set()
+    is_late &= not waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s)
     if not _is_valid(view, body) or leaves_out(view, body, is_late=is_late):
         return
     if _may_vote(view, digest) and not view.draw("vote-later"):
@@ -178,6 +220,8 @@ class Seen:
     left: set[PeerId]
     is_past_end: bool
     rates: Rates
+    unwelcome: frozenset[PeerId] = frozenset()
+    """Who had a seat lately and never contributed to a round."""
 
 
 def commit_body(
@@ -186,6 +230,10 @@ def commit_body(
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
     banned = view.convicted & members
+    joining = view.proven_seats - members - seen.unwelcome
+    if view.trust == "open":
+        joining &= set(seen.rates.linked)
+    ended = view.ended
     return Commit(
         root=mine.root,
         cell_norms=mine.cell_norms,
@@ -196,13 +244,16 @@ def commit_body(
         residual_before=mine.residual_before,
         residual_after=mine.residual_after,
         seal=view.own_seal,
-        joins=tuple(sorted(in_turn(view.index, view.proven_seats - members)[: limits.SEATS_MAX])),
+        joins=tuple(sorted(in_turn(view.index, joining)[: limits.SEATS_MAX])),
         suspects=tuple(sorted((seen.suspects & members) - banned - {view.me})),
         gone=tuple(sorted(seen.left & members)),
         bans=tuple(sorted(banned)),
         is_past_end=seen.is_past_end,
         seen=seen.rates.report(view.members, view.me),
         work=work,
+        committed=pack_senders(set(ended.ballots.commits), view.members) if ended else b"",
+        sealed=pack_senders(ended.sealers_of(view.named), view.members) if ended else b"",
+        lapsed=pack_senders(owed(ended) - {view.me}, view.members) if ended else b"",
     )
 
 
@@ -221,7 +272,8 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
         return False
     has_list = view.proposal() is not None
     closer_is_gone = not has_list and not view.can_close(view.attempt)
-    is_due = closer_is_gone or is_hopeless(view) or now_s >= time_out_s(view, deadline)
+    times = {"now_s": now_s, "deadline_s": deadline.seconds(view.time_outs)}
+    is_due = closer_is_gone or is_hopeless(view, **times) or now_s >= time_out_s(view, deadline)
     if is_due or (has_list and _leaves_early(view)):
         return True
     return has_list and bool(view.suspects) and has_lost_parts(view)
@@ -259,7 +311,12 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
     return [
         start_s + deadline_s / 2,
         start_s + deadline_s,
+        start_s + SECOND_CALL_AFTER * deadline_s,
+        start_s + HAVE_LAPSES_AFTER * deadline_s,
         start_s + LIST_AFTER * deadline_s,
+        start_s + SECOND_HAVE_AFTER * deadline_s,
+        start_s + SECOND_LIST_AFTER * deadline_s,
+        start_s + LIST_LAPSES_AFTER * deadline_s,
         start_s + deadline.cap_s,
         time_out_s(view, deadline),
     ]

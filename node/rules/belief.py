@@ -34,6 +34,19 @@ class Belief:
     words: int
     voters: frozenset[PeerId]
 
+    @property
+    def holders(self) -> int:
+        """How many besides the sender must say that they hold its parts, before it may be listed.
+
+        An honest sender serves them itself. Of who lies one fewer than may lie are left to say that
+        they hold what they do not: so many words have an honest one among them.
+        """
+        return max(self.least, self.words - 1)
+
+    def counts(self, peer: PeerId) -> bool:
+        """Whether that peer's word on what it holds counts: where some may lie, a voter's alone."""
+        return self.words < 2 or peer in self.voters
+
     def is_enough(self, peers: Collection[PeerId]) -> bool:
         """Whether what these members say alike is believed."""
         if len(peers) < self.least:

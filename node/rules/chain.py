@@ -150,6 +150,7 @@ def seal_value(
         trust=view.trust,
         law=rules.admission,
         round_roster=named.roster,
+        lag=rules.lag,
     )
     return SealValue(
         run=head.run,

@@ -25,8 +25,13 @@ class Gathering:
         """Slices that this node sums."""
         self.kept: list[Slice] = []
         """Slices of which it holds parts."""
+        self.first_keeping: list[tuple[PeerId, ...]] = []
+        """As `keeping`, without those who were called since: the first HAVEs are theirs."""
+        self.first_kept: list[Slice] = []
+        """As `kept`, without those for which this node was called."""
         self._slices, self._me, self._belief = slices, me, belief
         self._called: dict[int, int] = {}
+        self._called_to_hold: dict[int, int] = {}
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
 
     def at(self, attempt: int, suspects: frozenset[PeerId]) -> "Gathering":
@@ -36,6 +41,7 @@ class Gathering:
             return self
         self._seen = (attempt, suspects)
         self.summing, self.keeping, self.own, self.kept = [], [], [], []
+        self.first_keeping, self.first_kept = [], []
         # A death explains one attempt: it costs the slices of the dead, not a second copy of all.
         unexplained = attempt - bool(suspects)
         belief = self._belief
@@ -47,21 +53,36 @@ class Gathering:
             is_enough = belief.is_enough(peers)
             last = alive[num_needed - 1] if is_enough else len(piece.reducers)
             last = max(last, unexplained + belief.num_needed(piece.reducers) - 1)
-            keeping = piece.reducers[: last + 1 + self._called.get(piece.first, 0)]
-            self.summing.append(keeping)
-            if self._me in keeping:
-                self.own.append(piece)
-            if belief.least > 1:
-                keeping = tuple(dict.fromkeys([*keeping, *peers[: belief.least + 1]]))
-            if self._me in keeping:
-                self.kept.append(piece)
+            num = belief.holders + 1 if belief.least > 1 else 0
+            first = tuple(dict.fromkeys([*piece.reducers[: last + 1], *peers[:num]]))
+            summing = piece.reducers[: last + 1 + self._called.get(piece.first, 0)]
+            num += self._called_to_hold.get(piece.first, 0)
+            keeping = tuple(dict.fromkeys([*summing, *peers[:num]]))
+            self.summing.append(summing)
             self.keeping.append(keeping)
+            self.first_keeping.append(first)
+            for peers_of, pieces in (
+                (summing, self.own),
+                (keeping, self.kept),
+                (first, self.first_kept),
+            ):
+                if self._me in peers_of:
+                    pieces.append(piece)
         return self
 
     def call(self, piece: Slice, count: int) -> None:
         """So many substitutes are called in for a slice, whoever lives; never fewer than before."""
         if count > self._called.get(piece.first, 0):
             self._called[piece.first] = count
+            self._seen = (-1, frozenset())
+
+    def call_to_hold(self, piece: Slice, count: int) -> None:
+        """So many more are to hold the parts of a slice. Among friends, where whoever holds them
+        sums, they sum it as well."""
+        if self._belief.least == 1:
+            self.call(piece, count)
+        elif count > self._called_to_hold.get(piece.first, 0):
+            self._called_to_hold[piece.first] = count
             self._seen = (-1, frozenset())
 
     def holds(self, piece: Slice, sender: PeerId) -> bool:
@@ -79,15 +100,24 @@ class Gathering:
         more = self._others(piece, sender) if self._belief.least > 1 else ()
         return tuple(dict.fromkeys([*peers, *more]))
 
+    def first_targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        """The same without those who were called to hold it since."""
+        called, self._called_to_hold = self._called_to_hold, {}
+        found = self.targets(piece, sender)
+        self._called_to_hold = called
+        return found
+
     def is_soon(self, piece: Slice) -> bool:
         """Whether this node is sent the parts of a slice unasked, if nothing goes wrong."""
         num = self._belief.num_needed(piece.reducers)
-        return self._me in piece.reducers[: max(num, 2 * self._belief.least - 1)]
+        more = self._belief.holders + 1 if self._belief.least > 1 else 1
+        return self._me in piece.reducers[: max(num, more)]
 
     def _others(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
         """The first besides the sender that are to hold its part, in open runs."""
         others = (p for p in piece.reducers if p != sender and p not in self._seen[1])
-        return tuple(islice(others, self._belief.least))
+        more = self._called_to_hold.get(piece.first, 0)
+        return tuple(islice(others, self._belief.holders + more))
 
 
 class GatheringAll(Gathering):
@@ -101,6 +131,7 @@ class GatheringAll(Gathering):
         if not self.summing:
             self.own = self.kept = [piece for piece in self._slices if self._me in piece.reducers]
             self.summing = self.keeping = [piece.reducers for piece in self._slices]
+            self.first_keeping, self.first_kept = self.keeping, self.kept
         return self
 
     def call(self, piece: Slice, count: int) -> None:

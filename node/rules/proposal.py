@@ -1,15 +1,24 @@
 """What members say about the bytes they hold, and what the closer proposes from it (R2)."""
 
 from collections.abc import Collection, Iterator
-from functools import lru_cache
 from itertools import islice
 
 from node.rules.belief import liars
+from node.rules.bit_maps import pack_senders, unpack_senders
 from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Have, Held, Kind, List, NewAttempt, Seal, SignedMessage, decode_body
+from protocol.messages import (
+    Have,
+    Held,
+    Kind,
+    List,
+    NewAttempt,
+    Seal,
+    SignedMessage,
+    decode_body,
+)
 
 HOLDERS_FRIENDS = 2
 """Where everybody sums so many hold the parts of whoever is listed: of the only copy its holder may
@@ -17,6 +26,13 @@ die."""
 
 LIST_AFTER = 1.5
 """The closer waits this many deadlines for HAVEs; reducers sign theirs after one."""
+
+SECOND_LIST_AFTER = 2.0
+"""So many where substitutes were called, to hold what too few said that they hold."""
+
+SECOND_CALL_AFTER, SECOND_HAVE_AFTER = 1.1, 1.75
+"""So many deadlines after the attempt began substitutes are called, unless all have spoken before;
+and say at the latest what they came to hold."""
 
 EMPTY_AFTER_ATTEMPTS = 3
 """From this attempt on a closer that knows of nothing complete lets the round carry."""
@@ -53,7 +69,9 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
             return bound
     complete = complete_senders(view)
     has_heard_all = is_late or not awaited_haves(view)
-    is_all = complete >= view.expected and _can_sum(view)
+    if has_heard_all and waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s):
+        return None
+    is_all = complete >= view.awaited and _can_sum(view)
     if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
         return _list_of(view, set() if view.rare("closer-carries") else complete)
     if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
@@ -106,23 +124,32 @@ def _already_summed(view: RoundView) -> List | None:
     return None
 
 
+def said_haves(view: RoundView, attempt: int) -> dict[PeerId, Have]:
+    """What each member said last in an attempt that it holds, ascending."""
+    first = dict(view.ballots.bodies(Kind.HAVE, Have, attempt))
+    second = dict(view.ballots.bodies(Kind.HOLD, Have, attempt))
+    return dict(sorted((first | second).items())) if second else first
+
+
 def complete_senders(view: RoundView) -> set[PeerId]:
     """Senders whose every cell is held by a reducer that says so in this attempt; none convicted.
 
-    In open runs by two besides the sender, or by all others in reach where there are not so many:
-    of the only copy, the word of whoever has it would be all that one has.
+    In open runs by enough besides the sender (`Belief.holders`), or by all others in reach where
+    there are not so many: of the only copy, the word of whoever has it would be all that one has.
     """
-    if not view.ballots.of(Kind.HAVE, view.attempt):
+    said = said_haves(view, view.attempt)
+    if not said:
         return set()
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
     if view.everybody_sums:
         found = whole_holders(view)
-        committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
         return {s for s in committed if is_held_by_enough(view, s, found.get(s, set()))}
     # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
-    held: list[list[set[PeerId]]] = [
-        [set() for _ in range(view.num_cells)] for _ in range(view.copies)
-    ]
-    for reducer, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+    needed = _holders_needed(view)
+    held: list[list[set[PeerId]]] = [[set() for _ in range(view.num_cells)] for _ in range(needed)]
+    for reducer, body in said.items():
+        if not view.belief.counts(reducer):
+            continue
         for run in body.held:
             senders = unpack_senders(run.senders, view.members)
             if view.copies > 1 and len(view.expected) > 1:
@@ -133,9 +160,82 @@ def complete_senders(view: RoundView) -> set[PeerId]:
                     again = more & by_so_many[cell]
                     by_so_many[cell] |= more
                     more = again
+    return committed.intersection(*held[-1])
+
+
+def _holders_needed(view: RoundView) -> int:
+    """By how many besides it a sender's parts must be held."""
+    return max(1, min(view.belief.holders, len(view.expected) - 1))
+
+
+# The second call ----------------------------------------------------------------------------------
+
+
+def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
+    """Who committed and is held by too few, though somebody says that it holds its parts.
+
+    Whether a reducer denies what it has, or was not sent it, no third can tell. So substitutes ask
+    for these parts in view of all: after that whoever still lacks them is what is missing. Not for
+    who was set back, nor where everybody sums and there is no substitute.
+    """
+    if view.everybody_sums:
+        return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    copies = max(1, min(view.copies, len(view.expected) - 1))
-    return committed.intersection(*held[copies - 1])
+    short = committed - set(complete) - view.set_back
+    if not short:
+        return short
+    if awaited_haves(view):
+        return short  # Of one who is silent there is no telling what it holds.
+    claimed: set[PeerId] = set()
+    for body in said_haves(view, view.attempt).values():
+        for run in body.held:
+            claimed |= unpack_senders(run.senders, view.members)
+    return short & claimed
+
+
+def waits_for_second_call(
+    view: RoundView, complete: Collection[PeerId], *, now_s: float, deadline_s: float
+) -> bool:
+    """Whether a LIST would leave somebody out whom substitutes may still come to hold."""
+    if "second-call" in view.without:
+        return False
+    if now_s >= view.attempt_start_s + SECOND_LIST_AFTER * deadline_s:
+        return False
+    return bool(short_senders(view, complete))
+
+
+def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
+    """Once the first HAVEs are here, or late, let the next in rank ask for the parts of senders
+    whom too few say that they hold: one for each reducer of the slice that does not say it."""
+    is_over = now_s >= view.attempt_start_s + SECOND_CALL_AFTER * deadline_s
+    if view.opened_s is None or view.proposal() is not None or "second-call" in view.without:
+        return
+    if view.everybody_sums or not (is_over or not awaited_haves(view)):
+        return
+    short = short_senders(view, complete_senders(view))
+    if not short:
+        return
+    view.second_call_s.setdefault(view.attempt, now_s)
+    said, gathering = said_haves(view, view.attempt), view.gathering()
+    for piece, keeping in zip(view.slices, gathering.first_keeping, strict=True):
+        lacking = sum(
+            bool((short - {peer}) - held_throughout(view, said.get(peer), piece))
+            for peer in keeping
+        )
+        gathering.call_to_hold(piece, min(lacking, max(1, view.belief.words)))
+
+
+def held_throughout(view: RoundView, body: Have | None, piece: Slice) -> frozenset[PeerId]:
+    """Whose parts of a whole slice a HAVE names."""
+    found, reached = view.member_set, piece.first
+    for run in body.held if body is not None else ():
+        if run.stop <= piece.first or run.first >= piece.stop:
+            continue
+        if run.first > reached:
+            break
+        found &= unpack_senders(run.senders, view.members)
+        reached = run.stop
+    return found if reached >= piece.stop else frozenset()
 
 
 def leaves_out(view: RoundView, body: List, *, is_late: bool) -> bool:
@@ -172,7 +272,7 @@ def is_held_by_enough(view: RoundView, sender: PeerId, holders: set[PeerId]) -> 
 def whole_holders(view: RoundView) -> dict[PeerId, set[PeerId]]:
     """Of each sender, who says in this attempt that all its cells are there."""
     found: dict[PeerId, set[PeerId]] = {}
-    for holder, body in view.ballots.bodies(Kind.HAVE, Have, view.attempt):
+    for holder, body in said_haves(view, view.attempt).items():
         for sender in _whole_senders(view, body):
             found.setdefault(sender, set()).add(holder)
     return found
@@ -201,13 +301,16 @@ def _can_sum(view: RoundView) -> bool:
 
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:
-    """Reducers that this node expects to sign a HAVE in this attempt, and that have not yet."""
-    gathering = frozenset(peer for peers in view.gathering().keeping for peer in peers)
-    return (view.expected & gathering).difference(view.ballots.of(Kind.HAVE, view.attempt))
+    """Reducers whose HAVE this node expects in this attempt, and that is not here yet; not who was
+    set back."""
+    keeping = frozenset(peer for peers in view.gathering().first_keeping for peer in peers)
+    awaited = (view.expected & keeping) - view.set_back
+    return awaited.difference(view.ballots.of(Kind.HAVE, view.attempt))
 
 
 def held_runs(view: RoundView) -> Iterator[Held]:
-    """The body of a HAVE: per run of the cells that this node sums now, whose parts are here.
+    """The body of a HAVE or HOLD: per run of the cells that this node is to hold, whose parts it
+    has.
 
     Only of those: a sender holds all its own parts, and would else be complete by its own word.
     Yields at most HAVE_RUNS_MAX: senders of every other cell only can make more, and what is not
@@ -231,7 +334,7 @@ def _runs_in(view: RoundView, piece: Slice) -> Iterator[Held]:
         yield Held(first=first, stop=piece.stop, senders=current)
 
 
-def is_hopeless(view: RoundView) -> bool:
+def is_hopeless(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
     """Whether this node is the closer, all reducers have spoken, and nobody is complete.
 
     A reducer died, and was suspected too late for the HAVEs of this attempt: on to the next one,
@@ -243,17 +346,19 @@ def is_hopeless(view: RoundView) -> bool:
     if view.attempt >= EMPTY_AFTER_ATTEMPTS or view.bound or view.is_meeting:
         return False
     has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
-    return has_spoken and not complete_senders(view)
+    complete = complete_senders(view) if has_spoken else {view.me}
+    times = {"now_s": now_s, "deadline_s": deadline_s}
+    return not (complete or waits_for_second_call(view, complete, **times))
 
 
 def holds_all_expected(view: RoundView) -> bool:
     """Whether every expected member has committed and all its parts of the own slices are here."""
-    if not view.ballots.commits.keys() >= view.expected:
+    if not view.ballots.commits.keys() >= view.awaited:
         return False
     gathering = view.gathering()
     return not any(
         view.missing_parts(digest, piece)
-        for piece in gathering.kept
+        for piece in gathering.first_kept
         for sender, digest, _ in view.commits()
         if sender in view.expected and gathering.holds(piece, sender)
     )
@@ -279,22 +384,3 @@ def lock_report(view: RoundView) -> NewAttempt:
 def _list_of(view: RoundView, senders: set[PeerId]) -> List:
     digests = tuple(digest for sender, digest, _ in view.commits() if sender in senders)
     return List(commits=digests, drifts=(), certificate=())
-
-
-def pack_senders(senders: Collection[PeerId], members: tuple[PeerId, ...]) -> bytes:
-    """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
-    bits = bytearray(-(-len(members) // 8))
-    for index, member in enumerate(members):
-        if member in senders:
-            bits[index // 8] |= 1 << (index % 8)
-    return bytes(bits)
-
-
-@lru_cache(maxsize=256)
-def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> frozenset[PeerId]:
-    """Inverse of `pack_senders`; bits beyond the roster say nothing."""
-    return frozenset(
-        member
-        for index, member in enumerate(members)
-        if index // 8 < len(bits) and bits[index // 8] >> (index % 8) & 1
-    )

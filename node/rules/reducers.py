@@ -93,7 +93,7 @@ def slices(roster: Roster, basis: bytes, num_cells: int, *, trust: str) -> tuple
     The second reducer of an open run sums other cells as first, half of the grid away, so that
     its share follows its rate too. Behind the first voters come first: their words count.
     """
-    weights, belief = _weights(roster), belief_of(roster, trust)
+    weights, belief, back = _weights(roster), belief_of(roster, trust), set_back(roster)
     order = sorted(weights, key=lambda peer: blake3(basis + peer).digest())
     bounds = [0]
     for share in _shares([weights[peer] for peer in order], num_cells):
@@ -107,7 +107,8 @@ def slices(roster: Roster, basis: bytes, num_cells: int, *, trust: str) -> tuple
         owner = _owner(bounds, first)
         second = order[_owner(bounds, (first + half) % num_cells)]
         ring = [*order[owner:], *order[:owner]]
-        ring += [peer for peer in roster.members if peer not in weights]
+        rest = [peer for peer in roster.members if peer not in weights]
+        ring += sorted(rest, key=lambda peer: (peer in back, peer))
         if belief.least > 1:
             chosen = room.choose(ring, second, stop - first)
             ring = [*chosen, *(peer for peer in ring if peer in belief.voters), *ring]
@@ -153,7 +154,9 @@ def _owner(bounds: Sequence[int], cell: int) -> int:
 
 def _weights(roster: Roster) -> dict[PeerId, int]:
     """What each that most others reach may sum, relative to the others; never nobody."""
-    seats = [seat for seat in roster.seats if seat.reached] or list(roster.seats)
+    back = set_back(roster)
+    reached = [seat for seat in roster.seats if seat.reached and seat.peer not in back]
+    seats = reached or list(roster.seats)
     known = [seat.rate for seat in seats if seat.rate]
     middle = median_high(known) if known else 0
     return {seat.peer: _weight(seat.rate or middle, middle) for seat in seats}
@@ -173,6 +176,12 @@ def _shares(weights: Sequence[int], num_cells: int) -> list[int]:
     for index in sorted(range(len(weights)), key=lambda i: -rest[i])[: num_cells - sum(found)]:
         found[index] += 1
     return found
+
+
+def set_back(roster: Roster) -> frozenset[PeerId]:
+    """Who comes last among reducers and closers now, for it kept others waiting (R8)."""
+    last = roster.window[-1] if roster.window else 0
+    return frozenset(seat.peer for seat in roster.seats if seat.set_back_until > last)
 
 
 def level_of(bytes_per_s: float) -> int:

@@ -13,8 +13,9 @@ from blake3 import blake3
 from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
 from node.rules.ramp import counting, earned
-from node.rules.reducers import measured
-from node.rules.turns import Turns
+from node.rules.reducers import measured, set_back
+from node.rules.told import Told
+from node.rules.turns import Turns, in_turn
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, RunManifest
@@ -23,7 +24,7 @@ from training.exchange import Lease
 from training.leases import give_back, lease_size, part_of_lease, take
 
 ABSENCES_MAX = 2
-"""Non-empty rounds in a row without a listed contribution that cost the seat (R1)."""
+"""Rounds in a row of which too few saw a COMMIT that cost the seat (R1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,14 @@ def eldest_voter(roster: Roster) -> PeerId:
 
 
 def closer(roster: Roster, basis: bytes, shard: int, attempt: int) -> PeerId:
-    """Who proposes the LIST of this attempt."""
-    electorate = voters(roster)
+    """Who proposes the LIST of this attempt: voters in turn, those that are set back behind all."""
+    back = set_back(roster)
+    first = [peer for peer in roster.voters if peer not in back]
+    last = [peer for peer in roster.voters if peer in back]
     start = int.from_bytes(blake3(basis + shard.to_bytes(4, "big")).digest()[:8], "big")
-    return electorate[(start + attempt) % len(electorate)]
+    start %= max(1, len(first))
+    order = (*first[start:], *first[:start], *last)
+    return order[attempt % len(order)]
 
 
 def provisional_closer(roster: Roster, basis: bytes, attempt: int) -> PeerId:
@@ -197,8 +202,9 @@ def next_clock(
     unused = give_back(tuple((gap.first, gap.stop) for gap in clock.unused), tuple(returned))
     tokens = clock.tokens + sum(entry.commit.tokens for entry in listed)
     believed = _believed(basis.roster, listed, rules.admission)
-    telling = [e.commit for e in believed if _counts_of(basis.roster, e.sender, rules.trust)]
+    telling = [e.commit for e in believed if counts_of(basis.roster, e.sender, rules.trust)]
     past_end = sum(commit.is_past_end for commit in telling)
+    num_telling = _num_telling(basis.roster, telling, rules.trust)
     return SealClock(
         step=clock.step + _weighted_median_steps(believed),
         tokens=tokens,
@@ -206,7 +212,7 @@ def next_clock(
         unused=_intervals(unused),
         ends_run=value.round + 1 >= rules.rounds
         or 0 < rules.tokens <= tokens
-        or 2 * past_end > len(telling),
+        or 2 * past_end > num_telling,
     )
 
 
@@ -238,8 +244,10 @@ def next_roster(
     trust: str,
     law: AdmissionSpec = NO_ADMISSION,
     round_roster: Roster | None = None,
+    lag: int = 1,
 ) -> Roster:
-    """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission.
+    """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission,
+    `lag` is L.
 
     `roster` is what the seal before it carries, `round_roster` the one of the round itself: with
     two rounds in flight (R5) the one before that, else the same. Whoever came to its seat in
@@ -256,16 +264,23 @@ def next_roster(
     believed = _believed(seated, listed, law)
     suspected = _Named(roster, seated, believed, trust).suspected()
     dropped = suspected | named.gone() | set(banned)
+    told = Told(seated, named.told, round_index, may_lie=named.may_lie, lag=lag)
     seats = {}
     for seat in roster.seats:
-        is_listed = seat.peer in present
-        absent = 0 if is_listed else seat.absent + (seat.peer in seated.member_set)
-        if absent >= ABSENCES_MAX or seat.peer in dropped:
+        if seat.peer in dropped:
             continue
-        is_proved = is_listed and present[seat.peer].is_proved
+        is_proved = seat.peer in present and present[seat.peer].is_proved
+        is_proved |= told.says_sealed(seat.peer)
         proved = round_index if is_proved else seat.proved
-        seats[seat.peer] = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)
+        absent = 0 if seat.peer in present else told.absences(seat)
+        kept = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)
+        seats[seat.peer] = told.with_set_back(kept)
+    held = _held_votes(roster, seats, window, round_index, trust)
+    seats = {p: s for p, s in seats.items() if s.absent < ABSENCES_MAX or p in held}
     turns, joiners = Turns(round_index, law, trust), named.joiners() - set(banned)
+    if trust == "open" and round_index > lag:
+        # At the beginning all come at once; later a crowd of identities comes a few at a time.
+        joiners = set(in_turn(round_index, joiners)[: max(1, len(roster.seats) // 4)])
     given_up = turns.giving_way(seats, voters(roster), len(joiners))
     seats = {peer: seat for peer, seat in seats.items() if peer not in given_up}
     seats = measured(seats, seated.members, [(e.sender, e.commit.seen) for e in believed])
@@ -273,17 +288,52 @@ def next_roster(
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
-    following = _with_voters(replace(roster, seats=left), seats, window, round_index, trust=trust)
+    old = replace(roster, seats=left)
+    following = _with_voters(old, seats, window, round_index, trust=trust, held=held)
     # Of all who go on: voters that are kept for want of others count as they did.
     records = {seat.peer: seat for seat in following.seats}
     weights = earned(records, present, round_index, law)
     return replace(following, seats=_sorted(weights), banned=banned)
 
 
-def _counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
+def _held_votes(
+    roster: Roster,
+    seats: Mapping[PeerId, SeatRecord],
+    window: tuple[int, ...],
+    round_index: int,
+    trust: str,
+) -> frozenset[PeerId]:
+    """Voters of an open run that nobody saw of late, and that keep seat and vote for now.
+
+    In SEAL_WINDOW rounds at most so many lose their votes for want of being seen as may lie: the
+    longest absent first, the rest wait their turn. Else who keeps words of others from being heard
+    for a few rounds would be left with the votes.
+    """
+    may_lie = liars(len(roster.voters), trust)
+    if not may_lie:
+        return frozenset()
+    losing = [
+        seats[peer]
+        for peer in roster.voters
+        if peer in seats and (seats[peer].absent >= ABSENCES_MAX or seats[peer].proved < window[0])
+    ]
+    num_lost = may_lie if round_index % limits.SEAL_WINDOW == 0 else 0
+    losing.sort(key=lambda seat: (-seat.absent, seat.proved, seat.peer))
+    return frozenset(seat.peer for seat in losing[num_lost:])
+
+
+def counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
     """Whether that member's word on others counts. In open runs voters' words alone do: a seat
     costs nothing yet, so members without a vote may be liars beyond number."""
     return trust != "open" or peer in roster.voter_set
+
+
+def _num_telling(roster: Roster, told: Sequence[Commit], trust: str) -> int:
+    """Of how many a majority is one: in open runs of all voters, not of those that one LIST happens
+    to list."""
+    if liars(len(roster.voters), trust):
+        return len(roster.voters)
+    return len(told)
 
 
 class _Named:
@@ -293,10 +343,10 @@ class _Named:
     def __init__(
         self, roster: Roster, of_round: Roster, listed: Sequence[Listed], trust: str
     ) -> None:
-        self._roster = roster
+        self._roster, self._of_round, self._trust = roster, of_round, trust
         self._voting = [e.commit for e in listed if e.sender in of_round.voter_set]
-        self._told = [e.commit for e in listed if _counts_of(of_round, e.sender, trust)]
-        self._needed = liars(len(of_round.voters), trust) + 1
+        self.told = [e.commit for e in listed if counts_of(of_round, e.sender, trust)]
+        self.may_lie = liars(len(of_round.voters), trust)
 
     def banned(self) -> tuple[PeerId, ...]:
         """Those banned before, and those whom more listed voters than may lie hold evidence
@@ -310,20 +360,21 @@ class _Named:
 
     def gone(self) -> set[PeerId]:
         """Those who said that they leave: friends take one word for it, open runs b + 1."""
-        return self._by_enough([commit.gone for commit in self._told])
+        return self._by_enough([commit.gone for commit in self.told])
 
     def suspected(self) -> set[PeerId]:
         """Those whom more than half suspect."""
-        counts = _counts([commit.suspects for commit in self._told])
-        return {peer for peer, count in counts.items() if 2 * count > len(self._told)}
+        counts = _counts([commit.suspects for commit in self.told])
+        num_telling = _num_telling(self._of_round, self.told, self._trust)
+        return {peer for peer, count in counts.items() if 2 * count > num_telling}
 
     def joiners(self) -> set[PeerId]:
         """Named by enough (friends 1, open b + 1), not seated yet."""
-        named = self._by_enough([commit.joins for commit in self._told])
+        named = self._by_enough([commit.joins for commit in self.told])
         return named - self._roster.member_set - self.gone()
 
     def _by_enough(self, names: Sequence[tuple[PeerId, ...]]) -> set[PeerId]:
-        return {peer for peer, count in _counts(names).items() if count >= self._needed}
+        return {peer for peer, count in _counts(names).items() if count > self.may_lie}
 
 
 def _counts(names: Sequence[tuple[PeerId, ...]]) -> Counter[PeerId]:
@@ -338,9 +389,11 @@ def _with_voters(
     round_index: int,
     *,
     trust: str,
+    held: Collection[PeerId] = (),
 ) -> Roster:
-    """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
-    qualified = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
+    """Decide who votes: proved within the window; growth capped, lowest peer ids first. Those in
+    `held` keep their votes."""
+    qualified = {p for p, seat in seats.items() if seat.proved >= window[0] or p in held}
     stay = {peer for peer in voters(old) if peer in qualified}
     growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
     enter = set(sorted(qualified - stay)[:growth])
@@ -369,6 +422,8 @@ def _seat(seat: SeatRecord, *, voter_since: int, proved: int, absent: int) -> Se
         reached=seat.reached,
         rate=seat.rate,
         earned=seat.earned,
+        set_backs=seat.set_backs,
+        set_back_until=seat.set_back_until,
     )
 
 

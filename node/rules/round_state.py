@@ -20,6 +20,7 @@ from node.rules.ballots import Entry
 from node.rules.chain import seal_value
 from node.rules.courtesy import Courtesy
 from node.rules.deadlines import LearnedDeadline
+from node.rules.idlers import Idlers
 from node.rules.proofs import Proofs
 from node.rules.rates import Rates
 from node.rules.reach import Reach
@@ -70,6 +71,7 @@ class RoundState:
         self._is_past_end = False
         self.courtesy = Courtesy()
         self.proofs = Proofs()
+        self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
         self._reach = Reach(config, signer.peer_id)
@@ -168,7 +170,25 @@ class RoundState:
             return True
         return self.courtesy.holds(view, self._deadline.seconds(), now_s)
 
+    def ended_on(self, basis: bytes) -> RoundView | None:
+        """A round that is sealed, of which what comes late is still told (R1)."""
+        for view in self.standing.under_way:
+            if view.ended is not None and view.ended.basis == basis:
+                return view.ended
+        return None
+
     # Filing -------------------------------------------------------------------------------------
+
+    def hear_late(self, view: RoundView, entry: Entry) -> list[ev.RoundAction]:
+        """A COMMIT or SEAL of a round that is sealed: it shows that its sender is there (R1)."""
+        message = entry.message
+        if not concerns(view, entry):
+            return []
+        if wrong := breach(view, entry, self.config.clock):
+            return [ev.Fault(message.sender, wrong)]
+        if view.ballots.add(entry) == "conflict":
+            return self._contradicted(view, message)
+        return []
 
     def _hear(self, entry: Entry, now_s: float) -> list[ev.RoundAction]:
         message, slot = entry.message, entry.message.slot

@@ -61,6 +61,7 @@ class RoundSteps(RoundState):
                 previous.ballots.add(Entry(*decode_message(data)))
         self.reset(head, now_s=now_s, before=before[-1].value if before else None)
         self.previous = previous
+        # What came of that round behind the own SEAL is not in the journal: nothing is told of it.
         self._stand_again(restart, now_s)
         for view in self.views:
             recall_results(view, restart.results)
@@ -83,8 +84,17 @@ class RoundSteps(RoundState):
             )
             self._go_on(link, own_seal(restart, link.value, me), now_s)
 
-    def _go_on(self, link: SealCertificate, own_seal: bytes, now_s: float) -> None:
-        """R5: the round beside that of this seal stands on it now, and another one is opened."""
+    def _go_on(
+        self,
+        link: SealCertificate,
+        own_seal: bytes,
+        now_s: float,
+        ended: RoundView | None = None,
+    ) -> None:
+        """R5: the round beside that of this seal stands on it now, and another one is opened.
+
+        `ended` is the round that this seal ends, where it was followed here.
+        """
         if self.standing.top.is_beside:
             self.standing.top.stands(link.value, now_s)
         self._open_beside(now_s, own_seal)
@@ -92,6 +102,8 @@ class RoundSteps(RoundState):
         if named is not None:
             # The next COMMIT there carries the own SEAL of the seal that names the round (R1).
             named.own_seal = own_seal
+            if ended is not None:
+                named.ended, ended.ended = ended, None
 
     def _sign_seal(self, kind: Kind, value: SealValue, attempt: int) -> Iterator[ev.RoundAction]:
         # Not the GRAMs: the result that they led to is on the disk, and they are large.
@@ -111,7 +123,8 @@ class RoundSteps(RoundState):
         self.standing.adopt(
             certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
         )
-        self._go_on(certificate, self._own_seal, now_s)
+        self._go_on(certificate, self._own_seal, now_s, view)
+        self.idlers.saw(view.named.roster, value.roster, value.round)
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)
@@ -173,7 +186,7 @@ class RoundSteps(RoundState):
         shared = self.standing.shared
         if not any(view is one for one in shared):
             view.parts.clear()  # They are not kept; those of rounds that final seals name are.
-        self._go_on(link, own, now_s)
+        self._go_on(link, own, now_s, view)
         self.view = self.standing.top
         for each in self.standing.worked_for:
             each.suspect(self._suspects, self.convicted)

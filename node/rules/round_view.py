@@ -11,7 +11,7 @@ from node.rules.early import Early
 from node.rules.gathering import Gathering, GatheringAll
 from node.rules.holding import Holding
 from node.rules.rare import Rare, never
-from node.rules.reducers import Slice, one_slice, slices
+from node.rules.reducers import Slice, one_slice, set_back, slices
 from node.rules.round_config import RoundConfig as RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
@@ -41,7 +41,7 @@ class RoundView(Holding):
     node does not suspect, itself always; `pushed_among` those who were expected when the own parts
     were pushed last.
 
-    `awaited` are the COMMITs known when the first HAVE was signed without some of their parts;
+    `awaited_commits` are those known when the first HAVE was signed without some of their parts;
     `is_timed` says that a deadline was learned from this round.
 
     `committed_s` is when the last COMMIT of another peer came before any LIST. `entered_s` is when
@@ -91,7 +91,7 @@ class RoundView(Holding):
     values: dict[bytes, SealValue] = field(default_factory=dict)
     pushed_among: frozenset[PeerId] | None = None
     requested: set[Request] = field(default_factory=set)
-    awaited: frozenset[bytes] = frozenset()
+    awaited_commits: frozenset[bytes] = frozenset()
     is_timed: bool = False
     contribution: Contributed | None = None
     is_out_of_hand: bool = False
@@ -110,7 +110,17 @@ class RoundView(Holding):
     agreed: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     grams: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     measured: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    summable_s: dict[bytes, float] = field(default_factory=dict)
+    """Since when all can sum a LIST, for enough agree on its Gram matrices."""
     convicted: frozenset[PeerId] = frozenset()
+    ended: "RoundView | None" = None
+    """The round that the seal which names this one has ended, where it is known: what still comes
+    of it is filed there, and told in the own COMMIT here."""
+    lapsed: set[PeerId] = field(default_factory=set)
+    """Who kept this node waiting in this round for what it owed (R8)."""
+    looked_at: set[tuple[str, int]] = field(default_factory=set)
+    second_call_s: dict[int, float] = field(default_factory=dict)
+    """When substitutes were called in each attempt, to hold what too few said that they hold."""
     belief: Belief = field(init=False)
     named: SealValue = field(init=False)
     roster: Roster = field(init=False)
@@ -122,6 +132,9 @@ class RoundView(Holding):
     before: bytes = field(init=False)
     index: int = field(init=False)
     is_member: bool = field(init=False)
+    set_back: frozenset[PeerId] = field(init=False)
+    """Who comes last among reducers and closers here, and is not waited for as such (R8)."""
+    _newcomers: frozenset[PeerId] = field(init=False)
     _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
     _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
     _gathering: Gathering = field(init=False)
@@ -138,6 +151,12 @@ class RoundView(Holding):
         self.members, self.member_set = self.roster.members, self.roster.member_set
         self.electorate = rosters.voters(self.roster)
         self.is_member = self.me in self.member_set
+        back = set_back(self.roster)
+        ahead = self.roster.voter_set - back
+        is_enough = rosters.has_quorum(self.roster, ahead, trust=self.trust)
+        self.set_back = back if is_enough else frozenset()
+        is_open = self.trust == "open"
+        self._newcomers = frozenset(s.peer for s in self.roster.seats if is_open and s.proved < 0)
         self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
         if self.everybody_sums:
@@ -232,6 +251,13 @@ class RoundView(Holding):
         """Take over whom this node suspects, and who is convicted; it never suspects itself."""
         self.convicted, self.suspects = convicted, suspects | convicted
         self.expected = self.member_set - (self.suspects - {self.me})
+
+    @property
+    def awaited(self) -> frozenset[PeerId]:
+        """Whose COMMIT and parts the round waits for. In open runs not for those of whom no SEAL
+        was seen yet, until they commit: anybody can hold a proof for a key that does nothing."""
+        newcomers = self._newcomers.difference(self.ballots.commits)
+        return self.expected - newcomers if newcomers else self.expected
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
@@ -393,6 +419,16 @@ class RoundView(Holding):
                 if entry and isinstance(entry.body, Seal) and entry.body.value == value.digest:
                     return entry.message.encoded
         return b""
+
+    def sealers_of(self, value: SealValue) -> set[PeerId]:
+        """Whose SEAL of `value` is here, or PSEAL, of whatever attempt."""
+        return {
+            peer
+            for kind in (Kind.SEAL, Kind.PSEAL)
+            for attempt in self.ballots.attempts(kind)
+            for peer, seal in self.ballots.bodies(kind, Seal, attempt, value.before)
+            if seal.value == value.digest
+        }
 
     def moved(self, subject: bytes, source: PeerId, now_s: float) -> None:
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""

@@ -7,19 +7,20 @@ from collections.abc import Collection, Iterator
 
 from node.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from node.rules.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
+from node.rules.bit_maps import unpack_senders
 from node.rules.everybody import (
     holders_of_more,
     is_summed_elsewhere,
     lists_to_sum,
     sealed_list,
 )
-from node.rules.proposal import unpack_senders
+from node.rules.proposal import call_holders, said_haves
 from node.rules.ramp import weighed
 from node.rules.reducers import Slice
 from node.rules.round_view import Request, RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind, List, Seal
+from protocol.messages import Kind, List, Seal
 
 PART_RETRIES, RESULT_RETRIES = 2, 4
 """How often in a deadline cells may be asked for of which nothing comes, at first."""
@@ -54,6 +55,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     certified = lists_to_sum(view)
     if view.opened_s is None and not (certified and view.everybody_sums):
         return
+    call_holders(view, now_s=now_s, deadline_s=deadline_s)
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
     gathering = view.gathering()
     if not gathering.kept:
@@ -102,7 +104,7 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
     """The sender first, then reducers that say they hold its part of that cell."""
     sources = [sender] if sender in view.expected else []
     for attempt in view.ballots.attempts(Kind.HAVE):
-        for reducer, body in view.ballots.bodies(Kind.HAVE, Have, attempt):
+        for reducer, body in said_haves(view, attempt).items():
             holds = any(
                 run.first <= cell < run.stop and sender in unpack_senders(run.senders, view.members)
                 for run in body.held

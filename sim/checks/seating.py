@@ -13,7 +13,7 @@ from node.reporting.tracing import Adopted, Advanced, Confirmed, Record
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
-from protocol.messages import Commit, Kind, Seal, SealValue, decode_message
+from protocol.messages import Commit, Kind, Seal, SealValue, SeatRecord, decode_message
 from sim.checks.earning import num_parts
 from sim.checks.history import History
 
@@ -22,6 +22,8 @@ WINDOW = 4
 
 ABSENCES = 2
 ERA_ROUNDS = 16
+BACK_ROUNDS = 8
+BACKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Seating:
     def __init__(self, history: History, manifest: RunManifest) -> None:
         self._history, self._law = history, manifest.admission
         self._is_open = manifest.trust == "open"
+        self._lag = manifest.outer.overlap
         self._seen: set[bytes] = set()
         self._entered: Counter[int] = Counter()
         """New voters of each 16 rounds of an open run, which has no branches."""
@@ -90,7 +93,13 @@ class Seating:
         for peer in sorted(seated & (leaving | set(roster.banned))):
             if not is_kept or peer in roster.banned:
                 yield f"leaves {short_id(peer)} its seat, which is lost by its LIST"
-        if joining - seated and len(taken) < self._law.seats and not is_kept:
+        most = len(joining)
+        if self._is_open and now.value.round > self._lag:
+            most = max(1, len(sat) // 4)
+        if len(joining & seated) > most:
+            yield f"seats {len(joining & seated)} at once, {most} are the most"
+        is_full = len(taken) >= self._law.seats or len(joining & seated) >= most
+        if joining - seated and not is_full and not is_kept:
             yield f"seats {short_id(min(joining - seated))} not, and there is room"
         gained = [peer for peer in roster.banned if peer not in old.banned]
         if set(gained) - self._convicted(now):
@@ -110,8 +119,10 @@ class Seating:
             if self._has_word(now, peer) and num_parts(now.named, peer, law)
         }
         counts = _counted(asked.values())
-        leaving = {peer for peer, count in counts.items() if 2 * count > len(asked)}
+        of_all = len(_voting(now.named)) if self._may_lie(now) else len(asked)
+        leaving = {peer for peer, count in counts.items() if 2 * count > of_all}
         absent = {seat.peer for seat in old.seats if self._absences(now, seat.peer) >= ABSENCES}
+        absent -= self._waiting(now)
         bans = self._convicted(now) | set(old.banned)
         return (leaving | absent | self._gone(now) | bans) & set(old.members)
 
@@ -133,13 +144,67 @@ class Seating:
 
     def _enough(self, now: _Round) -> int:
         """Friends 1, open one more than may lie."""
-        return (len(_voting(now.named)) - 1) // 3 + 1 if self._is_open else 1
+        return self._may_lie(now) + 1
+
+    def _may_lie(self, now: _Round) -> int:
+        return (len(_voting(now.named)) - 1) // 3 if self._is_open else 0
+
+    def _words(self, now: _Round, field: str) -> Counter[PeerId] | None:
+        """By how many listed COMMITs whose word counts each member of the round is marked there;
+        None where so few mark anybody that liars may be half of them."""
+        members = now.named.roster.members
+        told = [c for peer, c in now.commits.items() if self._has_word(now, peer) and c.committed]
+        if len(told) < 2 * self._may_lie(now) + 1:
+            return None
+        maps = [int.from_bytes(getattr(commit, field), "little") for commit in told]
+        return Counter(p for i, p in enumerate(members) for bits in maps if bits >> i & 1)
 
     def _absences(self, now: _Round, peer: PeerId) -> int:
+        """In a row, of rounds a lag before: those of which too few saw its COMMIT."""
+        had = next(seat for seat in now.before.roster.seats if seat.peer == peer)
+        words = self._words(now, "committed")
         if peer in now.commits:
             return 0
-        had = next(seat.absent for seat in now.before.roster.seats if seat.peer == peer)
-        return had + (peer in now.named.roster.members)
+        judged = now.value.round - self._lag
+        if words is None or judged < 1 or had.seated > judged - self._lag:
+            return had.absent
+        return 0 if words[peer] >= self._enough(now) else had.absent + 1
+
+    def _is_shown(self, now: _Round, peer: PeerId) -> bool:
+        """Whether its SEAL is: by its own listed COMMIT, or by the words of enough."""
+        if peer in now.commits and _shows_seal(now, peer):
+            return True
+        members = now.named.roster.members
+        told = [c for p, c in now.commits.items() if self._has_word(now, p) and c.committed]
+        maps = [int.from_bytes(commit.sealed, "little") for commit in told]
+        bit = members.index(peer) if peer in members else 8 * 64
+        return sum(bits >> bit & 1 for bits in maps) >= self._enough(now)
+
+    def _waiting(self, now: _Round) -> set[PeerId]:
+        """Voters that would lose their votes for not being seen, and wait their turn: in a window
+        only as many lose them as may lie."""
+        number = self._may_lie(now)
+        if not number:
+            return set()
+        window = (*now.before.roster.window, now.value.round)[-WINDOW:]
+        losing = []
+        for seat in now.before.roster.seats:
+            if seat.voter_since < 0:
+                continue
+            absent = self._absences(now, seat.peer)
+            proved = now.value.round if self._is_shown(now, seat.peer) else seat.proved
+            if absent >= ABSENCES or proved < window[0]:
+                losing.append((-absent, proved, seat.peer))
+        gone = self._gone(now) | self._convicted(now) | set(now.before.roster.banned)
+        asked = {
+            peer: commit.suspects
+            for peer, commit in now.commits.items()
+            if self._has_word(now, peer) and num_parts(now.named, peer, self._law)
+        }
+        counts = _counted(asked.values())
+        gone |= {p for p, count in counts.items() if 2 * count > len(_voting(now.named))}
+        order = [peer for *_, peer in sorted(losing) if peer not in gone]
+        return set(order[number if now.value.round % WINDOW == 0 else 0 :])
 
     # Votes --------------------------------------------------------------------------------------
 
@@ -155,16 +220,34 @@ class Seating:
                 continue
             if seat.peer in leaving:
                 continue  # It is kept for want of others, with what it had.
-            is_shown = seat.peer in now.commits and _shows_seal(now, seat.peer)
+            is_shown = self._is_shown(now, seat.peer)
             if seat.proved != (now.value.round if is_shown else had.proved):
                 yield f"says of {short_id(seat.peer)} that it proved itself in {seat.proved}"
             if seat.absent != self._absences(now, seat.peer):
                 yield f"counts {seat.absent} absences of {short_id(seat.peer)}"
+            backs = (seat.set_backs, seat.set_back_until)
+            if backs != self._backs(now, had):
+                yield f"sets {short_id(seat.peer)} back {backs[0]} times, until {backs[1]}"
+
+    def _backs(self, now: _Round, had: SeatRecord) -> tuple[int, int]:
+        """How often in a row a seat is set back, and until when."""
+        members, index = now.named.roster.members, now.value.round
+        told = [c for p, c in now.commits.items() if self._has_word(now, p) and c.committed]
+        maps = [int.from_bytes(commit.lapsed, "little") for commit in told]
+        bit = members.index(had.peer) if had.peer in members else 8 * 64
+        since = had.set_back_until - (BACK_ROUNDS << max(0, had.set_backs - 1))
+        is_known = had.set_backs and index < since + 2 * self._lag
+        if sum(bits >> bit & 1 for bits in maps) < self._enough(now) or is_known:
+            return had.set_backs, had.set_back_until
+        again = had.set_backs and index <= 2 * had.set_back_until - since
+        backs = min(had.set_backs + 1, BACKS) if again else 1
+        return backs, index + (BACK_ROUNDS << (backs - 1))
 
     def _able(self, now: _Round) -> set[PeerId]:
         """Who may vote: it has shown its SEAL of late, and its LIST takes no seat of it."""
         roster = now.value.roster
         shown = {seat.peer for seat in roster.seats if seat.proved >= roster.window[0]}
+        shown |= self._waiting(now) & set(roster.members)
         return shown - self._leaving(now)
 
     def _voters(self, now: _Round) -> Iterator[str]:

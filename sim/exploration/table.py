@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
-from node.rules.proposal import pack_senders
+from node.rules.bit_maps import pack_senders
 from node.rules.reducers import slices
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (

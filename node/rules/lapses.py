@@ -1,0 +1,83 @@
+"""Who keeps others waiting for what it owes (R8). Pure deciders over a RoundView.
+
+A word that is not said convicts nobody: it may be on its way, or its sender cut off from this node
+alone. But who owes it costs the round time, and would in each round. So every node tells in its
+next COMMIT who kept it waiting, and whom more voters name than may lie comes last among reducers
+and closers for some rounds (`node.rules.told`). Nothing else follows from it: no seat, no vote.
+"""
+
+from node.rules.proposal import (
+    awaited_haves,
+    complete_senders,
+    held_throughout,
+    said_haves,
+)
+from node.rules.reducers import Slice
+from node.rules.round_view import RoundView
+from protocol.identity import PeerId
+from protocol.messages import Have, Kind, List
+
+HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
+"""HAVEs are due after one deadline, LISTs after one and a half, after two with a second call; what
+is on its way has a quarter more."""
+
+
+def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
+    """Remember who owes a HAVE or a LIST by now, while this node waits for it; and a closer that
+    left somebody out whom enough others hold."""
+    start_s, proposal = view.attempt_start_s, view.proposal()
+    if proposal is not None:
+        closer = proposal.message.sender
+        if ("list", view.attempt) not in view.looked_at and isinstance(proposal.body, List):
+            view.looked_at.add(("list", view.attempt))
+            listed = {sender for sender, _, _ in view.listed(proposal.body) or ()}
+            is_free = bool(proposal.body.certificate) or view.lock is not None or view.bound
+            if listed and not is_free and complete_senders(view) - listed:
+                view.lapsed.add(closer)
+        return
+    if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
+        view.lapsed |= awaited_haves(view)
+    if now_s >= start_s + LIST_LAPSES_AFTER * deadline_s and _can_propose(view):
+        view.lapsed.add(view.closer(view.attempt))
+
+
+def _can_propose(view: RoundView) -> bool:
+    """Whether the closer has what it needs for a LIST, as far as this node sees."""
+    is_told = not view.attempt or view.has_quorum(
+        set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
+    )
+    is_bound = bool(view.bound) or view.is_meeting
+    return is_told and not is_bound and bool(complete_senders(view))
+
+
+def owed(view: RoundView) -> set[PeerId]:
+    """Who kept this node waiting in a round that is sealed: also who denied to the end, behind a
+    second call, what others hold; and of whom more voters lacked parts than may lie."""
+    found = set(view.lapsed)
+    for attempt in view.second_call_s:
+        found |= _denied(view, attempt)
+    return found - view.suspects
+
+
+def _denied(view: RoundView, attempt: int) -> set[PeerId]:
+    """Of an attempt with a second call: reducers that to its end do not say that they hold what is
+    sealed, and senders of whom so many lacked parts at first that one of these is honest."""
+    sealed = view.ballots.sealed(view.before)
+    body = view.ballots.list_of(sealed[0].list_digest) if sealed else None
+    listed = {sender for sender, _, _ in (view.listed(body) if body is not None else None) or ()}
+    first = dict(view.ballots.bodies(Kind.HAVE, Have, attempt))
+    said, found = said_haves(view, attempt), set[PeerId]()
+    for piece in view.slices:
+        for sender in view.ballots.commits:
+            asked = set(view.gathering().first_targets(piece, sender)) - {sender}
+            lacked = {p for p in asked & first.keys() if not _holds(view, first[p], piece, sender)}
+            if len(lacked & view.belief.voters) >= max(1, view.belief.words):
+                found.add(sender)
+            if sender in listed:
+                denying = asked & said.keys()
+                found |= {p for p in denying if not _holds(view, said[p], piece, sender)}
+    return found
+
+
+def _holds(view: RoundView, body: Have, piece: Slice, sender: PeerId) -> bool:
+    return sender in held_throughout(view, body, piece)
