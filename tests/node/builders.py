@@ -126,10 +126,15 @@ class Voice:
     def commit(self, mark: str = "", **changes: Any) -> ev.Heard:
         return self.say(Kind.COMMIT, commit_body(self.head, mark or self.peer.hex(), **changes))
 
-    def have(self, senders: bytes, attempt: int = 0) -> ev.Heard:
-        """HAVE for all cells; `senders` is the bit map."""
-        held = Held(first=0, stop=CONFIG.num_cells(1), senders=senders)
+    def have(self, senders: bytes, attempt: int = 0, cells: int = CONFIG.num_cells(1)) -> ev.Heard:
+        """HAVE for so many cells; `senders` is the bit map."""
+        held = Held(first=0, stop=cells, senders=senders)
         return self.say(Kind.HAVE, Have(held=(held,)), attempt)
+
+    def hold(self, senders: bytes, attempt: int = 0) -> ev.Heard:
+        """HOLD for all cells; `senders` is the bit map."""
+        held = Held(first=0, stop=CONFIG.num_cells(1), senders=senders)
+        return self.say(Kind.HOLD, Have(held=(held,)), attempt)
 
     def propose(self, commits: Sequence[ev.Heard], attempt: int = 0) -> ev.Heard:
         return self.say(Kind.LIST, list_body(commits), attempt)

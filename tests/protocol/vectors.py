@@ -155,6 +155,10 @@ BODIES: dict[Kind, tuple[Slot, Body]] = {
             held=(Held(first=0, stop=3, senders=b"\x03"), Held(first=3, stop=300, senders=b"\x01"))
         ),
     ),
+    Kind.HOLD: (
+        slot(Kind.HOLD, attempt=1),
+        Have(held=(Held(first=0, stop=300, senders=b"\x03"),)),
+    ),
     Kind.LIST: (
         slot(Kind.LIST, attempt=1),
         List(commits=(COMMIT_DIGEST,), drifts=(DRIFT,), certificate=(SIGNED_VOTE.encoded,)),

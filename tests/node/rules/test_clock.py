@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from node.rules import roster as rosters
+from node.rules.bit_maps import pack_senders
 from node.rules.roster import Listed, next_clock, next_roster
 from protocol.messages import Interval, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
@@ -106,15 +107,17 @@ def test_seal_between_two_rounds_in_flight_leases_what_neither_of_them_has():
 
 
 def test_member_seated_between_two_rounds_in_flight_is_not_absent_from_the_first():
-    of_round, before = roster_of((A, B)), roster_of((A, B), (C,))
-    entries = [listed(A), listed(B)]
-    for _ in range(3):
-        before = next_roster(before, 5, entries, trust="friends", round_roster=of_round)
-        assert C in before.members
-    # In a round that it had a seat in it is, and twice costs the seat.
-    for _ in range(2):
-        before = next_roster(before, 5, entries, trust="friends", round_roster=before)
-    assert C not in before.members
+    roster = roster_of((A, B), (C,))
+    late = tuple(replace(seat, seated=4 if seat.peer == C else 0) for seat in roster.seats)
+    of_round = roster = replace(roster, seats=late)  # The seal of round 4 seated C.
+    saw = pack_senders({A, B}, roster.members)
+    entries = [listed(A, committed=saw), listed(B, committed=saw)]
+    for index, absent in ((5, 0), (6, 0), (7, 0), (8, 1)):
+        # Two rounds are in flight: that of seal 4 is round 6, of which the COMMITs of round 8 tell.
+        roster = next_roster(roster, index, entries, trust="friends", round_roster=of_round, lag=2)
+        assert [seat.absent for seat in roster.seats if seat.peer == C] == [absent], index
+    roster = next_roster(roster, 9, entries, trust="friends", round_roster=roster, lag=2)
+    assert C not in roster.members
 
 
 def test_clock_asks_for_the_seal_that_leased_the_round():

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from node.rules.bit_maps import pack_senders
 from node.rules.ramp import ERA_ROUNDS, counting, earned, parts, weighed
 from node.rules.roster import ClockRules, Listed, next_clock, next_roster
 from protocol.errors import DecodeError
@@ -36,16 +37,24 @@ def says(peer: PeerId, **changes) -> Listed:
 def played(
     rounds: int, *, law: AdmissionSpec, wave: tuple[PeerId, ...] = WAVE, **bent
 ) -> list[Roster]:
-    """Rosters of rounds 5 and on; the first names the wave, whose COMMITs then say `bent`."""
+    """Rosters of rounds 5 and on, which name the wave until all of it sits; its COMMITs then say
+    `bent`."""
     roster, found = roster_of(FOUNDING), []
     for index in range(5, 5 + rounds):
-        entries = [
-            says(p, **(bent if p in wave else {"joins": wave if index == 5 else ()}))
-            for p in roster.members
-        ]
+        waiting = tuple(sorted(set(wave) - roster.member_set))
+        entries = [says(p, **(bent if p in wave else {"joins": waiting})) for p in roster.members]
         roster = next_roster(roster, index, entries, trust="open", law=law)
         found.append(roster)
     return found
+
+
+def with_wave() -> Roster:
+    """The roster of round 7, with all of the wave, which sits since round 5 and was listed once."""
+    joined = [SeatRecord(peer=p, seated=5, voter_since=-1, proved=-1, absent=0) for p in WAVE]
+    seats = sorted([*roster_of(FOUNDING).seats, *joined], key=lambda seat: seat.peer)
+    roster = Roster(seats=tuple(seats), window=(2, 3, 4, 5))
+    entries = [says(peer) for peer in roster.members]
+    return next_roster(roster, 6, entries, trust="open", law=LAW)
 
 
 def share(roster: Roster, law: AdmissionSpec, wave: tuple[PeerId, ...] = WAVE) -> float:
@@ -54,8 +63,11 @@ def share(roster: Roster, law: AdmissionSpec, wave: tuple[PeerId, ...] = WAVE) -
     return sum(w for p, w in weights.items() if p in wave) / sum(weights.values())
 
 
-def test_wave_without_a_ramp_outweighs_all_others_with_its_first_round():
-    assert share(played(1, law=NO_ADMISSION)[-1], NO_ADMISSION) == 0.8
+def test_wave_without_a_ramp_outweighs_all_others_as_soon_as_it_sits():
+    """A quarter of the roster comes in a round at most."""
+    shares = [share(roster, NO_ADMISSION) for roster in played(8, law=NO_ADMISSION)]
+    assert shares[0] == 0.2
+    assert shares[-1] == 0.8
 
 
 def test_wave_weighs_nothing_in_probation_and_a_fifth_at_most_after_an_era():
@@ -107,13 +119,13 @@ def test_wave_that_suspects_all_but_one_takes_no_seat_with_or_without_a_ramp(law
     bent: dict[str, Any] = {"suspects": FOUNDING[1:], "is_past_end": True}
     held = played(3 + ERA_ROUNDS, law=law, **bent)[-1]
     assert set(FOUNDING) <= set(held.members)
-    with patch("node.rules.roster._counts_of", lambda *_: True):
-        open_door = played(3, law=NO_ADMISSION, **bent)[-1]
+    with patch("node.rules.roster.counts_of", lambda *_: True):
+        open_door = played(12, law=NO_ADMISSION, **bent)[-1]
     assert set(FOUNDING) & set(open_door.members) == {FOUNDING[0]}
 
 
 def test_wave_neither_ends_the_run_nor_moves_its_clock():
-    roster = played(2, law=LAW)[-1]
+    roster = with_wave()
     value = replace(HEAD, round=6, roster=roster)
     entries = [
         says(p, **({"is_past_end": True, "steps": 100_000} if p in WAVE else {}))
@@ -126,7 +138,7 @@ def test_wave_neither_ends_the_run_nor_moves_its_clock():
 
 
 def test_rows_of_newcomers_are_left_out_and_a_list_of_nobody_else_weighs_nothing():
-    roster = played(2, law=LAW)[-1]
+    roster = with_wave()
     rows = [(peer, peer, commit_body(HEAD)) for peer in roster.members]
     assert {peer for peer, _, _ in weighed(roster, LAW, rows)} == set(FOUNDING)
     alone = weighed(roster, LAW, [row for row in rows if row[0] in WAVE])
@@ -168,21 +180,27 @@ def test_turns_do_not_follow_peer_ids():
 def test_seat_lost_and_taken_again_begins_anew_also_of_a_founding_member():
     one = FOUNDING[0]
     roster = roster_of(FOUNDING)
-    for index in (5, 6):
-        roster = next_roster(roster, index, [says(p) for p in FOUNDING[1:]], trust="open", law=LAW)
+    saw = pack_senders(set(FOUNDING[1:]), FOUNDING)
+    gone = [says(p, committed=saw) for p in FOUNDING[1:]]
+    for index in (7, 8):
+        roster = next_roster(roster, index, gone, trust="open", law=LAW)
     assert one not in roster.members
     entries = [says(p, joins=(one,)) for p in FOUNDING[1:]]
-    roster = next_roster(roster, 7, entries, trust="open", law=LAW)
+    roster = next_roster(roster, 9, entries, trust="open", law=LAW)
     seat = next(seat for seat in roster.seats if seat.peer == one)
-    assert (seat.seated, parts(seat, LAW)) == (7, 0)
+    assert (seat.seated, parts(seat, LAW)) == (9, 0)
 
 
-def test_run_whose_founding_members_are_gone_goes_on_with_whom_it_has():
-    roster = played(2, law=LAW)[-1]
-    for index in range(15, 17):  # Voters may come in the second of them, so no old one is kept.
-        entries = [says(p) for p in roster.members if p in WAVE]
-        roster = next_roster(roster, index, entries, trust="open", law=LAW)
-    assert {seat.peer for seat in roster.seats if parts(seat, LAW)} >= set(WAVE)
+def test_newcomers_come_to_vote_where_founding_members_are_gone():
+    roster = with_wave()
+    # Of the eight that are gone two lose their votes in four rounds: as many as may lie.
+    for index in range(15, 48):
+        saw = pack_senders(set(WAVE), roster.members)
+        entries = [says(p, committed=saw) for p in roster.members if p in WAVE]
+        voting = [says(p, committed=saw) for p in roster.voters if p not in WAVE]
+        told = sorted([*entries, *voting[:7]], key=lambda entry: entry.sender)
+        roster = next_roster(roster, index, told, trust="open", law=LAW)
+    assert set(roster.voters) & set(WAVE)
 
 
 def test_newcomers_wait_on_while_founding_members_are_kept_for_want_of_other_voters():

@@ -1,11 +1,14 @@
 """R1, R8: who takes part follows from a seal, and from nothing else."""
 
 import random
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from node.rules import roster as rosters
+from node.rules.bit_maps import pack_senders
+from node.rules.reducers import slices
 from node.rules.roster import (
     Listed,
     closer,
@@ -32,6 +35,13 @@ def listed(peer: PeerId, *, proved: bool = False, **changes) -> Listed:
 
 def after(roster: Roster, *entries: Listed, index: int = 5, trust: str = "friends") -> Roster:
     return next_roster(roster, index, entries, trust=trust)
+
+
+def telling(roster: Roster, *entries: Listed, **maps: Collection[PeerId]) -> list[Listed]:
+    """The same COMMITs, each of which says so of the members: by default that it saw all."""
+    said = {"committed": roster.members, "sealed": (), "lapsed": ()} | maps
+    bits = {name: pack_senders(set(peers), roster.members) for name, peers in said.items()}
+    return [replace(entry, commit=replace(entry.commit, **bits)) for entry in entries]
 
 
 def test_joiner_named_by_one_listed_commit_is_seated_without_a_vote():
@@ -90,13 +100,186 @@ def test_one_commit_that_names_a_suspect_twice_counts_once():
     assert D in after(roster_of((A, B, C, D)), *entries).members
 
 
-def test_member_absent_once_stays_and_absent_twice_in_a_row_goes():
+def test_member_whose_commit_nobody_saw_once_stays_and_twice_in_a_row_goes():
     roster = roster_of((A, B, C))
-    once = after(roster, listed(A), listed(B))
+    two = telling(roster, listed(A), listed(B), committed=(A, B))
+    once = after(roster, *two)
     assert C in once.members
-    assert C not in after(once, listed(A), listed(B), index=6).members
-    back = after(once, listed(A), listed(B), listed(C), index=6)
-    assert C in after(back, listed(A), listed(B), index=7).members
+    assert C not in after(once, *two, index=6).members
+    (third,) = telling(roster, listed(C))
+    back = after(once, *two, third, index=6)
+    assert C in after(back, *two, index=7).members
+
+
+def test_member_that_no_list_names_stays_while_one_friend_saw_its_commit():
+    roster = roster_of((A, B, C))
+    (one,) = telling(roster, listed(A), committed=(A, B))
+    (other,) = telling(roster, listed(B), committed=(A, B, C))
+    for index in range(5, 20):
+        roster = after(roster, one, other, index=index)
+        assert C in roster.members
+
+
+OPEN = (A, B, C, D)
+"""Voters of an open run, of whom one may lie."""
+
+
+def seen_by(roster: Roster, says: dict[PeerId, Collection[PeerId]], **maps) -> list[Listed]:
+    """COMMITs of these members, each of which saw the COMMITs of some."""
+    return [
+        entry
+        for peer, saw in says.items()
+        for entry in telling(roster, listed(peer, proved=True), committed=saw, **maps)
+    ]
+
+
+def absences(roster: Roster) -> dict[PeerId, int]:
+    return {seat.peer: seat.absent for seat in roster.seats}
+
+
+def test_one_word_of_an_open_run_keeps_nobody_and_two_are_enough():
+    roster = roster_of(OPEN)
+    for words, absent in ((0, 1), (1, 1), (2, 0), (3, 0)):
+        says = {p: OPEN if n < words else (A, B, C) for n, p in enumerate((A, B, C))}
+        found = after(roster, *seen_by(roster, says), trust="open")
+        assert absences(found)[D] == absent, words
+
+
+def test_list_of_too_few_words_of_an_open_run_charges_nobody():
+    roster = roster_of(OPEN)
+    two = seen_by(roster, dict.fromkeys((A, B), (A, B)))
+    assert set(absences(after(roster, *two, trust="open")).values()) == {0}
+    silent = [*two, listed(C)]  # It does not know the round before, as after a restart.
+    assert set(absences(after(roster, *silent, trust="open")).values()) == {0}
+    three = seen_by(roster, dict.fromkeys((A, B, C), (A, B, C)))
+    assert absences(after(roster, *three, trust="open"))[D] == 1
+
+
+def test_words_of_members_without_a_vote_neither_keep_nor_charge_anybody():
+    roster = roster_of(OPEN, SYBILS[:8])
+    members = roster.members
+    away = set(members) - {D}
+    entries = seen_by(roster, {p: OPEN if p in SYBILS else away for p in members if p != D})
+    found = after(roster, *sorted(entries, key=lambda e: e.sender), trust="open")
+    assert absences(found)[D] == 1
+    assert absences(found)[SYBILS[0]] == 0
+
+
+def test_voter_that_is_never_listed_keeps_its_vote_while_enough_saw_its_seals():
+    roster = roster_of(OPEN)
+    for index in range(5, 40):
+        three = seen_by(roster, dict.fromkeys((A, B, C), OPEN), sealed=(D,))
+        roster = after(roster, *three, index=index, trust="open")
+        assert voters(roster) == OPEN
+    for index in range(40, 52):
+        three = seen_by(roster, dict.fromkeys((A, B, C), OPEN))
+        roster = after(roster, *three, index=index, trust="open")
+    assert D in roster.members
+    assert D not in voters(roster)
+
+
+def test_in_a_window_no_more_voters_are_lost_than_may_lie():
+    everybody = peers_named(9)
+    roster = roster_of(everybody)  # Of nine two may lie.
+    left = everybody[:6]
+    numbers = []
+    for index in range(5, 14):
+        entries = seen_by(roster, dict.fromkeys(left, left))
+        roster = after(roster, *entries, index=index, trust="open")
+        numbers.append(len(voters(roster)))
+        assert set(roster.voter_set) <= set(roster.members), "who keeps the vote keeps the seat"
+    assert numbers == [9, 9, 9, 7, 7, 7, 7, 6, 6]
+
+
+def test_friends_lose_the_absent_at_once():
+    roster = roster_of((A, B, C, D))
+    for index in (5, 6):
+        entries = telling(roster, listed(A), listed(B), committed=(A, B))
+        roster = after(roster, *entries, index=index)
+    assert roster.members == (A, B)
+
+
+def test_suspicion_needs_most_voters_of_an_open_run_and_not_of_a_small_list():
+    roster = roster_of(OPEN)
+    for suspecting, stays in (((A, B), True), ((A, B, C), False)):
+        entries = [listed(peer, suspects=(D,)) for peer in suspecting]
+        assert (D in after(roster, *entries, trust="open").members) is stays
+
+
+# Who keeps others waiting (R8) --------------------------------------------------------------------
+
+
+def set_backs(roster: Roster, peer: PeerId) -> tuple[int, int]:
+    (record,) = (record for record in roster.seats if record.peer == peer)
+    return record.set_backs, record.set_back_until
+
+
+def test_who_keeps_more_voters_waiting_than_may_lie_is_set_back_longer_each_time():
+    roster = roster_of(OPEN)
+    found = []
+    for index in range(5, 80):
+        is_free = index > set_backs(roster, D)[1]
+        words = [seen_by(roster, {p: OPEN}, lapsed=(D,) if is_free else ()) for p in OPEN]
+        roster = after(roster, *(entry for of in words for entry in of), index=index, trust="open")
+        found.append(set_backs(roster, D))
+    assert list(dict.fromkeys(found)) == [(1, 13), (2, 30), (3, 63), (4, 128)]
+    assert roster.members == voters(roster) == OPEN, "it costs neither seat nor vote"
+
+
+def test_one_word_sets_nobody_back_in_an_open_run_and_does_among_friends():
+    roster = roster_of(OPEN)
+    one = [*seen_by(roster, {A: OPEN}, lapsed=(D,)), *seen_by(roster, dict.fromkeys((B, C), OPEN))]
+    assert set_backs(after(roster, *one, trust="open"), D) == (0, 0)
+    assert set_backs(after(roster, *one), D) == (1, 13)
+
+
+def test_what_was_late_before_it_took_effect_does_not_set_back_again():
+    roster = roster_of(OPEN)
+    words = seen_by(roster, dict.fromkeys((A, B), OPEN), lapsed=(D,))
+    roster = after(roster, *words, index=5, trust="open")
+    assert set_backs(after(roster, *words, index=6, trust="open"), D) == (1, 13)
+    assert set_backs(after(roster, *words, index=7, trust="open"), D) == (2, 23)
+
+
+def test_who_gave_what_it_owed_for_long_begins_anew():
+    roster = roster_of(OPEN)
+    words = seen_by(roster, dict.fromkeys((A, B), OPEN), lapsed=(D,))
+    roster = after(roster, *words, index=5, trust="open")
+    assert set_backs(after(roster, *words, index=21, trust="open"), D) == (2, 37)
+    assert set_backs(after(roster, *words, index=22, trust="open"), D) == (1, 30)
+
+
+def test_who_is_set_back_closes_behind_all_others_and_sums_behind_all_others():
+    roster = roster_of(OPEN)
+    back = replace(
+        roster,
+        seats=tuple(
+            replace(record, set_backs=1, set_back_until=9) if record.peer == B else record
+            for record in roster.seats
+        ),
+    )
+    for number in range(20):
+        basis = bytes([number]) * 32
+        order = [closer(back, basis, 0, attempt) for attempt in range(4)]
+        assert set(order) == set(OPEN)
+        assert order[-1] == B
+        for piece in slices(back, basis, 7, trust="open"):
+            assert piece.reducers[-1] == B
+    late = replace(back, window=(6, 7, 8, 9))
+    assert any(closer(late, bytes([n]) * 32, 0, 0) == B for n in range(20)), "until then"
+
+
+def test_joiners_of_an_open_run_come_a_quarter_at_a_time():
+    roster = roster_of(peers_named(8))
+    crowd = tuple(peer for peer in peers_named(40) if peer not in roster.members)
+    for num in (10, 12, 15):
+        names = [listed(p, joins=crowd) for p in peers_named(8)]
+        index = 5 + num
+        roster = after(roster, *telling(roster, *names), index=index, trust="open")
+        assert len(roster.members) == num
+    names = [listed(p, joins=crowd) for p in peers_named(8)]
+    first = after(roster_of(peers_named(8)), *names, index=1, trust="open")
+    assert len(first.members) == 40, "at the beginning all come at once"
 
 
 def test_leaver_named_by_one_goes_with_this_seal_and_is_not_seated_by_it():
@@ -133,9 +316,11 @@ def test_founder_ages_like_everybody_and_genesis_counts_as_a_list():
 def test_roster_that_would_have_no_voter_keeps_the_old_ones_even_the_absent():
     roster = replace(roster_of((A,), (B, C)), window=(1, 2, 3, 4))
     for index in range(5, 12):
-        roster = after(roster, listed(B), listed(C), index=index)
+        entries = telling(roster, listed(B), listed(C), committed=(B, C))
+        roster = after(roster, *entries, index=index)
         assert voters(roster) == (A,)
-    roster = after(roster, listed(B, proved=True), listed(C), index=12)
+    entries = telling(roster, listed(B, proved=True), listed(C), committed=(B, C))
+    roster = after(roster, *entries, index=12)
     assert voters(roster) == (B,)
     assert A not in roster.members
 

@@ -215,7 +215,8 @@ def test_result_whose_reducer_is_there_is_waited_for_though_others_have_sealed()
 
 
 def test_retries_of_the_same_cells_grow_and_are_foretold():
-    mine = view(R1, attempt=1, suspects=frozenset({R2}))
+    without = frozenset({"second-call"})
+    mine = view(R1, attempt=1, suspects=frozenset({R2}), without=without)
     mine.parts[IDS[R1]] = mine.parts[IDS[R2]] = CELLS
     asked_s, now_s = [], 0.0
     while now_s < 12.0:
