@@ -55,6 +55,14 @@ class Hearing:
                     self._apart_s[one, other] = now_s
                     self._stirred = self._round
 
+    def apart_s(self, one: PeerId, other: PeerId) -> float:
+        """When the two were last seen out of each other's reach; below 0 if never. One that stood
+        still, was down or began again was out of everybody's."""
+        there = [self._nodes.get(peer) is self._world.nodes.get(peer) for peer in (one, other)]
+        if not all(there) or one not in self._nodes or other not in self._nodes:
+            return self._world.now_s
+        return self._apart_s.get((min(one, other), max(one, other)), -1.0) if one != other else -1.0
+
     @property
     def _round(self) -> int:
         return 0 if self._history.final is None else self._history.final.round
