@@ -56,11 +56,14 @@ class Insider(Attack):
 
 
 class Bender:
-    """Other values of a type, by its annotations. `seen` are bytes of the run, by their length."""
+    """Other values of a type, by its annotations; what was looked at is taken for other things."""
 
     def __init__(self, luck: random.Random) -> None:
         self._luck = luck
         self._seen: dict[int, deque[bytes]] = {}
+        """Bytes by their length."""
+        self._items_seen: dict[object, deque[object]] = {}
+        """All else by its type."""
 
     def look(self, value: object) -> None:
         """Remember what is in a value: taken for something else it looks right."""
@@ -69,19 +72,15 @@ class Bender:
         elif isinstance(value, tuple):
             for item in value:
                 self.look(item)
-        elif is_dataclass(value):
+        else:
+            self._items_seen.setdefault(type(value), deque(maxlen=SEEN_MAX)).append(value)
+        if is_dataclass(value):
             for field in fields(value):
                 self.look(getattr(value, field.name))
 
     def bent(self, hint: object, value: object) -> object:
         """Something else of that type."""
-        bounds: tuple[object, ...] = ()
-        while get_origin(hint) is Annotated or isinstance(hint, typing.NewType):
-            if isinstance(hint, typing.NewType):
-                hint = hint.__supertype__
-            else:
-                hint, *more = get_args(hint)
-                bounds = (*bounds, *more)
+        hint, bounds = _bare(hint)
         if get_origin(hint) in (typing.Union, types.UnionType):
             hint = type(value)
         match value:
@@ -106,6 +105,8 @@ class Bender:
     def field(self, value: T) -> T:
         """The same with one field that is another."""
         hints = _hints(cast("Hashable", type(value)))
+        if not hints:
+            return value
         name = self._luck.choice(sorted(hints))
         other: T = replace(
             cast("Any", value), **{name: self.bent(hints[name], getattr(value, name))}
@@ -161,12 +162,17 @@ class Bender:
                 items[at] = self.bent(get_args(hint)[0], items[at])
         return tuple(items)
 
-    def _made_up(self, hint: object) -> Iterator[bytes]:
-        """An item where there is none, if it is bytes: of the run."""
-        size = _of(Size, get_args(hint)[1:])
-        lengths = [n for n in self._seen if size is not None and size.low <= n <= size.high]
-        if lengths:
-            yield self._luck.choice(list(self._seen[self._luck.choice(lengths)]))
+    def _made_up(self, hint: object) -> Iterator[object]:
+        """An item where there is none, out of what was seen."""
+        kind, bounds = _bare(hint)
+        size, found = _of(Size, bounds), list(self._items_seen.get(kind, ()))
+        if kind is bytes and size is not None:
+            lengths = [n for n in self._seen if size.low <= n <= size.high]
+            found = [one for n in lengths for one in self._seen[n]]
+        elif kind is int:
+            found = [self._number(0, _of(Range, bounds) or Range(-INT_FAR, INT_FAR))]
+        if found:
+            yield self._luck.choice(found)
 
 
 class Bending(NodeHooks):
@@ -272,6 +278,18 @@ class Bending(NodeHooks):
 def _again(frame: Frame) -> Frame:
     """As the other side reads it. Raises DecodeError."""
     return decode_frame(encode_frame(frame))
+
+
+def _bare(hint: object) -> tuple[object, tuple[object, ...]]:
+    """A type without its annotations, and those."""
+    bounds: tuple[object, ...] = ()
+    while get_origin(hint) is Annotated or isinstance(hint, typing.NewType):
+        if isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        else:
+            hint, *more = get_args(hint)
+            bounds = (*bounds, *more)
+    return hint, bounds
 
 
 def _of(kind: type[T], bounds: Iterable[object]) -> T | None:

@@ -1,9 +1,10 @@
 """I9 in worlds: no honest voter who was in reach and committed loses its seat or its vote.
 
 Whoever lies can say little or nothing of others, and that must cost nobody honest anything. *In
-reach*: since before the rounds that a seat or vote can be lost by, it ran, and messages passed both
-ways between it and a quorum of the voters that are honest. *Committed*: in each of those rounds its
-COMMIT was with a quorum of honest voters when they said of the round what they held, or voted; both
+reach*: since before the rounds that a seat or vote can be lost by, it ran, as all honest members
+did, and messages passed both ways between any two of them. (Where somebody else is away or cut off
+for a while, that may cost those a seat who are heard through it.) *Committed*: in each of those
+rounds its COMMIT was with a quorum of honest voters when they said what they held, or voted; both
 are known here from the nodes themselves. Who says LEAVE goes, and where seats are short they are
 given up in turn.
 
@@ -13,6 +14,7 @@ which nothing else goes wrong has none.
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from itertools import combinations_with_replacement
 
 from node.reporting.tracing import Adopted, Confirmed, Record, Signed
 from node.rules.round_view import RoundView
@@ -117,18 +119,18 @@ class Keeping:
                 continue
             self.seats_lost += is_unseated
             self.votes_lost += peer in votes
-            if self._missed.get(peer, -1) <= first and peer in before.roster.voter_set:
+            if self._missed.get(peer, first) <= first and peer in before.roster.voter_set:
                 what = "seat and vote" if is_unseated else "vote"
                 texts.append(f"round {value.round} takes {what} of {short_id(peer)}, which is")
         yield from (f"{text} honest, was in reach and had committed" for text in texts)
 
     def _is_in_reach(self, peer: PeerId, value: SealValue, first: int) -> bool:
-        """Of a quorum of honest voters or of all there are, since before round `first` ended."""
-        electorate = self._history.electorate(value.basis)
-        if electorate is None or (first > 0 and first not in self._ended_s):
+        """All honest members and voters of each other, since before round `first` ended."""
+        if first > 0 and first not in self._ended_s:
             return False
         # Who was silent shortly before may be suspected in it.
         since_s = max(START_S, self._ended_s.get(first, 0.0) - 2 * self._suspect_s)
-        honest = electorate.voters - self._liars
-        near = {one for one in honest if self._hearing.apart_s(peer, one) < since_s}
-        return electorate.is_quorum(near) or near == honest
+        roster = self._history.values[value.basis].roster
+        honest = sorted((roster.member_set | roster.voter_set | {peer}) - self._liars)
+        pairs = combinations_with_replacement(honest, 2)
+        return all(self._hearing.apart_s(one, other) < since_s for one, other in pairs)

@@ -29,10 +29,10 @@ class Outcome:
     `false_bans` counts the honest ones that were accused or convicted. `honest_votes_lost` and
     `honest_seats_lost` count how often one lost its vote or seat that was in reach all the while.
     `recoveries` are the virtual seconds from the end of a fault to the next round that is final, by
-    kind of fault; `coverage` counts faults by the phase that their victim was in. `faults_missed` of the `faults` struck
-    nobody, `faults_partial` some of their victims only. `audited_share` is the training that audits
-    ran again, in parts of all that trainers did for rounds of their own; `seats_last` are the seats
-    of the last seal.
+    kind of fault; `coverage` counts faults by the phase that their victim was in. `faults_missed`
+    of the `faults` struck nobody, `faults_partial` some of their victims only. `audited_share` is
+    the training that audits ran again, in parts of all that trainers did for rounds of their own;
+    `seats_last` are the seats of the last seal.
     """
 
     scenario: str
