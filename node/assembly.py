@@ -144,6 +144,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     core.may_sit, entries.access = access.may_sit, access
     links_of = partial(BentLinks, hooks=node.hooks) if node.hooks.bends_frames else Links
     node.hooks.began(node.signer)
+    node.hooks.runs(core, trio.current_time)
     links = links_of(
         transport=transport,
         directory=directory,
@@ -167,6 +168,7 @@ def _round_config(node: Node) -> RoundConfig:
         wait_seats=node.config.wait_seats,
         wait_seats_s=node.config.wait_seats_s,
         without=node.hooks.without,
+        bend=node.hooks.said,
     )
 
 

@@ -3,15 +3,21 @@
 A node that runs with hooks says so at start. Only `sim` and the tests make other hooks.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.cells.shard_store import Item, ShardStore, State
 from protocol.errors import ConfigError
-from protocol.frames import Bulk, Frame
+from protocol.frames import Bulk, BulkHeader, Frame
 from protocol.identity import PeerId, Signer
+from protocol.messages import Body
+from protocol.slots import Slot
+
+if TYPE_CHECKING:
+    from node.core import NodeCore
 
 
 class NodeHooks:
@@ -19,7 +25,7 @@ class NodeHooks:
 
     name = ""
     bends_frames = False
-    """Whether `sent_frame` is to be asked."""
+    """Whether `outgoing` is to be asked."""
 
     bends_anchor = False
     """Whether `adopted_anchor` is to be asked."""
@@ -27,10 +33,32 @@ class NodeHooks:
     def began(self, signer: Signer) -> None:
         """The node has its key."""
 
+    def runs(self, core: "NodeCore", now_s: Callable[[], float]) -> None:
+        """The node is about to run on this core, in which a liar may look things up; `now_s` is
+        the clock of its events."""
+
+    def said(self, slot: Slot, body: Body) -> Body:
+        """What the node signs in a slot in place of this body, which it believes in itself then."""
+        del slot
+        return body
+
+    def outgoing(self, peer: PeerId, frame: Frame) -> Iterable[tuple[float, Frame]]:
+        """What goes to a peer in place of a control frame, each after so many seconds."""
+        return ((0.0, self.sent_frame(peer, frame)),)
+
     def sent_frame(self, peer: PeerId, frame: Frame) -> Frame:
         """A control frame on its way to a peer."""
         del peer
         return frame
+
+    def cells_after_s(self, peer: PeerId, bulk: Bulk, subject: bytes) -> float:
+        """How long cells that are due to a peer are held back; for ever if that is infinite."""
+        del peer, bulk, subject
+        return 0.0
+
+    def sent_header(self, header: BulkHeader) -> BulkHeader:
+        """What is said before cells of what they are."""
+        return header
 
     def sent_item(self, bulk: Bulk, item: Item) -> Item:
         """A cell on its way out, proof and all."""

@@ -9,6 +9,7 @@ from node.cells.shard_store import ShardStore
 from node.core import NodeCore
 from node.rules.chain import genesis
 from node.rules.rare import Rare, never
+from node.rules.round_config import as_it_is
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
@@ -51,6 +52,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
     )
     store.find_file = lambda index, digest: owned.disk.journal.find_result(index, digest)
     start = genesis_of(manifest, store.state.root, world.settings.seated)
+    liar = world.settings.liars.get(peer)
     config = replace(
         owned.config,
         rare=_rare(world, path),
@@ -58,6 +60,7 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         moments=MOMENTS,
         derived=shared,
         tail=0,
+        bend=as_it_is if liar is None else liar.said,
     )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
     parts = NodeParts(

@@ -54,6 +54,7 @@ class Edge(Storing):
         self.strikes = Strikes()
         self.hooks = world.settings.liars.get(self.peer) or self.hooks
         self.hooks.began(parts.core.signer)
+        self.hooks.runs(parts.core, lambda: self.own_s)
         if self.trainer.traced is not None:
             self.trainer.traced.bend = self.hooks.trained
             parts.core.audits.device = self.hooks.device_class(parts.core.audits.device)

@@ -1,4 +1,4 @@
-"""The promises of a run, I1 to I8, checked against what its nodes did, record by record.
+"""The promises of a run, I1 to I9, checked against what its nodes did, record by record.
 
 The same for a world, which makes the records, and for files of traces of real processes. What needs
 a look into the nodes of a world comes on top, with `sim.watching.watch`.
@@ -31,6 +31,7 @@ TITLES = {
     "I6": "no honest peer is accused",
     "I7": "bounded",
     "I8": "no secret",
+    "I9": "who is there keeps seat and vote",
 }
 ALL = frozenset(TITLES)
 

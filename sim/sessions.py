@@ -166,7 +166,12 @@ def send_frame(world: Around, node: SimNode, peers: Iterable[PeerId], frame: Fra
     """
     if node.hooks.bends_frames:
         for peer in peers:
-            _send(world, node, (peer,), node.hooks.sent_frame(peer, frame))
+            for after_s, bent in node.hooks.outgoing(peer, frame):
+                if after_s:
+                    at_s = world.now_s + after_s / node.clock.rate
+                    world.push(at_s, node, _send, world, node, (peer,), bent)
+                else:
+                    _send(world, node, (peer,), bent)
     else:
         _send(world, node, peers, frame)
 

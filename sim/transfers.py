@@ -5,6 +5,8 @@ breaks in the middle leaves what came before it. What is not modelled is the pac
 wait behind cells here.
 """
 
+from math import inf
+
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_queue import PushQueue
@@ -42,6 +44,15 @@ class Transfers:
 
         A peer out of reach asks elsewhere, or is absent.
         """
+        after_s = self._node.hooks.cells_after_s(push.to, push.bulk, push.subject)
+        if after_s:
+            at_s = self._world.now_s + after_s / self._node.clock.rate
+            if at_s < inf:
+                self._world.push(at_s, self._node, self._push, push)
+            return
+        self._push(push)
+
+    def _push(self, push: ev.Push) -> None:
         to, wire = push.to, self._node.wires.get(push.to)
         if push.bulk is Bulk.WORK and not self._node.core.audits.may_open(to, push.subject):
             self._early.append((self._world.now_s + EARLY_S, push))
@@ -73,6 +84,8 @@ class Transfers:
                 self._queue.done(due)
                 continue
             header = BulkHeader(bulk=due.bulk, subject=due.subject, round=about, items=len(items))
+            header = node.hooks.sent_header(header)
+            items = [node.hooks.sent_item(due.bulk, item) for item in items]
             if self._world.settings.is_encoding:
                 header, items = _as_on_the_wire(header, items)
             self._under_way.append((due, wire))

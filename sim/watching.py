@@ -10,6 +10,7 @@ from protocol.messages import Kind
 from sim.assembly import genesis_of
 from sim.checks.bounds import Bounds
 from sim.checks.hearing import Hearing
+from sim.checks.keeping import Keeping
 from sim.checks.leaving import Leaving
 from sim.checks.progress import Progress
 from sim.checks.receipts import Disk, Ledgers, OwnRounds
@@ -37,6 +38,7 @@ class Checks:
         self.reference = Reference(history, world)
         self.progress = Progress(history, world)
         self.hearing = Hearing(history, world, self.progress)
+        self.keeping = Keeping(history, world, self.hearing)
         self.bounds = Bounds(world)
         self.leaving = Leaving(self.records.leaks, world)
         self._own_rounds = OwnRounds()
@@ -61,6 +63,10 @@ class Checks:
             self._raise_first("I2", self.reference.saw(record))
         if "I6" in self._names and isinstance(record, self.hearing.kinds):
             self._raise_first("I6", self.hearing.saw(record))
+        if isinstance(record, self.keeping.kinds):
+            found = tuple(self.keeping.saw(record))
+            if "I9" in self._names:
+                self._raise_first("I9", found)
         if isinstance(record, Began):
             node = self._world.nodes[record.peer]
             self._unseen[record.peer] = node
@@ -85,7 +91,7 @@ class Checks:
         # All look now and then, and most events of a world are not the time for it.
         if self._watches_progress and self._world.now_s >= self.progress.look_s:
             self._raise_first("I4", self.progress.look())
-        if "I6" in self._names and self._world.now_s >= self.hearing.look_s:
+        if self._world.now_s >= self.hearing.look_s:
             self.hearing.look()
         if self._counts and self._world.events >= self.bounds.next_look:
             self._raise_first("I7", self.bounds.look(node))

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Protocol, TypeVar
 
 import trio
@@ -113,6 +114,11 @@ class BulkStreams:
 
         A peer out of reach asks elsewhere, or is absent.
         """
+        after_s = self._hooks.cells_after_s(push.to, push.bulk, push.subject)
+        if after_s == inf:
+            return
+        if after_s:
+            await trio.sleep(after_s)
         if push.bulk is Bulk.WORK and not await self._may_open(push):
             return
         self._queue.offer(push, round_index=self._owner.core.machine.view.index)
@@ -165,6 +171,7 @@ class BulkStreams:
         if not count or not bulk.is_of_use(self._owner.core, push):
             return
         header = BulkHeader(bulk=push.bulk, subject=push.subject, round=about, items=count)
+        header = self._hooks.sent_header(header)
         is_part = push.bulk is Bulk.PART
         round_index = self._owner.core.machine.view.index
         if is_part:

@@ -1,6 +1,10 @@
 """The links of a node whose hooks bend its frames: a liar in a test, never a volunteer's node."""
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+import trio
 
 from node.hooks import NodeHooks
 from node.peers.links import Links
@@ -10,11 +14,39 @@ from protocol.identity import PeerId
 
 @dataclass(slots=True)
 class BentLinks(Links):
-    """Each peer gets what the hooks have for it."""
+    """Each peer gets what the hooks have for it, when they have it."""
 
     hooks: NodeHooks = field(default_factory=NodeHooks)
+    _held: list[tuple[float, int, PeerId, Frame]] = field(default_factory=list, init=False)
+    """A heap of what is held back, by when it goes."""
+    _num_held: int = field(default=0, init=False)
+    _is_sooner: trio.Event = field(default_factory=trio.Event, init=False)
 
     def send_all(self, peers: tuple[PeerId, ...], frame: Frame) -> None:
         """See Links."""
         for peer in peers:
-            Links.send_all(self, (peer,), self.hooks.sent_frame(peer, frame))
+            for after_s, bent in self.hooks.outgoing(peer, frame):
+                if after_s:
+                    self._hold(trio.current_time() + after_s, peer, bent)
+                else:
+                    Links.send_all(self, (peer,), bent)
+
+    async def run(self) -> None:
+        """See Links."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Links.run, self)
+            nursery.start_soon(self._let_go)
+
+    def _hold(self, at_s: float, peer: PeerId, frame: Frame) -> None:
+        self._num_held += 1
+        heappush(self._held, (at_s, self._num_held, peer, frame))
+        self._is_sooner.set()
+
+    async def _let_go(self) -> None:
+        while True:
+            while self._held and self._held[0][0] <= trio.current_time():
+                _, _, peer, frame = heappop(self._held)
+                Links.send_all(self, (peer,), frame)
+            self._is_sooner = trio.Event()
+            with trio.move_on_at(self._held[0][0] if self._held else inf):
+                await self._is_sooner.wait()

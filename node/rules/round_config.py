@@ -1,13 +1,22 @@
 """What a RoundMachine needs to know besides the chain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.rules import roster as rosters
 from node.rules.derived import Derived
 from node.rules.rare import Rare, never
 from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
+from protocol.messages import Body
+from protocol.slots import Slot
 from training.aggregation import AGGREGATORS
 from training.segments import MOMENTS
+
+
+def as_it_is(slot: Slot, body: Body) -> Body:
+    """What an honest node signs in a slot."""
+    del slot
+    return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +37,8 @@ class RoundConfig:
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
     to one round, "inclusion" of whoever belongs in a LIST. A liar stands by its work without
     "retract". `derived` is there in a simulated world that works out once for all nodes what
-    follows from seals; None: each does by itself.
+    follows from seals; None: each does by itself. `bend` is what a liar signs in a slot in place of
+    what it should (`node.hooks.NodeHooks.said`).
     """
 
     trust: str
@@ -49,6 +59,7 @@ class RoundConfig:
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
     derived: Derived | None = field(default=None, compare=False, repr=False)
+    bend: Callable[[Slot, Body], Body] = field(default=as_it_is, compare=False, repr=False)
 
     @property
     def may_branch(self) -> bool:

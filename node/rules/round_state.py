@@ -361,6 +361,7 @@ class RoundState:
     ) -> Iterator[ev.RoundAction]:
         view = view or self.view
         slot = view.slot(kind, attempt=attempt, subject=subject)
+        body = self.config.bend(slot, body)
         yield from self._publish(view, sign_message(self._signer, slot, body), body)
 
     def _publish(

@@ -1,5 +1,11 @@
-"""Every attack by name: one file each, entered here."""
+"""Every attack by name: one file each, entered here.
 
+Beside these there are names made of a kind of message and an act: `sim.attacks.acts`.
+"""
+
+from functools import partial
+
+from sim.attacks.acts import Act, Acts
 from sim.attacks.alie import Alie
 from sim.attacks.backdoor import Backdoor
 from sim.attacks.bent_segment import BentSegment
@@ -10,6 +16,7 @@ from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
+from sim.attacks.insider import Insider
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
 from sim.attacks.lazy import Lazy
@@ -44,12 +51,15 @@ ATTACKS.register("bent_segment", BentSegment)
 ATTACKS.register("closed_work", ClosedWork)
 ATTACKS.register("constant_direction", ConstantDirection)
 ATTACKS.register("crowds_out", CrowdsOut)
+ATTACKS.register("deny_have", partial(Acts, act=Act(verb="deny", kind="have")))
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
 ATTACKS.register("fang_krum", FangKrum)
 ATTACKS.register("gaussian", Gaussian)
+ATTACKS.register("insider", Insider)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)
+ATTACKS.register("late_have", partial(Acts, act=Act(verb="late", kind="have")))
 ATTACKS.register("lazy", Lazy)
 ATTACKS.register("leaves_out", LeavesOut)
 ATTACKS.register("lists_itself", ListsItself)
@@ -68,6 +78,7 @@ ATTACKS.register("searched_ipm", SearchedIpm)
 ATTACKS.register("shift", Shift)
 ATTACKS.register("shuts_out", ShutsOut)
 ATTACKS.register("sign_flip", SignFlip)
+ATTACKS.register("silent_have", partial(Acts, act=Act(verb="never", kind="have")))
 ATTACKS.register("slow_drift", SlowDrift)
 ATTACKS.register("stale", Stale)
 ATTACKS.register("sybil_wave", SybilWave)

@@ -5,7 +5,7 @@ sees its own work alone: what others contribute is not known before everybody ha
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from node.hooks import NodeHooks
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.grid import Layout
-from protocol.identity import Signer
-from sim.attacks import ATTACKS, Context
+from protocol.identity import PeerId, Signer
+from sim.attacks import ATTACKS, Attack, Context
+from sim.attacks.acts import Acts, act_named
 from sim.attacks.seam import Vector
 
 ALONE = (
@@ -24,8 +25,11 @@ ALONE = (
     "closed_work",
     "constant_direction",
     "crowds_out",
+    "deny_have",
     "equivocation",
     "gaussian",
+    "insider",
+    "late_have",
     "lazy",
     "leaves_out",
     "lists_itself",
@@ -37,6 +41,7 @@ ALONE = (
     "scale",
     "shuts_out",
     "sign_flip",
+    "silent_have",
     "slow_drift",
     "stale",
     "sybil_wave",
@@ -155,17 +160,31 @@ class Lies:
     is_fresh: bool = False
 
 
+def is_carried_out(name: str) -> bool:
+    """Whether nodes can attack so. Raises ConfigError for an act that is misspelt."""
+    return name in (*ALONE, *TOGETHER) or act_named(name) is not None
+
+
+def attack_named(name: str) -> Attack:
+    """An attack of that name, or an act. Raises ConfigError."""
+    act = act_named(name)
+    return ATTACKS[name]() if act is None else Acts(act=act)
+
+
 def lies_named(text: str, peers: int) -> Lies:
     """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
     name, _, share = text.partition(":")
-    if name not in (*ALONE, *TOGETHER):
+    if not is_carried_out(name):
         known = ", ".join((*ALONE, *TOGETHER))
-        raise ConfigError(f"--attack: {name!r} is none that nodes can carry out; there are {known}")
+        raise ConfigError(
+            f"--attack: {name!r} is none that nodes can carry out; there are {known}, and acts like"
+            " act_never_gram, act_half_list, act_late_seal_1.45, act_deny_vote_lowest"
+        )
     try:
         fraction = float(share)
     except ValueError:
         fraction = -1.0
-    is_fresh = ATTACKS[name]().is_fresh
+    is_fresh = attack_named(name).is_fresh
     # Written so that what is not a number does not pass.
     if not 0.0 < fraction < (1.0 if is_fresh else 0.5):
         most = "below 1" if is_fresh else "below a half"
@@ -199,6 +218,8 @@ def lies_of_nodes(text: str, peers: int) -> Lies:
     return lies
 
 
-def hooks_of(name: str, seed: int = 0) -> NodeHooks:
-    """What bends one node that attacks so; `seed` is that of its world."""
-    return ATTACKS[name]().hooks() or Liar(name, seed)
+def hooks_of(name: str, seed: int = 0, liars: Collection[PeerId] = ()) -> NodeHooks:
+    """What bends one node that attacks so; `seed` is that of its world, `liars` all that lie."""
+    attack = attack_named(name)
+    attack.seed, attack.liars = seed, frozenset(liars)
+    return attack.hooks() or Liar(name, seed)

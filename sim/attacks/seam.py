@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.hooks import NodeHooks
+from protocol.identity import PeerId
 from training.registry import Registry
 
 Vector = NDArray[np.float32]
@@ -41,6 +42,11 @@ class Attack:
 
     is_fresh = False
     """Whether the liars' identities come when the run is under way, and may be most of all."""
+
+    seed = 0
+    """Of the world that it is made for: what its hooks draw follows from it."""
+    liars: frozenset[PeerId] = frozenset()
+    """All liars of that world, where they are known."""
 
     def __init__(self, *, blind: bool = False) -> None:
         self.is_blind = blind

@@ -51,9 +51,21 @@ class Hearing:
         for one in world.nodes:
             for other in world.nodes:
                 is_here = one in able and other in able
-                if one < other and not (is_here and self._progress.is_open(one, other)):
+                if one == other:
+                    is_apart = not is_here
+                else:
+                    is_apart = one < other and not (is_here and self._progress.is_open(one, other))
+                if is_apart:
                     self._apart_s[one, other] = now_s
                     self._stirred = self._round
+
+    def apart_s(self, one: PeerId, other: PeerId) -> float:
+        """When the two were last seen out of each other's reach; below 0 if never. One that stood
+        still, was down or began again was out of everybody's, and of its own."""
+        there = [self._nodes.get(peer) is self._world.nodes.get(peer) for peer in (one, other)]
+        if not all(there) or one not in self._nodes or other not in self._nodes:
+            return self._world.now_s
+        return self._apart_s.get((min(one, other), max(one, other)), -1.0)
 
     @property
     def _round(self) -> int:

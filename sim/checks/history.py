@@ -43,7 +43,7 @@ class Check(Protocol):
 
     @property
     def name(self) -> str:
-        """I1 to I8."""
+        """I1 to I9."""
         ...
 
     @property

@@ -10,17 +10,19 @@ from pathlib import Path
 from node.hooks import NodeHooks
 from node.network_main import main as run_node
 from node.processes.interrupts import end_now
-from sim.attacks.alone import ALONE, TOGETHER, hooks_of
+from sim.attacks.alone import TOGETHER, hooks_of, is_carried_out
 from sim.local.sharing_liar import SharingLiar
 
 
 def main() -> int:
     """Entry point; the exit status of the node."""
     parser = argparse.ArgumentParser(prog="sim.local.lying_node", description=__doc__)
-    parser.add_argument("--attack", choices=(*ALONE, *TOGETHER), required=True)
+    parser.add_argument("--attack", required=True, help="an attack of `sim.attacks`, or an act")
     parser.add_argument("--shared", type=Path, help="of those who lie together")
     parser.add_argument("--liars", type=int, default=1, help="how many lie together")
     own, words = parser.parse_known_args()
+    if not is_carried_out(own.attack):
+        parser.error(f"--attack {own.attack} is none that nodes can carry out")
     if own.attack in TOGETHER and own.shared is None:
         parser.error(f"--attack {own.attack} takes --shared")
     return run_node(words, _bent(own))

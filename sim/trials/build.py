@@ -81,7 +81,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
 def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
     """What bends them, each by itself or all together."""
     if lies.name not in TOGETHER:
-        return {"liars": {peer: hooks_of(lies.name, seed) for peer in liars}}
+        return {"liars": {peer: hooks_of(lies.name, seed, liars) for peer in liars}}
     conspiracy = Conspiracy(ATTACKS[lies.name](), liars)
     hooks = {peer: Accomplice(lies.name, peer, conspiracy) for peer in liars}
     return {"liars": hooks, "conspiracy": conspiracy}

@@ -9,7 +9,7 @@ from typing import Any
 class Violation:
     """The first promise that was not kept.
 
-    `name` is that of an invariant (I1 to I8), of an expectation, or "error" where the code itself
+    `name` is that of an invariant (I1 to I9), of an expectation, or "error" where the code itself
     broke. `event` is the number of the world's event at which it showed.
     """
 
@@ -26,12 +26,13 @@ class Outcome:
     `loss_last` is the mean loss of the last round trained for, None where nothing real is trained.
     `banned` counts the convicted without a seat
     in the last seal, `evidence` is what convicts them, by name and encoded in hexadecimal;
-    `false_bans` counts the honest ones that were accused or convicted. `recoveries` are the virtual
-    seconds from the end of a fault to the next round that is final, by kind of fault; `coverage`
-    counts faults by the phase that their victim was in. `faults_missed` of the `faults` struck
-    nobody, `faults_partial` some of their victims only. `audited_share` is the training that audits
-    ran again, in parts of all that trainers did for rounds of their own; `seats_last` are the seats
-    of the last seal.
+    `false_bans` counts the honest ones that were accused or convicted. `honest_votes_lost` and
+    `honest_seats_lost` count how often one lost its vote or seat that was in reach all the while.
+    `recoveries` are the virtual seconds from the end of a fault to the next round that is final, by
+    kind of fault; `coverage` counts faults by the phase that their victim was in. `faults_missed`
+    of the `faults` struck nobody, `faults_partial` some of their victims only. `audited_share` is
+    the training that audits ran again, in parts of all that trainers did for rounds of their own;
+    `seats_last` are the seats of the last seal.
     """
 
     scenario: str
@@ -56,6 +57,8 @@ class Outcome:
     audited_share: float = 0.0
     seats_last: int = 0
     faults_partial: int = 0
+    honest_votes_lost: int = 0
+    honest_seats_lost: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Its fields as JSON values."""

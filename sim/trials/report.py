@@ -46,6 +46,8 @@ def show_play(console: Console, play: Play, *, with_timeline: bool) -> None:
             f"{lies.name} against {scenario.aggregator}: {lies.count} lie, {outcome.banned} banned"
         )
         told += f", {outcome.false_bans} honest ones accused"
+        told += f"; honest ones lost {outcome.honest_votes_lost} votes"
+        told += f" and {outcome.honest_seats_lost} seats"
         if outcome.loss_last is not None:
             told += f"; loss {outcome.loss_last:.4f}"
         console.print(told, highlight=False)

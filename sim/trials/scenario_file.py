@@ -49,7 +49,7 @@ SHIPPED = Path(__file__).parent.parent / "scenarios"
 
 RULES_MAX, FAULTS_MAX, TIMES_MAX = 64, 2048, 200
 CELLS_MAX, FRAGMENTS_MAX = 256, 64
-INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
+INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9")
 
 _AS_WRITTEN = (
     *("trust", "aggregator", "topology", "attack", "audits", "learns", "peers", "seats", "rounds"),

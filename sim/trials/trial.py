@@ -150,6 +150,8 @@ class _Trial:
             loss_last=next(iter(reversed(world.losses.values())), None),
             banned=len(self.convicted.keys() - progress.seated),
             false_bans=len({*self.accusations, *self.convicted} - bent),
+            honest_votes_lost=self.checks.keeping.votes_lost,
+            honest_seats_lost=self.checks.keeping.seats_lost,
             virtual_s=round(world.now_s, 3),
             wall_s=round(wall_s, 3),
             trace_hash=world.trace_hash,

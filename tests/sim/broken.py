@@ -26,7 +26,11 @@ from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
 from tests.sim.broken_hearing import HEARING
-from tests.sim.broken_open import one_voter_hurries_all, one_word_is_enough
+from tests.sim.broken_open import (
+    last_member_is_gone,
+    one_voter_hurries_all,
+    one_word_is_enough,
+)
 from tests.sim.broken_rosters import ROSTERS
 from training import leases
 from training.compression import ErrorFeedback
@@ -397,4 +401,5 @@ BUGS = (
     Bug("I7", "early never dropped", _early_never_dropped),
     Bug("I7", "relay never forgets", _relay_never_forgets, {"rounds": 40}),
     Bug("I8", "seed in SEAT", _seed_in_seat, {"is_signing_for_real": True}),
+    Bug("I9", "the last member is gone", last_member_is_gone, {"trust": "open"}),
 )

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from node.rules import admission, round_view
+from node.rules import admission, agreement, round_view
 
 
 @contextmanager
@@ -21,6 +22,20 @@ def one_word_is_enough() -> Iterator[None]:
         patch("node.rules.supply.agreed_root", first_root),
         patch("node.rules.supply.is_agreed", lambda *_: True),
     ):
+        yield
+
+
+@contextmanager
+def last_member_is_gone() -> Iterator[None]:
+    """Where nobody has said LEAVE, a node names the last of the roster."""
+    body = agreement.commit_body
+
+    def names_the_last(view: round_view.RoundView, *rest: Any) -> Any:
+        said = body(view, *rest)
+        gone = said.gone or tuple(peer for peer in view.members[-1:] if peer != view.me)
+        return replace(said, gone=gone)
+
+    with patch("node.round.commit_body", names_the_last):
         yield
 
 

@@ -23,6 +23,7 @@ QUICK = {
     "once suspected is suspected",
     "early never dropped",
     "seed in SEAT",
+    "the last member is gone",
 }
 
 
