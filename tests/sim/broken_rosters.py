@@ -5,7 +5,9 @@ from typing import Any
 from unittest.mock import patch
 
 from node.rules import roster
+from node.rules.told import Told
 from protocol.identity import PeerId
+from protocol.messages import SeatRecord
 
 
 def _named(what: str, found: Any) -> AbstractContextManager[Any]:
@@ -16,7 +18,7 @@ def one_suspicion_is_enough() -> AbstractContextManager[Any]:
     """Whoever is suspected by anybody loses its seat."""
 
     def suspected(named: roster._Named) -> set[PeerId]:
-        return set(roster._counts([commit.suspects for commit in named._told]))
+        return set(roster._counts([commit.suspects for commit in named.told]))
 
     return _named("suspected", suspected)
 
@@ -30,7 +32,7 @@ def one_word_is_a_seat() -> AbstractContextManager[Any]:
     """In an open run too, one voter lets in whom it likes."""
 
     def joiners(named: roster._Named) -> set[PeerId]:
-        names = set(roster._counts([commit.joins for commit in named._told]))
+        names = set(roster._counts([commit.joins for commit in named.told]))
         return names - named._roster.member_set - named.gone()
 
     return _named("joiners", joiners)
@@ -39,6 +41,22 @@ def one_word_is_a_seat() -> AbstractContextManager[Any]:
 def absent_once_is_absent() -> AbstractContextManager[Any]:
     """Whoever is late in one round has lost its seat."""
     return patch.object(roster, "ABSENCES_MAX", 1)
+
+
+def absence_by_the_list() -> AbstractContextManager[Any]:
+    """Whom a LIST leaves out is absent, whoever saw its COMMIT: one closer's word."""
+    return patch.object(Told, "absences", lambda _, seat: seat.absent + 1)
+
+
+def one_word_sets_back() -> AbstractContextManager[Any]:
+    """Whom one voter says that it waited for comes last, so that a liar can say it of all."""
+    shipped = Told.with_set_back
+
+    def with_set_back(told: Told, seat: SeatRecord) -> SeatRecord:
+        with patch.object(told, "_may_lie", 0):
+            return shipped(told, seat)
+
+    return patch.object(Told, "with_set_back", with_set_back)
 
 
 def voters_without_end() -> AbstractContextManager[Any]:
@@ -53,5 +71,7 @@ ROSTERS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("nobody is suspected", nobody_is_suspected, OPEN),
     ("one word is a seat", one_word_is_a_seat, OPEN),
     ("absent once is absent", absent_once_is_absent, {}),
+    ("absence by the LIST", absence_by_the_list, OPEN),
+    ("one word sets back", one_word_sets_back, OPEN),
     ("voters without end", voters_without_end, OPEN),
 )
