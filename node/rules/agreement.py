@@ -231,7 +231,7 @@ def commit_body(
     members = set(view.members)
     banned = view.convicted & members
     joining = view.proven_seats - members - seen.unwelcome
-    if view.trust == "open":
+    if view.trust == "open" and "links" not in view.without:
         joining &= set(seen.rates.linked)
     ended = view.ended
     return Commit(

@@ -9,6 +9,7 @@ join puzzle with each check, and not once for ever.
 from collections.abc import Iterable
 
 from node.events import CheckSeat
+from node.rules.rates import Rates
 from node.rules.round_view import RoundView
 from node.rules.turns import in_turn
 from protocol.identity import PeerId
@@ -22,9 +23,11 @@ SHUT_MAX = 4096
 
 
 class Proofs:
-    """The proofs that one node looks at."""
+    """The proofs that one node looks at: in open runs of peers with which it has a link itself. One
+    who holds the state can prove it for any number of keys, and a proof is no sign of life."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
         self._is_checking = False
         self._wrong: dict[PeerId, int] = {}
         """Whose proof was wrong, and in which round."""
@@ -38,6 +41,8 @@ class Proofs:
                 continue  # A SEAT shows the state of the seal before, which is not here yet (R5).
             asking = view.ballots.of(Kind.SEAT)
             waiting = asking.keys() - view.seats_checked - {view.me}
+            if view.trust == "open" and "links" not in view.without:
+                waiting &= set(self._rates.linked)
             if waiting:
                 peer = in_turn(view.index, waiting)[0]
                 body = asking[peer].body

@@ -68,9 +68,9 @@ class RoundState:
         self._left: set[PeerId] = set()
         self._silence = Silence()
         self.rates = Rates()
+        self.proofs = Proofs(self.rates)
         self._is_past_end = False
         self.courtesy = Courtesy()
-        self.proofs = Proofs()
         self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None

@@ -16,6 +16,7 @@ from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
 from sim.attacks.gaussian import Gaussian
+from sim.attacks.ghosts import Ghosts
 from sim.attacks.insider import Insider
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
@@ -51,6 +52,7 @@ ATTACKS.register("bent_segment", BentSegment)
 ATTACKS.register("closed_work", ClosedWork)
 ATTACKS.register("constant_direction", ConstantDirection)
 ATTACKS.register("crowds_out", CrowdsOut)
+ATTACKS.register("ghosts", Ghosts)
 ATTACKS.register("deny_have", partial(Acts, act=Act(verb="deny", kind="have")))
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)

@@ -28,6 +28,7 @@ ALONE = (
     "deny_have",
     "equivocation",
     "gaussian",
+    "ghosts",
     "insider",
     "late_have",
     "lazy",
@@ -68,8 +69,8 @@ TOGETHER = (
 INNER = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
 
-IN_WORLDS = INNER | {"crowds_out"}
-"""Those, and one that has solved the puzzle of worlds alone."""
+IN_WORLDS = INNER | {"crowds_out", "ghosts"}
+"""Those, and what has solved the puzzle of worlds alone."""
 
 NEEDS_AUDITS = INNER | {"lying_auditor", "shuts_out"}
 """Attacks on what audits look at: without any they bend nothing."""

@@ -81,12 +81,13 @@ class AsksUnderMadeUpKeys(NodeHooks):
 
     def _seat(self, number: int, slot: Slot) -> SignedMessage:
         assert self._signer is not None
-        made_up = _made_up(self._signer.peer_id, number, isinstance(self._signer, Ed25519Signer))
-        work = solve(slot.run, made_up.peer_id, PUZZLE_BITS)
-        return sign_message(made_up, slot, Seat(proof=bytes(32), device="", work=work))
+        key = made_up(self._signer.peer_id, number, isinstance(self._signer, Ed25519Signer))
+        work = solve(slot.run, key.peer_id, PUZZLE_BITS)
+        return sign_message(key, slot, Seat(proof=bytes(32), device="", work=work))
 
 
 @lru_cache(maxsize=4096)
-def _made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
+def made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
+    """A key of that liar's own making."""
     seed = blake3(liar + number.to_bytes(4, "big")).digest()
     return Ed25519Signer(seed) if is_real else KeyedHashSigner(PeerId(seed))
