@@ -189,8 +189,7 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
 
     The same of GRAMs. While one is awaited nobody can sum, and only its slice is late.
     """
-    is_done_by_few = view.copies > 1 and not view.everybody_sums
-    for digest, _ in view.ballots.certified_lists() if is_done_by_few else ():
+    for digest, _ in () if view.everybody_sums else view.ballots.certified_lists():
         since_s = view.certified_s.get(digest, now_s)
         awaited = unmeasured(view, digest)
         due_s = since_s + deadline_s
@@ -207,6 +206,8 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
                 said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
             groups = alike(said)
             if any(view.belief.is_enough(peers) for peers in groups.values()):
+                if now_s >= due_s and not awaited:
+                    _replace_silent(view, digest, piece, now_s=now_s, deadline_s=deadline_s)
                 continue
             if now_s >= due_s:
                 view.lapsed |= _owing(view, piece, said.keys())
@@ -217,6 +218,19 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
                 wrong += len(set(first) - said.keys())
                 wrong = min(wrong, view.belief.words - 1)
             view.gathering().call(piece, max(late, wrong))
+
+
+def _replace_silent(
+    view: RoundView, digest: bytes, piece: Slice, *, now_s: float, deadline_s: float
+) -> None:
+    """Among friends: who says what a slice sums to, and lets nobody have it, is one of nobody."""
+    said = view.agg_of(digest, piece).keys()
+    held = view.results.get(digest, set())
+    if view.copies > 1 or view.me in said or held.issuperset(range(piece.first, piece.stop)):
+        return
+    if not any(view.is_moving(digest, p, now_s=now_s, within_s=deadline_s / 2) for p in said):
+        view.lapsed |= said - view.suspects
+        view.gathering().call(piece, 1)
 
 
 def _owing(view: RoundView, piece: Slice, said: Collection[PeerId]) -> set[PeerId]:

@@ -230,7 +230,8 @@ def _summable(
 def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[RoundAction]:
     """The result of a slice, to every member that is expected to need it.
 
-    A substitute keeps it for those who ask, until all who come before it are suspected, or caught.
+    A substitute keeps it for those who ask, until all who come before it are suspected, or caught,
+    or kept this node waiting.
     In open runs nobody can check it before another reducer has said the same. Where everybody sums
     nobody needs it.
     """
@@ -242,7 +243,7 @@ def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[Round
         if not is_agreed(view, digest, piece):
             return
     place = ("result", digest, piece.first, view.me)
-    if place in view.requested or not view.suspects.issuperset(before):
+    if place in view.requested or not before <= view.suspects | view.lapsed:
         return
     view.requested.add(place)
     if view.rare("result-unpushed"):
