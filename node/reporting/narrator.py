@@ -13,6 +13,7 @@ from node.rules.round_view import RoundView
 from node.state_transfer.catchup import CatchUp
 from node.status.board import EventLog, peer_texts
 from protocol.identity import PeerId, peer_id_text, short_id
+from protocol.messages import SealValue
 
 if TYPE_CHECKING:
     from node.state_transfer.progress import Progress
@@ -90,6 +91,24 @@ class Narrator:
             view.attempt,
             wall_s,
         )
+
+        self._set_back(view, value)
+
+    def _set_back(self, view: RoundView, value: SealValue) -> None:
+        """Who is set back by this seal, because it kept more voters waiting than may lie (R8)."""
+        before = {seat.peer: seat.set_back_until for seat in view.head.roster.seats}
+        for seat in value.roster.seats:
+            if seat.set_back_until <= before.get(seat.peer, 0):
+                continue
+            until = seat.set_back_until
+            logger.warning("set back peer=%s until_round=%d", short_id(seat.peer), until)
+            self._log.emit(
+                "set_back",
+                peer=peer_id_text(seat.peer),
+                round=value.round,
+                until=until,
+                is_own=seat.peer == view.me,
+            )
 
     def advanced(self, action: ev.Advance) -> None:
         """A round is sealed provisionally: no quorum is in reach (R4)."""

@@ -105,6 +105,12 @@ class PeopleLog:
                 return "fetches the run's state anew from its peers"
             case "sealed", {"round": int(round_index), "listed": list(listed)}:
                 return self._sealed(round_index, rounds, len(listed), fields)
+            case "set_back", {"peer": str(peer), "until": int(until), "is_own": bool(is_own)}:
+                who = "this node" if is_own else f"peer {peer[-8:]}"
+                return (
+                    f"{who} kept others waiting for what it owed: until round {until} others sum "
+                    "and propose before it; it keeps seat and vote"
+                )
             case "provisional", {"round": int(round_index), "listed": int(listed)}:
                 return self._provisional(round_index, rounds, listed, fields)
             case "confirmed", {"round": int(round_index)}:

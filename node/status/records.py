@@ -126,6 +126,10 @@ class PeerRecord:
     device_class: str | None = None
     """In runs with audits what its last listed COMMIT said; None where there is none."""
 
+    set_back_until: int | None = None
+    """Until which round others sum and propose before it, because it kept them waiting; None where
+    it was not so late."""
+
     is_audited: bool | None = None
     """Whether so many voters of that class were listed that their words on its training would
     convict it. Of the others nothing but the encoding is looked at, and together they weigh at

@@ -286,6 +286,11 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
     wall_s = sources.wall_clock()
     classes = core.audits.classes
     answerable = core.audits.answerable
+    back_until = {
+        seat.peer: seat.set_back_until
+        for seat in view.head.roster.seats
+        if seat.set_back_until >= view.index
+    }
     records = []
     for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
         silence_s, said = core.liveness.silence_s(peer, now_s), told.get(peer)
@@ -308,6 +313,7 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 rate_bytes_s=core.machine.rates.bytes_per_s(peer),
                 suspicion=_suspicion(sources, peer),
                 device_class=shown(classes[peer]) if peer in classes else None,
+                set_back_until=back_until.get(peer),
                 is_audited=peer in answerable if peer in classes else None,
                 **_of_network(sources.network, peer),
             )

@@ -209,7 +209,9 @@ def _peer_cells(peer: PeerRecord) -> Iterator[str]:
     link = "linked" if peer.is_linked else "no link"
     why = "convicted" if peer.is_convicted else "suspected" if peer.is_suspected else ""
     yield f"{link}, {why}" if why else link
-    yield ("voter" if peer.is_voter else "member") if peer.is_member else "-"
+    seat = ("voter" if peer.is_voter else "member") if peer.is_member else "-"
+    late = peer.set_back_until
+    yield seat if late is None else f"{seat}, kept others waiting (last until round {late})"
     yield "-" if peer.round is None else str(peer.round)
     yield _heard(peer)
     yield peer.path or "-"

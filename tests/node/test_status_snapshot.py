@@ -288,7 +288,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(peers) == {"schema", "run", "round", "peers", "unaudited_share"}
     assert set(peers["peers"][0]) == {
         *("peer", "is_linked", "is_member", "is_voter", "is_suspected", "is_convicted", "round"),
-        *("heard_s_ago", "addresses", "device", "software", "told_s_ago"),
+        *("heard_s_ago", "addresses", "device", "software", "told_s_ago", "set_back_until"),
         *("path", "rtt_ms", "bytes_up", "bytes_down", "rate_bytes_s", "suspicion"),
         *("device_class", "is_audited"),
     }

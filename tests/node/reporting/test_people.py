@@ -83,6 +83,16 @@ def test_provisional_rounds_are_told_of_and_what_becomes_of_them() -> None:
     assert lost.endswith("goes on from round 7\n")
 
 
+def test_who_is_set_back_is_named_and_told_that_it_keeps_its_seat() -> None:
+    fields: dict[str, Field] = {"peer": "12D3KooWabcdefgh", "round": 7, "until": 15}
+    other = told(("set_back", fields | {"is_own": False}))
+    assert other.startswith("peer abcdefgh kept others waiting")
+    assert "until round 15" in other
+    own = told(("set_back", fields | {"is_own": True}))
+    assert own.startswith("this node kept others waiting")
+    assert "keeps seat and vote" in own
+
+
 def test_a_seat_is_told_of_once_until_it_is_lost() -> None:
     seated: tuple[str, dict[str, Field]] = ("seated", {"round": 3})
     assert told(seated, seated).count("takes part") == 1
