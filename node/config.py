@@ -29,6 +29,7 @@ _MULTIADDR = re.compile(r"(?P<address>/[!-~]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]
 _EXAMPLE = "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
 _TCP = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,6})")
 _NAME = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+_ZONED = re.compile(r"[0-9a-fA-F.:]+(%[0-9A-Za-z_.-]{1,32})?")
 _LISTEN = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9a-fA-F.:]+)/tcp/(?P<port>\d{1,5})/?")
 
 SECURITIES = ("tls", "noise")
@@ -89,6 +90,9 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def _is_ip(host: str, version: str) -> bool:
+    # Python takes anything behind the % of a zone, also what a shell would run.
+    if _ZONED.fullmatch(host) is None:
+        return False
     try:
         return str(ipaddress.ip_address(host).version) == version
     except ValueError:

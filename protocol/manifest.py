@@ -23,6 +23,7 @@ from protocol.wire import (
     Scalar,
     Signature,
     Size,
+    Spelled,
     decode,
     encode,
 )
@@ -31,7 +32,9 @@ WIRE_VERSION = 1
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 
-Name = Annotated[str, Size(1, 64)]
+Name = Annotated[str, Spelled("a-z0-9_", 1, 64)]
+"""Of what a founder names: it is shown to whoever joins, before anything else is."""
+
 Positive = Annotated[int, Range(1, 2**53)]
 
 
@@ -76,7 +79,7 @@ class CorpusSpec:
     keys the order in which samples are leased.
     """
 
-    name: Name
+    name: Annotated[str, Spelled("a-z0-9_.+-", 1, 64)]
     digest: Digest
     num_blocks: Positive
     block_bytes: Annotated[int, Range(1024, limits.CHUNK_BYTES)]

@@ -5,15 +5,18 @@ that is found there: the manifest, which the founder signed, is what counts when
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
+from node.config import parse_dialable
 from protocol import limits
-from protocol.errors import DecodeError
+from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, peer_id_text
 from protocol.manifest import RunManifest
 from protocol.wire import Digest, Range, Size, decode, encode
@@ -94,12 +97,22 @@ class PublicRun:
         }
 
     def join_addresses(self) -> list[str]:
-        """Addresses of a few of its peers."""
-        return [
-            f"{addresses[0]}/p2p/{peer_id_text(peer)}"
-            for peer, addresses in self.peers
-            if addresses
-        ][:_PEERS_NAMED]
+        """One address of each of a few of its peers, as `barnraise join` takes it.
+
+        Whoever wrote the record is a stranger: what is no address is told to nobody, least of all
+        as a part of a command to paste.
+        """
+        found = (_first_dialable(peer, addresses) for peer, addresses in self.peers)
+        return list(islice(filter(None, found), _PEERS_NAMED))
+
+
+def _first_dialable(peer: PeerId, addresses: Iterable[str]) -> str | None:
+    for address in addresses:
+        text = f"{address}/p2p/{peer_id_text(peer)}"
+        with suppress(ConfigError):
+            parse_dialable(text)
+            return text
+    return None
 
 
 async def find_public_runs(directory: Directory) -> tuple[PublicRun, ...]:
