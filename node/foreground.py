@@ -22,10 +22,10 @@ from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
     Occasion,
     PeopleLog,
-    people_console,
     say,
     what_joining_means,
 )
+from node.reporting.terminal import people_console
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.settings.node_file import node_config, read_node_file

@@ -27,6 +27,7 @@ from protocol.wire import (
     decode,
     encode,
 )
+from protocol.wire_versions import MANIFEST_LISTS, other_version, peek_version
 
 WIRE_VERSION = 1
 ARITHMETIC_VERSION = 1
@@ -354,8 +355,12 @@ def sign_manifest(manifest: RunManifest, signer: Signer) -> SignedManifest:
 def open_manifest(data: bytes, signer: Signer) -> RunManifest:
     """The manifest in `data`, its signature checked.
 
-    Raises DecodeError for malformed bytes and SignatureError where the founder did not sign them.
+    Raises DecodeError for malformed bytes, WireVersionError for those of another wire version, and
+    SignatureError where the founder did not sign them.
     """
+    version = peek_version(data, MANIFEST_LISTS)
+    if version is not None and version != WIRE_VERSION:
+        raise other_version(version, WIRE_VERSION)
     signed = decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
     manifest = signed.manifest
     if not signer.verify(manifest.founder, _DOMAIN + encode(manifest), signed.signature):

@@ -33,6 +33,7 @@ from protocol.errors import (
     NetworkError,
     PeerError,
     RefusedError,
+    WireVersionError,
 )
 from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
@@ -310,7 +311,9 @@ class Links:
                 await self.tell(ev.Fault(peer, str(mismatch)))
             return
         except RefusedError as refusal:
-            self._note_refusal(peer, refusal)
+            is_news = self._note_refusal(peer, refusal)
+            if is_news and isinstance(refusal, WireVersionError):
+                await self.tell(ev.Fault(peer, str(refusal)))
             raise
         except PeerError as error:
             await self.tell(ev.Fault(peer, f"hello: {error}"))

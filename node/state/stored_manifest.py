@@ -5,9 +5,9 @@ from pathlib import Path
 
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
 from protocol import limits
-from protocol.errors import ConfigError, PeerError
+from protocol.errors import ConfigError, PeerError, WireVersionError
 from protocol.identity import Signer
-from protocol.manifest import SignedManifest, open_manifest
+from protocol.manifest import WIRE_VERSION, SignedManifest, open_manifest
 from protocol.wire import decode, encode
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,11 @@ def read_signed_manifest(path: Path, signer: Signer) -> SignedManifest:
         raise ConfigError(f"cannot read the manifest {path}: {error.strerror}") from error
     try:
         open_manifest(data, signer)
+    except WireVersionError as error:
+        raise ConfigError(
+            f"{path} is of a run of wire version {error.theirs}, this barnraise speaks "
+            f"{WIRE_VERSION}: a run goes on with the barnraise that founded it"
+        ) from error
     except PeerError as error:
         raise ConfigError(f"{path} is no manifest of a run: {error}") from error
     return decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
