@@ -28,11 +28,11 @@ from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
-from node.state.folder import MANIFEST_FILE, make_folder, run_folder
+from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.psk import check_private, read_psk
-from node.state.stored_manifest import read_signed_manifest
+from node.state.stored_manifest import make_run_folder, read_signed_manifest
 from node.status.board import EventLog, StatusBoard
 from node.trainers.attached_trainer import Attachment, attachment
 from protocol.errors import BarnraiseError, ConfigError
@@ -120,8 +120,7 @@ async def _run(
             signer = load_or_create_identity(config.state)
             psk = read_psk(config.psk) if config.psk is not None else None
             config, signed = await _obtain(config, arguments.join, signer, psk)
-            folder = run_folder(config.state, signed.manifest.digest)
-            make_folder(folder)
+            folder = make_run_folder(config.state, signed.manifest.digest)
             check_private(folder, psk)
             with (
                 start_logging(folder, log_json=False, console=attached is None) as logs,

@@ -79,7 +79,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Check every signature and sum of an exported ledger."""
-    from node.using.checkpoint_find import ANY_SIGNER
+    from node.state.stored_manifest import ANY_SIGNER
     from node.using.ledger import verify_ledger
 
     with _progress() as tell:

@@ -22,8 +22,8 @@ CODES_PN = np.ones((4, 4096), dtype=np.uint8)
 CODES_N = CODES_PN[0]
 FOUR = np.ones(4, dtype=np.float32)
 THREE = FOUR[:3]
-HALVES_PN = np.ones((4, 4096), dtype=np.float16)
-HALVES_N = HALVES_PN[0]
+HALVES_PN: np.ndarray = np.ones((4, 4096), dtype=np.float16)
+HALVES_N: np.ndarray = HALVES_PN[0]
 LATTICE = Lattice(CODES_N, FOUR, FOUR, 1024)
 WIRING = Wiring(4, np.array([[0, 1]], dtype=np.int32), np.array([0, 1], dtype=np.int32))
 LEVELS_PN = CODES_PN.view(np.int8)
