@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.reaching.circuits import parse_circuit
+from dht.reaching.scopes import PRIVATE_ADDRESSES, PrivateAddresses
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 
@@ -125,6 +126,10 @@ class NodeConfig:
     """Whether the node tells its own network that it is there, and asks who else is (mDNS); in a
     private swarm it does not."""
 
+    private_addresses: PrivateAddresses = "auto"
+    """Whether records that strangers read hold addresses of this node's own network: "auto", while
+    it has no other; "always"; or "never"."""
+
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers that are asked first, besides the known peers. A founder has none."""
 
@@ -213,6 +218,11 @@ class NodeConfig:
                 raise ConfigError(
                     f"{name}: {mbit:g} is neither 0 (no limit) nor within {least:g}..{MBIT_MAX:g}"
                 )
+        if self.private_addresses not in PRIVATE_ADDRESSES:
+            raise ConfigError(
+                f"private_addresses: {self.private_addresses!r} is none of "
+                f"{', '.join(PRIVATE_ADDRESSES)}"
+            )
         if self.security not in SECURITIES:
             raise ConfigError(f"security: {self.security!r} is none of {', '.join(SECURITIES)}")
         if not 0.0 <= self.relay_gib <= RELAY_GIB_MAX:
@@ -236,6 +246,12 @@ class NodeConfig:
         parse_listen(self.listen)
         for text in self.bootstrap:
             parse_peer_address(text)
+
+    @property
+    def records_private(self) -> PrivateAddresses:
+        """`private_addresses`, where what the owner announces itself is told as it is."""
+        is_own_word = bool(self.announce) and self.private_addresses == "auto"
+        return "always" if is_own_word else self.private_addresses
 
     @property
     def listen_host(self) -> str:

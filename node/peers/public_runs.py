@@ -4,7 +4,7 @@ Each node says it for itself, under one of sixteen topics by the run's digest. I
 that is found there: the manifest, which the founder signed, is what counts when somebody joins.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +25,9 @@ TTL_S = 900.0
 """A run whose nodes are all gone is still shown for so long."""
 
 TOPICS = tuple(b"barnraise/runs/%x" % digit for digit in range(16))
+
+LOOK_S = 30.0
+"""How often a node looks whether its addresses have changed."""
 
 _PEERS_NAMED = 4
 _BYTES_PER_PARAMETER = 24
@@ -63,11 +66,27 @@ def topic_of(run: bytes) -> bytes:
     return TOPICS[run[0] >> 4]
 
 
-async def keep_said(directory: Directory, manifest: RunManifest, addresses: Iterable[str]) -> None:
+async def say_run(directory: Directory, manifest: RunManifest, addresses: Iterable[str]) -> None:
     """Say that there is this run, if it is one for strangers; the directory renews it."""
     if manifest.trust == "open":
         advert = encode(advert_of(manifest, addresses))
         await directory.announce(topic_of(manifest.digest), advert, ttl_s=TTL_S)
+
+
+async def keep_said(
+    directory: Directory, manifest: RunManifest, addresses: Callable[[], tuple[str, ...]]
+) -> None:
+    """Say it, and again when this node's addresses have changed; until cancelled.
+
+    A node behind a router has one that means something when it has found a relay.
+    """
+    said: tuple[str, ...] | None = None
+    while manifest.trust == "open":
+        now = addresses()
+        if now != said:
+            said = now
+            await say_run(directory, manifest, now)
+        await trio.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
 from node.commands.meeting import _print_runs
 from node.peers.joining import parse_target
-from node.peers.public_runs import advert_of, find_public_runs, keep_said, public_runs, topic_of
+from node.peers.public_runs import advert_of, find_public_runs, public_runs, say_run, topic_of
 from node.state.dht_table import DHT_TABLE_FILE, read_table
 from node.state.known_peers import KnownPeer, KnownPeers
 from protocol.identity import Ed25519Signer, peer_id_text
@@ -36,8 +36,8 @@ async def test_run_for_strangers_is_seen_and_one_of_friends_is_not(
 ) -> None:
     async with open_nodes(MemoryNetwork(), 4) as nodes:
         for node in nodes[:2]:
-            await keep_said(node.directory, OPEN, [ADDRESS])
-        await keep_said(nodes[2].directory, toy_manifest(), [ADDRESS])
+            await say_run(node.directory, OPEN, [ADDRESS])
+        await say_run(nodes[2].directory, toy_manifest(), [ADDRESS])
         (run,) = await find_public_runs(nodes[3].directory)
         assert run.advert == advert_of(OPEN, [ADDRESS])
         told = run.as_json()
