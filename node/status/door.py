@@ -14,6 +14,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 
 HEAD_BYTES_MAX = 4096
@@ -27,6 +28,8 @@ HEADERS = {
     "Server": "barnraise",
 }
 """Of every answer."""
+
+TURNS_AT_END = 8
 
 _END = b"\r\n\r\n"
 _MORE = {401: ("WWW-Authenticate", "Bearer"), 405: ("Allow", "GET"), 429: ("Retry-After", "1")}
@@ -68,6 +71,9 @@ class Hall:
         self.places, self.patience_s, per_s = bounds
         self.answers = Bucket(per_s, time.monotonic())
         self.waiting: dict[Door, asyncio.Transport] = {}
+        self._num_open = 0
+        self._is_closed = False
+        self._emptied = asyncio.Event()
 
     def __call__(self) -> "Door":
         """A connection for `create_server`."""
@@ -75,14 +81,33 @@ class Hall:
 
     def enter(self, door: "Door", transport: asyncio.Transport) -> None:
         """One more waits; who has waited longest makes room."""
+        self._num_open += 1
+        if self._is_closed:
+            transport.abort()
+            return
         while len(self.waiting) >= self.places:
             self.waiting.pop(next(iter(self.waiting))).abort()
         self.waiting[door] = transport
 
-    def abort(self) -> None:
-        """Cut off all who wait."""
+    def leave(self, door: "Door") -> None:
+        """It is gone, or handed on."""
+        self.waiting.pop(door, None)
+        self._num_open -= 1
+        if self._is_closed and not self._num_open:
+            self._emptied.set()
+
+    async def shutdown(self, limit_s: float) -> None:
+        """Cut off all who wait, and who comes yet; until the loop has let go of them."""
+        self._is_closed = True
         for transport in self.waiting.values():
             transport.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                # Who was accepted in this moment enters in one of the next.
+                for _ in range(TURNS_AT_END):
+                    await asyncio.sleep(0)
+                if self._num_open:
+                    await self._emptied.wait()
 
 
 class Door(asyncio.Protocol):
@@ -125,7 +150,7 @@ class Door(asyncio.Protocol):
         self._leave()
 
     def _leave(self) -> None:
-        self._hall.waiting.pop(self, None)
+        self._hall.leave(self)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -189,9 +189,13 @@ class _Server:
         try:
             await self._stopping.wait()
         finally:
-            server.close()
-            hall.abort()
+            # Nobody more is accepted; who was in this moment is let in, and out again, before the
+            # server closes: asyncio would forget the connection half made.
+            with suppress(NotImplementedError):  # Windows ends what it waits for by closing it.
+                self._loop.remove_reader(self._listener)
             gate.abort()
+            await hall.shutdown(STOP_S / 3)
+            server.close()
             await gate.shutdown(STOP_S / 3)
 
 
