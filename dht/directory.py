@@ -28,6 +28,7 @@ from dht.kademlia.requests import RequestConfig, Requester, RequestServer
 from dht.kademlia.routing import Contact
 from dht.kademlia.searching import Searcher
 from dht.origins import Doubt, Origins
+from dht.reaching.scopes import PrivateAddresses, told_in_records
 from protocol.clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
 from protocol.transport import Transport
@@ -91,6 +92,9 @@ class DirectoryConfig:
 
     pings_at_once: int = 8
 
+    private_addresses: PrivateAddresses = "auto"
+    """Whether others are told addresses that mean nothing to them; see `dht.reaching.scopes`."""
+
 
 class KademliaDirectory:
     """SEAM Directory over our own Kademlia. Answers from construction on; asks while `run` runs."""
@@ -116,7 +120,7 @@ class KademliaDirectory:
         self._rng = rng or random.SystemRandom()
         self.kademlia = Kademlia(
             signer,
-            tuple if is_visitor else transport.addresses,
+            tuple if is_visitor else self._told,
             self._rng,
             config=self.config.kademlia,
             connected=transport.connected,
@@ -134,6 +138,10 @@ class KademliaDirectory:
         self._refresh_wanted = trio.Event()
         server = RequestServer(self._answer, self.config.requests)
         transport.serve(PROTOCOL, server.serve)
+
+    def _told(self) -> tuple[str, ...]:
+        """Where we may be dialled, as those are told who pass it on to strangers."""
+        return told_in_records(self._transport.addresses(), self.config.private_addresses)
 
     async def run(self, *, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Own all requests, renew what is announced, refresh the table. Ends when cancelled.

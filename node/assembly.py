@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from dht.directory import KademliaDirectory
+from dht.reaching.scopes import told_to_members
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.cells.heap import give_back_free_memory
 from node.cells.line_limits import LineLimits
@@ -153,6 +154,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         tell=entries.tell,
         finds_nobody=node.hooks.finds_nobody,
         access=access,
+        private_addresses=node.config.records_private,
     )
     work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)
@@ -218,7 +220,11 @@ def _entry_exchange(node: Node, folder: Path, driver: Driver, parts: DriverParts
             store=Store(folder, node.signed.manifest.digest),
             log=node.log,
             tell=driver.tell,
-            addresses=parts.transport.addresses,
+            addresses=lambda: told_to_members(
+                parts.transport.addresses(),
+                node.signed.manifest.trust,
+                node.config.records_private,
+            ),
             checkpoint=lambda: parts.checkpoints.latest,
             first_round=parts.restart.chain[-1].value.round,
             folder=folder,

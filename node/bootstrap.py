@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from dht.directory import KademliaDirectory
+from dht.directory import DirectoryConfig, KademliaDirectory
 from dht.kademlia.routing import Contact
 from dht.reaching.relay_books import RelayLimits
 from dht.reaching.relay_server import RelayServer
@@ -82,7 +82,8 @@ async def _serve(
         async with listening(config, signer.seed) as transport, trio.open_nursery() as nursery:
             if relay is not None:
                 RelayServer(transport, relay, seen=transport.seen)
-            directory = KademliaDirectory(transport, signer, time.time)
+            told = DirectoryConfig(private_addresses=config.records_private)
+            directory = KademliaDirectory(transport, signer, time.time, config=told)
             await nursery.start(directory.run)
             departure.begin()
             addresses = full_addresses(signer.peer_id, transport.addresses())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.reaching.circuits import parse_circuit
+from dht.reaching.scopes import PRIVATE_ADDRESSES, PrivateAddresses
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 
@@ -29,6 +30,7 @@ _MULTIADDR = re.compile(r"(?P<address>/[!-~]+)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]
 _EXAMPLE = "/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."
 _TCP = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,6})")
 _NAME = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+_ZONED = re.compile(r"[0-9a-fA-F.:]+(%[0-9A-Za-z_.-]{1,32})?")
 _LISTEN = re.compile(r"/ip(?P<version>[46])/(?P<host>[0-9a-fA-F.:]+)/tcp/(?P<port>\d{1,5})/?")
 
 SECURITIES = ("tls", "noise")
@@ -89,6 +91,9 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def _is_ip(host: str, version: str) -> bool:
+    # Python takes anything behind the % of a zone, also what a shell would run.
+    if _ZONED.fullmatch(host) is None:
+        return False
     try:
         return str(ipaddress.ip_address(host).version) == version
     except ValueError:
@@ -120,6 +125,10 @@ class NodeConfig:
     has_mdns: bool = True
     """Whether the node tells its own network that it is there, and asks who else is (mDNS); in a
     private swarm it does not."""
+
+    private_addresses: PrivateAddresses = "auto"
+    """Whether records that strangers read hold addresses of this node's own network: "auto", while
+    it has no other; "always"; or "never"."""
 
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers that are asked first, besides the known peers. A founder has none."""
@@ -209,6 +218,11 @@ class NodeConfig:
                 raise ConfigError(
                     f"{name}: {mbit:g} is neither 0 (no limit) nor within {least:g}..{MBIT_MAX:g}"
                 )
+        if self.private_addresses not in PRIVATE_ADDRESSES:
+            raise ConfigError(
+                f"private_addresses: {self.private_addresses!r} is none of "
+                f"{', '.join(PRIVATE_ADDRESSES)}"
+            )
         if self.security not in SECURITIES:
             raise ConfigError(f"security: {self.security!r} is none of {', '.join(SECURITIES)}")
         if not 0.0 <= self.relay_gib <= RELAY_GIB_MAX:
@@ -232,6 +246,12 @@ class NodeConfig:
         parse_listen(self.listen)
         for text in self.bootstrap:
             parse_peer_address(text)
+
+    @property
+    def records_private(self) -> PrivateAddresses:
+        """`private_addresses`, where what the owner announces itself is told as it is."""
+        is_own_word = bool(self.announce) and self.private_addresses == "auto"
+        return "always" if is_own_word else self.private_addresses
 
     @property
     def listen_host(self) -> str:

@@ -22,18 +22,19 @@ from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
     Occasion,
     PeopleLog,
-    people_console,
     say,
     what_joining_means,
 )
+from node.reporting.terminal import people_console
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
 from node.settings.node_file import node_config, read_node_file
-from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state, make_folder, run_folder
+from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.psk import check_private
 from node.state.run_store import found_or_resume
+from node.state.stored_manifest import make_run_folder
 from node.status.board import EventLog, StatusBoard
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
@@ -131,8 +132,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         psk = transport_config(early).psk
         obtained = await obtain(signer, psk)
         manifest = obtained.signed.manifest
-        folder = run_folder(start.state, manifest.digest)
-        make_folder(folder)
+        folder = make_run_folder(start.state, manifest.digest)
         check_private(folder, psk)
         options = {**start.options, "bootstrap": (*named, *obtained.bootstrap)}
         config = node_config(node_file, options, state=start.state, manifest=folder / MANIFEST_FILE)

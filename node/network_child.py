@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, TrainerError
@@ -29,6 +30,8 @@ _LAST_WORD_S = 1.0
 _SAID_BYTES_KEPT = 4096
 _SAID_LINES_KEPT = 20
 
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+
 # A group of its own: Ctrl+C in a terminal is for the user's process to act on.
 _PROCESS_GROUP: int | None
 if sys.platform == "win32":
@@ -44,8 +47,16 @@ class NetworkChild:
     this process, such as a data loader's worker, `close` does nothing and the pipe raises.
     """
 
-    def __init__(self, command: Sequence[str], state: Path) -> None:
-        """Start it. Raises ConfigError where `state` cannot be written to."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        state: Path,
+        environment: Mapping[str, str] = NOTHING_MORE,
+    ) -> None:
+        """Start it, with `environment` on top of ours.
+
+        Raises ConfigError where `state` cannot be written to.
+        """
         try:
             state.mkdir(parents=True, exist_ok=True)
             # A file and no pipe: nobody has to read while the user computes. It has no name, so
@@ -61,7 +72,7 @@ class NetworkChild:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
-                env=child_environment(),
+                env={**child_environment(), **environment},
                 bufsize=0,
                 creationflags=_CREATION_FLAGS,
                 process_group=_PROCESS_GROUP,

@@ -20,6 +20,7 @@ from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
 from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.hooks import NodeHooks, hooks_named
 from node.peers.departure import Departure
+from node.peers.join_variable import JOIN_VARIABLE, take_from_environment
 from node.peers.joining import join_run, parse_target
 from node.peers.neighbours import look_around, says_so
 from node.processes.interrupts import end_now
@@ -27,11 +28,11 @@ from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
 from node.running import Around, run_node
-from node.state.folder import MANIFEST_FILE, make_folder, run_folder
+from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.psk import check_private, read_psk
-from node.state.stored_manifest import read_signed_manifest
+from node.state.stored_manifest import make_run_folder, read_signed_manifest
 from node.status.board import EventLog, StatusBoard
 from node.trainers.attached_trainer import Attachment, attachment
 from protocol.errors import BarnraiseError, ConfigError
@@ -44,9 +45,11 @@ logger = logging.getLogger(__name__)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.network_main", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="folder of key and checkpoints")
-    run = parser.add_mutually_exclusive_group(required=True)
+    run = parser.add_mutually_exclusive_group()
     run.add_argument("--manifest", type=Path, help="the run's signed manifest")
-    run.add_argument("--join", help="an invite link, or a peer's address")
+    run.add_argument(
+        "--join", help=f"an invite link, or a peer's address; by default what {JOIN_VARIABLE} says"
+    )
     parser.add_argument("--listen", default=LISTEN_DEFAULT, help="e.g. /ip4/0.0.0.0/tcp/4001")
     parser.add_argument("--bootstrap", action="append", default=[], help="a peer's address")
     parser.add_argument("--psk", type=Path, help="key file of a private swarm")
@@ -117,8 +120,7 @@ async def _run(
             signer = load_or_create_identity(config.state)
             psk = read_psk(config.psk) if config.psk is not None else None
             config, signed = await _obtain(config, arguments.join, signer, psk)
-            folder = run_folder(config.state, signed.manifest.digest)
-            make_folder(folder)
+            folder = make_run_folder(config.state, signed.manifest.digest)
             check_private(folder, psk)
             with (
                 start_logging(folder, log_json=False, console=attached is None) as logs,
@@ -185,7 +187,13 @@ def main(words: Sequence[str] | None = None, hooks: NodeHooks | None = None) -> 
 
     `hooks` bend this node; only `sim` has any.
     """
-    arguments = _parser().parse_args(words, argparse.Namespace(hooks=hooks))
+    parser = _parser()
+    arguments = parser.parse_args(words, argparse.Namespace(hooks=hooks))
+    said = take_from_environment()
+    if arguments.manifest is None and arguments.join is None:
+        arguments.join = said
+    if arguments.manifest is None and arguments.join is None:
+        parser.error("one of --manifest and --join is needed")
     departure = Departure()
     try:
         run_loop(_main, arguments, departure)

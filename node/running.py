@@ -11,9 +11,10 @@ from typing import TextIO
 
 import trio
 
-from dht.directory import KademliaDirectory
+from dht.directory import DirectoryConfig, KademliaDirectory
 from dht.reaching.relay_books import volunteer_limits
 from dht.reaching.relay_server import RelayServer
+from dht.reaching.scopes import told_in_records
 from dht.transport.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
@@ -89,7 +90,9 @@ async def run_node(node: Node, around: Around) -> None:
     async with listening(
         node.config, node.signer.seed, bulk_protocols=frozenset({BULK_PROTOCOL})
     ) as transport:
-        directory = KademliaDirectory(transport, node.signer, time.time)
+        private = node.config.records_private
+        told = DirectoryConfig(private_addresses=private)
+        directory = KademliaDirectory(transport, node.signer, time.time, config=told)
         made = assemble(node, transport, directory)
         transport.serve(CONTROL_PROTOCOL, made.links.accept)
         transport.serve(BULK_PROTOCOL, made.driver.bulk.accept)
@@ -123,7 +126,12 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(_keeper(node, made.links).run)
                 nursery.start_soon(keep_table, node.config.state, directory.contacts, time.time)
                 manifest = node.signed.manifest
-                nursery.start_soon(keep_said, directory, manifest, transport.addresses())
+                nursery.start_soon(
+                    keep_said,
+                    directory,
+                    manifest,
+                    lambda: told_in_records(transport.addresses(), private),
+                )
                 await _to_the_end(node, made)
                 nursery.cancel_scope.cancel()
         except* (BarnraiseError, OSError) as group:

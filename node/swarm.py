@@ -14,7 +14,7 @@ B samples, W window (context + 1 bytes)
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.config import LISTEN_DEFAULT
-from node.network_child import NetworkChild
+from node.network_child import NOTHING_MORE, NetworkChild
+from node.peers.join_variable import JOIN_VARIABLE
 from node.reporting.shown import shown
 from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
@@ -110,15 +111,20 @@ class Swarm:
         options = ["--state", str(folder), "--listen", listen, "--status-port", "0"]
         if not isinstance(address, str):
             raise ConfigError(f"an invite link or an address is a text, not {address!r}")
-        options += [f"--join={address}"]
         if psk is not None:
             options += ["--psk", str(Path(psk).expanduser().absolute())]
-        return cls.over([*NETWORK_COMMAND, *options], folder)
+        if "\0" in address:
+            raise ConfigError(f"{address!r:.80} is neither an invite link nor an address")
+        # Not on its command line, which every user of the machine can read.
+        return cls.over([*NETWORK_COMMAND, *options], folder, {JOIN_VARIABLE: address})
 
     @classmethod
-    def over(cls, command: Sequence[str], state: Path) -> Self:
-        """A swarm over a network process started by `command`, which has `--attached` in it."""
-        child = NetworkChild(command, state)
+    def over(
+        cls, command: Sequence[str], state: Path, environment: Mapping[str, str] = NOTHING_MORE
+    ) -> Self:
+        """A swarm over a network process started by `command`, which has `--attached` in it, with
+        `environment` on top of ours."""
+        child = NetworkChild(command, state, environment)
         with ExitStack() as stack:
             stack.callback(child.close)
             with child.explained():

@@ -27,7 +27,7 @@ from protocol import limits
 from protocol.identity import PEER_ID_BYTES, PeerId
 from protocol.invitations import USES_MAX, Admission, Role
 from protocol.or_set import Dot
-from protocol.wire import Digest, Range, Size
+from protocol.wire import Digest, Range, Size, Spelled
 
 _PEER = Size(PEER_ID_BYTES, PEER_ID_BYTES)
 Words = Annotated[str, Size(0, 64)]
@@ -141,7 +141,7 @@ class HasData:
 class Reading:
     """One number with its name."""
 
-    name: Annotated[str, Size(1, 32)]
+    name: Annotated[str, Spelled("a-z0-9_", 1, 32)]
     value: float
 
 

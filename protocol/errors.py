@@ -11,6 +11,7 @@
     │   ├── SignatureError     the signature does not fit the writer
     │   ├── ProofError         bytes that do not hash to what was committed
     │   └── RefusedError       the peer refused us, and says why
+    │       └── WireVersionError   it speaks another wire version: one side must upgrade
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
     │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
@@ -101,6 +102,14 @@ class RefusedError(PeerError):
     """The peer refused us; the message is its reason, escaped and cut."""
 
     strike: Strike = "refused"
+
+
+class WireVersionError(RefusedError):
+    """The peer, or the run, speaks wire version `theirs`; the message says who must upgrade."""
+
+    def __init__(self, message: str, theirs: int) -> None:
+        super().__init__(message)
+        self.theirs = theirs
 
 
 class NetworkError(BarnraiseError):

@@ -196,8 +196,11 @@ Frame = (
     | Lacking
 )
 
+HELLO_TYPE = b"\x01"
+"""The type byte of a hello, in every wire version."""
+
 _TYPES: dict[int, type[Frame]] = {
-    1: Hello,
+    HELLO_TYPE[0]: Hello,
     2: Refusal,
     3: Heartbeat,
     4: Messages,

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.errors import ProofError
-from protocol.wire import OneOf, Range, Size
+from protocol.wire import OneOf, Range, Size, Spelled
 
 EMPTY_ROOT = blake3(b"barnraise/empty/1").digest()
 """Root of a tree with no leaves: of an absent residual, of an empty aggregate."""
@@ -51,7 +51,7 @@ class ShardSpec:
     ascending order; together they name every tensor once.
     """
 
-    name: Annotated[str, Size(1, 64)]
+    name: Annotated[str, Spelled("a-z0-9_", 1, 64)]
     tensors: Annotated[tuple[TensorSpec, ...], Size(1, limits.TENSORS_MAX)]
     fragments: Annotated[
         tuple[Annotated[tuple[int, ...], Size(1, limits.TENSORS_MAX)], ...],

@@ -23,15 +23,19 @@ from protocol.wire import (
     Scalar,
     Signature,
     Size,
+    Spelled,
     decode,
     encode,
 )
+from protocol.wire_versions import MANIFEST_LISTS, other_version, peek_version
 
 WIRE_VERSION = 1
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 
-Name = Annotated[str, Size(1, 64)]
+Name = Annotated[str, Spelled("a-z0-9_", 1, 64)]
+"""Of what a founder names: it is shown to whoever joins, before anything else is."""
+
 Positive = Annotated[int, Range(1, 2**53)]
 
 
@@ -76,7 +80,7 @@ class CorpusSpec:
     keys the order in which samples are leased.
     """
 
-    name: Name
+    name: Annotated[str, Spelled("a-z0-9_.+-", 1, 64)]
     digest: Digest
     num_blocks: Positive
     block_bytes: Annotated[int, Range(1024, limits.CHUNK_BYTES)]
@@ -351,8 +355,12 @@ def sign_manifest(manifest: RunManifest, signer: Signer) -> SignedManifest:
 def open_manifest(data: bytes, signer: Signer) -> RunManifest:
     """The manifest in `data`, its signature checked.
 
-    Raises DecodeError for malformed bytes and SignatureError where the founder did not sign them.
+    Raises DecodeError for malformed bytes, WireVersionError for those of another wire version, and
+    SignatureError where the founder did not sign them.
     """
+    version = peek_version(data, MANIFEST_LISTS)
+    if version is not None and version != WIRE_VERSION:
+        raise other_version(version, WIRE_VERSION)
     signed = decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
     manifest = signed.manifest
     if not signer.verify(manifest.founder, _DOMAIN + encode(manifest), signed.signature):

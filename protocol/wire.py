@@ -26,6 +26,7 @@ from protocol.bounds import LEFT_OUT
 from protocol.bounds import OneOf as OneOf
 from protocol.bounds import Range as Range
 from protocol.bounds import Size as Size
+from protocol.bounds import Spelled as Spelled
 from protocol.errors import DecodeError
 
 T = TypeVar("T")
@@ -212,6 +213,19 @@ def _str_check(size: Size) -> _Check:
     return check
 
 
+def _name_check(spelled: Spelled) -> _Check:
+    plain = _str_check(Size(spelled.low, spelled.high))
+    pattern = spelled.pattern
+
+    def check(value: object) -> object:
+        plain(value)
+        if pattern.fullmatch(cast("str", value)) is None:
+            raise _Wrong(f"{value!a:.80} has other characters than {spelled.characters}")
+        return value
+
+    return check
+
+
 def _bytes_check(size: Size) -> _Check:
     low, high = size.low, size.high
 
@@ -244,6 +258,9 @@ def _scalar_check(kind: type, limit: object) -> _Check:
         check = _int_check(bound or Range(0, INT_MAX))
     elif kind is float:
         check = _float_check(bound or Range(-math.inf, math.inf))
+    elif isinstance(limit, Spelled):
+        assert kind is str, "names are texts"
+        check = _name_check(limit)
     elif kind is str:
         check = _str_check(size or Size(0, limits.STRING_BYTES_MAX))
     else:

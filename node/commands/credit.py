@@ -79,7 +79,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Check every signature and sum of an exported ledger."""
-    from node.using.checkpoint_find import ANY_SIGNER
+    from node.state.stored_manifest import ANY_SIGNER
     from node.using.ledger import verify_ledger
 
     with _progress() as tell:
@@ -101,10 +101,11 @@ def _find(state: Path | None, run: str | None, manifest: Path | None) -> "RunOnD
 @contextmanager
 def _progress() -> Iterator["Tell"]:
     """What draws a bar on standard error where that is a terminal, and nothing elsewhere."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    from node.reporting.terminal import PeopleConsole
+
+    with Progress(console=PeopleConsole(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("rounds", total=None)
 
         def tell(done: int, total: int) -> None:
@@ -114,14 +115,14 @@ def _progress() -> Iterator["Tell"]:
 
 
 def _print(manifest: "RunManifest", statement: "Statement") -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from node.reporting.shown import shown
+    from node.reporting.terminal import PeopleConsole
     from protocol.identity import peer_id_text
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = PeopleConsole()
     console.print(Text(f"{shown(manifest.title)}, up to the seal of round {statement.round:,}"))
     table = Table("peer", *("rounds", "samples", "tokens", "share"))
     for column in table.columns[1:]:

@@ -33,7 +33,8 @@ def evidence(
         return
     from node.state.evidence_files import read_evidence, saved_evidence
     from node.state.folder import default_state
-    from node.using.checkpoint_find import ANY_SIGNER, find_run
+    from node.state.stored_manifest import ANY_SIGNER
+    from node.using.checkpoint_find import find_run
 
     folder = find_run(state or default_state(), run=run).checkpoints.parent
     found = [(path, read_evidence(path, ANY_SIGNER)) for path in saved_evidence(folder)]
@@ -52,7 +53,7 @@ def verify(
 ) -> None:
     """Check evidence alone: its signatures, and that nobody honest gives them."""
     from node.state.evidence_files import read_evidence
-    from node.using.checkpoint_find import ANY_SIGNER
+    from node.state.stored_manifest import ANY_SIGNER
 
     found = read_evidence(file, ANY_SIGNER)
     if json:

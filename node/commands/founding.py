@@ -1,5 +1,6 @@
 """`barnraise init`, `barnraise run` and `barnraise join`: found a run, take part in one."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -70,6 +71,10 @@ LogJsonOption = Annotated[
 ModelFileOption = Annotated[
     Path | None,
     typer.Option("--model-file", help="The run's own model, where its manifest names a file."),
+]
+LinkFileOption = Annotated[
+    Path | None,
+    typer.Option("--link-file", help="File that holds the link: it is a key to the run."),
 ]
 TraceOption = Annotated[
     Path | None,
@@ -146,8 +151,14 @@ def run(
 @app.command()
 def join(
     target: Annotated[
-        str, typer.Argument(metavar="LINK_OR_MULTIADDR", help="An invite link, or one address.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="LINK_OR_MULTIADDR",
+            help="An invite link, or one address; - reads it from standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    link_file: LinkFileOption = None,
     state: StateOption = None,
     listen: ListenOption = None,
     announce: AnnounceOption = None,
@@ -186,9 +197,14 @@ def join(
         # It loads libp2p, which takes a second.
         from node.foreground import Start, join_in_foreground
         from node.peers.joining import parse_target
+        from node.peers.link_input import SHOWN_LINK, STANDARD_INPUT, read_target
 
+        text = read_target(target, link_file, sys.stdin.buffer)
+        parsed = parse_target(text)
+        if parsed.offer is not None and target not in (None, STANDARD_INPUT):
+            typer.echo(f"warning: {SHOWN_LINK}", err=True)
         start = Start(state=_state(state), options=_named(given), is_json=json)
-        end_now(join_in_foreground(start, parse_target(target)))
+        end_now(join_in_foreground(start, parsed))
 
 
 @app.command()

@@ -103,7 +103,10 @@ def _folder(state: Path | None) -> Path:
 
 
 def _day(token: "Token") -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(token.not_after_unix_s))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(token.not_after_unix_s))
+    except (OverflowError, OSError, ValueError):
+        return f"{token.not_after_unix_s} s after 1970"  # Beyond this system's calendar.
 
 
 def _plain(token: "Token | None", *, is_revoked: bool) -> dict[str, object]:

@@ -68,11 +68,11 @@ def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = 
     if json:
         print_json({"findings": [to_plain(one) for one in found]})
         return
-    from rich.console import Console
 
+    from node.reporting.terminal import PeopleConsole
     from node.status.tables import draw_doctor
 
-    Console(highlight=False, markup=False, emoji=False).print(draw_doctor(found))
+    PeopleConsole().print(draw_doctor(found))
 
 
 def look_again(
@@ -125,13 +125,13 @@ def _screen(name: str, *, is_json: bool, watch: bool) -> Iterator[Screen]:
     if is_json:
         yield print_json, lambda reason: print_json({"error": reason})
         return
-    from rich.console import Console
     from rich.text import Text
 
+    from node.reporting.terminal import PeopleConsole
     from node.status.tables import PICTURES
 
     draw = PICTURES[name]
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = PeopleConsole()
     if not (watch and console.is_terminal):
         yield (lambda body: console.print(draw(body))), console.print
         return

@@ -120,12 +120,12 @@ def runs(
 
 
 def _print_runs(found: "tuple[PublicRun, ...]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from node.reporting.shown import shown
+    from node.reporting.shown import as_word, shown
+    from node.reporting.terminal import PeopleConsole
 
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = PeopleConsole(soft_wrap=True)
     if not found:
         console.print(
             "No public run in sight. Runs for whoever has a link, or for the invited, are not\n"
@@ -146,7 +146,7 @@ def _print_runs(found: "tuple[PublicRun, ...]") -> None:
     console.print(table)
     for one in found:
         for address in one.join_addresses()[:1]:
-            console.print(f"{one.advert.run.hex()[:12]}: barnraise join {shown(address, 400)}")
+            console.print(f"{one.advert.run.hex()[:12]}: barnraise join {as_word(address)}")
 
 
 def _say(text: str) -> None:

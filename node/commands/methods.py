@@ -20,13 +20,13 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Look through a run.toml: what its preset stands for, what a round costs each node."""
-    from rich.console import Console
 
+    from node.reporting.terminal import PeopleConsole
     from node.settings.check import check_json, check_run_file, check_step, print_check
 
     check_step(step_s)
     found = check_run_file(file, peers)
-    print_check(Console(stderr=json, highlight=False), found, step_s)
+    print_check(PeopleConsole(stderr=json), found, step_s)
     if json:
         print_json(check_json(found, step_s))
 

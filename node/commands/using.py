@@ -206,10 +206,11 @@ def _warn(reason: str) -> None:
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[["WeightsUsed"], None], Callable[[int, int], None]]]:
     """What draws a bar on standard error where that is a terminal, and nothing elsewhere."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    from node.reporting.terminal import PeopleConsole
+
+    with Progress(console=PeopleConsole(stderr=True), disable=not sys.stderr.isatty()) as progress:
         tasks = list["TaskID"]()
 
         def begin(weights: "WeightsUsed") -> None:
@@ -222,8 +223,9 @@ def _progress() -> Iterator[tuple[Callable[["WeightsUsed"], None], Callable[[int
 
 
 def _print_table(results: Sequence["Evaluated"]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from node.reporting.terminal import PeopleConsole
 
     table = Table("round", "step", "tokens", "nats per byte", "bits per byte", "perplexity")
     for result in results:
@@ -231,7 +233,7 @@ def _print_table(results: Sequence["Evaluated"]) -> None:
         measured = (result.loss, result.bits_per_byte, result.perplexity)
         counts = (used.round, used.step, used.tokens)
         table.add_row(*(f"{n:,}" for n in counts), *(f"{x:.4f}" for x in measured))
-    console = Console(highlight=False)
+    console = PeopleConsole()
     console.print(table)
     console.print(
         f"over {results[-1].num_bytes:,} held-out bytes in {results[-1].windows:,} windows"

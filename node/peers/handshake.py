@@ -1,11 +1,23 @@
 """Hello: the first frames of a control stream. Wire version and run must agree."""
 
+from contextlib import suppress
+
 import trio
 
 from node.peers.access import Access
+from node.reporting.shown import shown
 from protocol import limits
-from protocol.errors import DecodeError, LimitError, ProofError, RefusedError
-from protocol.frames import Hello, Refusal, Welcome, decode_frame, encode_frame
+from protocol.errors import (
+    DecodeError,
+    LimitError,
+    ManifestMismatch,
+    NetworkError,
+    PeerError,
+    ProofError,
+    RefusedError,
+    WireVersionError,
+)
+from protocol.frames import HELLO_TYPE, Hello, Refusal, Welcome, decode_frame, encode_frame
 from protocol.identity import Signer
 from protocol.manifest import (
     WIRE_VERSION,
@@ -16,9 +28,22 @@ from protocol.manifest import (
 )
 from protocol.transport import Stream
 from protocol.wire import encode
+from protocol.wire_versions import (
+    HELLO_LISTS,
+    other_version,
+    peek_version,
+    refusal_of_version,
+)
 
 HELLO_S = 5.0
 """For both hellos; a peer that takes longer is not there."""
+
+
+FAREWELL_S = 2.0
+"""For a refusal to arrive before the stream ends."""
+
+REASON_CHARACTERS_MAX = 256
+"""As many as a refusal may have bytes."""
 
 
 async def shake_hands(
@@ -30,9 +55,10 @@ async def shake_hands(
 ) -> Hello:
     """Exchange hellos; the peer's, if it is of our run and `access` lets it in.
 
-    Raises ManifestMismatch naming the first differing field if it is of another run, RefusedError
-    if it refuses us, ProofError if we do not let it in, DecodeError or LimitError for bytes that
-    are no hello, NetworkError and trio.TooSlowError if it does not answer.
+    Raises WireVersionError if it speaks another wire version, and tells it so; ManifestMismatch
+    naming the first differing field if it is of another run, RefusedError if it refuses us,
+    ProofError if we do not let it in, DecodeError or LimitError for bytes that are no hello,
+    NetworkError and trio.TooSlowError if it does not answer.
     """
     run = signed.manifest.digest
     hello = Hello(
@@ -43,7 +69,9 @@ async def shake_hands(
     )
     with trio.fail_after(HELLO_S):
         await stream.send_frame(encode_frame(hello))
-        theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
+        data = await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
+        await _end_with_other_version(stream, data)
+        theirs = decode_frame(data)
         if isinstance(theirs, Hello) and (theirs.wire, theirs.run) == (WIRE_VERSION, run):
             if access is not None and not access.is_for_all:
                 await _let_in(stream, theirs, access)
@@ -52,8 +80,22 @@ async def shake_hands(
             await stream.send_frame(encode_frame(_refusal(signed)))
             theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
         if isinstance(theirs, Refusal):
-            _explain(theirs, signed.manifest, signer)
+            raise refusal_error(theirs, signed.manifest, signer)
         raise DecodeError(f"expected a hello, got {type(theirs).__name__}")
+
+
+async def _end_with_other_version(stream: Stream, data: bytes) -> None:
+    """Tell a peer whose hello is of another wire version who must upgrade, and raise it here."""
+    version = peek_version(data[1:], HELLO_LISTS) if data[:1] == HELLO_TYPE else None
+    if version is None or version == WIRE_VERSION:
+        return
+    # Without our manifest, which the other one could not read.
+    refusal = Refusal(reason=refusal_of_version(version, WIRE_VERSION), manifest=b"")
+    await stream.send_frame(encode_frame(refusal))
+    with suppress(NetworkError, LimitError), trio.move_on_after(FAREWELL_S):
+        # What it says does not matter; once it has spoken, it has heard what we said.
+        await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
+    raise other_version(version, WIRE_VERSION)
 
 
 async def _let_in(stream: Stream, theirs: Hello, access: Access) -> None:
@@ -65,31 +107,31 @@ async def _let_in(stream: Stream, theirs: Hello, access: Access) -> None:
         raise ProofError(f"not let in: {why}")
     heard = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
     if isinstance(heard, Refusal):
-        raise RefusedError(_printable(heard.reason))
+        raise RefusedError(shown(heard.reason, REASON_CHARACTERS_MAX))
     if not isinstance(heard, Welcome):
         raise DecodeError(f"expected a welcome, got {type(heard).__name__}")
-
-
-def _printable(reason: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in reason)
 
 
 def _refusal(signed: SignedManifest) -> Refusal:
     data = encode(signed)
     if len(data) > limits.CONTROL_FRAME_BYTES_MAX - 1024:
         data = b""
-    return Refusal(reason="another run or wire version", manifest=data)
+    return Refusal(reason="another run", manifest=data)
 
 
-def _explain(refusal: Refusal, ours: RunManifest, signer: Signer) -> None:
-    """Raise what the refusal means for the user."""
-    reason = _printable(refusal.reason)
+def refusal_error(
+    refusal: Refusal, ours: RunManifest, signer: Signer
+) -> ManifestMismatch | RefusedError:
+    """What the refusal means for the user."""
+    reason = shown(refusal.reason, REASON_CHARACTERS_MAX)
     if refusal.manifest:
         try:
             theirs = open_manifest(refusal.manifest, signer)
-        except (DecodeError, LimitError) as error:
-            raise RefusedError(f"{reason}; its manifest is malformed") from error
+        except WireVersionError as error:
+            return error
+        except PeerError:
+            return RefusedError(f"{reason}; its manifest is no good")
         mismatch = first_difference(ours, theirs)
         if mismatch is not None:
-            raise mismatch
-    raise RefusedError(reason)
+            return mismatch
+    return RefusedError(reason)

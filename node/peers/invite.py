@@ -33,7 +33,9 @@ TITLE_BYTES_MAX = 128
 _VERSION = 1
 _CHECKSUM_BYTES = 4
 _BODY_BYTES_MAX = 16 * limits.KIB
-_CHARACTERS_MAX = len(LINK_PREFIX) + 2 * _BODY_BYTES_MAX
+CHARACTERS_MAX = len(LINK_PREFIX) + 2 * _BODY_BYTES_MAX
+"""Of a whole link."""
+
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -81,7 +83,7 @@ def parse_invite(link: str) -> Invite:
     """What a link says. Raises ConfigError for one that is cut, changed, or of another version."""
     link = link.strip()
     text = link.removeprefix(LINK_PREFIX)
-    if text == link or len(link) > _CHARACTERS_MAX or _BASE64URL.fullmatch(text) is None:
+    if text == link or len(link) > CHARACTERS_MAX or _BASE64URL.fullmatch(text) is None:
         raise ConfigError(f"that is no invite link; one looks like {LINK_EXAMPLE}")
     try:
         packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -17,6 +17,7 @@ import trio
 
 from dht.directory import Directory
 from dht.reaching.circuits import may_be_dialled
+from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.access import Access
@@ -33,6 +34,7 @@ from protocol.errors import (
     NetworkError,
     PeerError,
     RefusedError,
+    WireVersionError,
 )
 from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
@@ -86,6 +88,7 @@ class Links:
     tell: Tell
     finds_nobody: bool = False
     access: Access | None = None
+    private_addresses: PrivateAddresses = "auto"
     _strikes: Strikes = field(default_factory=Strikes)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
@@ -194,7 +197,8 @@ class Links:
         searches = 0
         while True:
             # A node behind a router gets its address when it has found a relay.
-            addresses = self.transport.addresses()[: limits.ADDRESSES_PER_PEER_MAX]
+            told = told_in_records(self.transport.addresses(), self.private_addresses)
+            addresses = told[: limits.ADDRESSES_PER_PEER_MAX]
             if addresses != announced:
                 announced = addresses
                 value = encode(Announcement(addresses))
@@ -299,7 +303,9 @@ class Links:
             return
         self._hellos[peer] += 1
         try:
-            here = self.transport.addresses()
+            here = told_to_members(
+                self.transport.addresses(), self.signed.manifest.trust, self.private_addresses
+            )
             hello = await shake_hands(stream, self.signed, here, self.signer, self.access)
         except trio.TooSlowError:
             logger.info("no hello peer=%s", short_id(peer))
@@ -310,7 +316,9 @@ class Links:
                 await self.tell(ev.Fault(peer, str(mismatch)))
             return
         except RefusedError as refusal:
-            self._note_refusal(peer, refusal)
+            is_news = self._note_refusal(peer, refusal)
+            if is_news and isinstance(refusal, WireVersionError):
+                await self.tell(ev.Fault(peer, str(refusal)))
             raise
         except PeerError as error:
             await self.tell(ev.Fault(peer, f"hello: {error}"))

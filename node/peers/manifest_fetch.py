@@ -20,6 +20,7 @@ from protocol.errors import (
     RefusedError,
     SwarmKeyError,
     UnreachableError,
+    WireVersionError,
 )
 from protocol.identity import PeerId, Signer, peer_id_text, short_id
 from protocol.manifest import SignedManifest, open_manifest
@@ -73,9 +74,10 @@ async def fetch_manifest(
 ) -> Fetched:
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
-    Raises RefusedError if peers answered but none with that run's manifest, UnreachableError if
-    none answered, its SwarmKeyError if the PSK was why; all list every address that was tried, and
-    why it failed.
+    Raises RefusedError if peers answered but none with that run's manifest, its WireVersionError if
+    all who answered are of another wire version, UnreachableError if none answered, its
+    SwarmKeyError if the PSK was why; all but the second list every address that was tried, and why
+    it failed.
     """
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:
@@ -101,7 +103,10 @@ async def fetch_manifest(
         return found[0]
     reasons = [_line(peer, peers[peer], failures[peer]) for peer in peers]
     tried = "\n".join(reasons)
-    if any(isinstance(error, PeerError) for error in failures.values()):
+    refused = [error for error in failures.values() if isinstance(error, PeerError)]
+    if refused and all(isinstance(error, WireVersionError) for error in refused):
+        raise refused[0]
+    if refused:
         raise RefusedError(f"no peer has the manifest of this run:\n{tried}")
     if failures and all(isinstance(error, SwarmKeyError) for error in failures.values()):
         raise SwarmKeyError(f"peers are there, but not in a swarm with this node:\n{tried}")

@@ -4,16 +4,19 @@ Each node says it for itself, under one of sixteen topics by the run's digest. I
 that is found there: the manifest, which the founder signed, is what counts when somebody joins.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
+from node.config import parse_dialable
 from protocol import limits
-from protocol.errors import DecodeError
+from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, peer_id_text
 from protocol.manifest import RunManifest
 from protocol.wire import Digest, Range, Size, decode, encode
@@ -22,6 +25,9 @@ TTL_S = 900.0
 """A run whose nodes are all gone is still shown for so long."""
 
 TOPICS = tuple(b"barnraise/runs/%x" % digit for digit in range(16))
+
+LOOK_S = 30.0
+"""How often a node looks whether its addresses have changed."""
 
 _PEERS_NAMED = 4
 _BYTES_PER_PARAMETER = 24
@@ -60,11 +66,27 @@ def topic_of(run: bytes) -> bytes:
     return TOPICS[run[0] >> 4]
 
 
-async def keep_said(directory: Directory, manifest: RunManifest, addresses: Iterable[str]) -> None:
+async def say_run(directory: Directory, manifest: RunManifest, addresses: Iterable[str]) -> None:
     """Say that there is this run, if it is one for strangers; the directory renews it."""
     if manifest.trust == "open":
         advert = encode(advert_of(manifest, addresses))
         await directory.announce(topic_of(manifest.digest), advert, ttl_s=TTL_S)
+
+
+async def keep_said(
+    directory: Directory, manifest: RunManifest, addresses: Callable[[], tuple[str, ...]]
+) -> None:
+    """Say it, and again when this node's addresses have changed; until cancelled.
+
+    A node behind a router has one that means something when it has found a relay.
+    """
+    said: tuple[str, ...] | None = None
+    while manifest.trust == "open":
+        now = addresses()
+        if now != said:
+            said = now
+            await say_run(directory, manifest, now)
+        await trio.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +116,22 @@ class PublicRun:
         }
 
     def join_addresses(self) -> list[str]:
-        """Addresses of a few of its peers."""
-        return [
-            f"{addresses[0]}/p2p/{peer_id_text(peer)}"
-            for peer, addresses in self.peers
-            if addresses
-        ][:_PEERS_NAMED]
+        """One address of each of a few of its peers, as `barnraise join` takes it.
+
+        Whoever wrote the record is a stranger: what is no address is told to nobody, least of all
+        as a part of a command to paste.
+        """
+        found = (_first_dialable(peer, addresses) for peer, addresses in self.peers)
+        return list(islice(filter(None, found), _PEERS_NAMED))
+
+
+def _first_dialable(peer: PeerId, addresses: Iterable[str]) -> str | None:
+    for address in addresses:
+        text = f"{address}/p2p/{peer_id_text(peer)}"
+        with suppress(ConfigError):
+            parse_dialable(text)
+            return text
+    return None
 
 
 async def find_public_runs(directory: Directory) -> tuple[PublicRun, ...]:

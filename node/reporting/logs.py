@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from node.reporting.library_lines import LibraryFilter
 from node.reporting.shown import shown
 from protocol.errors import ConfigError
 
@@ -90,6 +91,9 @@ class Logs:
         logging.lastResort, sys.excepthook = self._last_resort, self._hook
         root = logging.getLogger()
         for handler in self._handlers:
+            for each in handler.filters:
+                if isinstance(each, LibraryFilter):
+                    each.close()
             root.removeHandler(handler)
             with suppress(OSError):
                 handler.close()
@@ -146,13 +150,8 @@ def start_logging(
     for handler in handlers:
         is_short = isinstance(handler, _Console)
         handler.setFormatter(JsonFormatter() if log_json else TextFormatter(is_short=is_short))
-        handler.addFilter(is_heard)
+        handler.addFilter(LibraryFilter(handler, OURS))
     return Logs(handlers, level)
-
-
-def is_heard(record: logging.LogRecord) -> bool:
-    """Whether a record is ours, or of a library and a warning."""
-    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OURS
 
 
 class TextFormatter(logging.Formatter):

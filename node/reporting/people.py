@@ -1,12 +1,10 @@
 """What the foreground node tells the person in front of it: a few lines, and one per round."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from node.reporting.shown import as_word, shown
+from node.reporting.terminal import PeopleConsole
 from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
@@ -15,23 +13,7 @@ _TITLE_CHARACTERS_MAX = 128
 _WARNING_CHARACTERS_MAX = 400
 
 
-class _Console(Console):
-    """rich would end the process where nobody reads any more; a node trains on."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-
-
-def people_console(*, is_json: bool) -> Console:
-    """The console for lines to people; standard output belongs to the JSON where there is some."""
-    stream = sys.stderr if is_json else sys.stdout
-    if hasattr(stream, "reconfigure"):
-        # A title that the terminal cannot show is no reason to fail.
-        stream.reconfigure(errors="replace")
-    return _Console(stderr=is_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def say(console: Console, line: str) -> None:
+def say(console: PeopleConsole, line: str) -> None:
     """One line, or several; nowhere once the terminal is gone, or where a disk takes no more."""
     try:
         console.print(line)
@@ -55,7 +37,7 @@ class Occasion:
 class PeopleLog:
     """EventSink that turns events into lines for people."""
 
-    def __init__(self, console: Console, occasion: Occasion) -> None:
+    def __init__(self, console: PeopleConsole, occasion: Occasion) -> None:
         self._console = console
         self._occasion = occasion
         self._is_seated = False

@@ -17,10 +17,15 @@ def shown(text: str, characters_max: int = 200) -> str:
     text, and halves of surrogate pairs, so that no peer forges a line or moves a cursor.
     """
     cut = text if len(text) <= characters_max else text[: characters_max - 1] + "…"
-    if cut.isprintable():
-        return cut
-    return "".join(c if c.isprintable() else _escaped(c) for c in cut)
+    return escaped(cut)
 
 
-def _escaped(character: str) -> str:
+def escaped(text: str, kept: str = "") -> str:
+    """`text`, of any length, with what cannot be printed escaped, all but the characters `kept`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else _code_of(c) for c in text)
+
+
+def _code_of(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

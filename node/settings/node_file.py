@@ -26,6 +26,8 @@ _TEMPLATE = """\
 # interface = ""         # tell others the addresses of this interface alone, e.g. "eth0"
 # has_port_mapping = true  # ask the home's router for a port (NAT-PMP, UPnP); given back at the end
 # has_mdns = true        # meet the nodes of this network (mDNS): all of it hears that one is here
+# private_addresses = "auto"  # in records that strangers read, addresses of this network: "auto",
+#                        # while the node has no other; "always"; or "never"
 # bootstrap = []         # peers to ask first: ["/ip4/203.0.113.1/tcp/4001/p2p/12D3Koo..."]
 # psk = ""               # key file of a private swarm; its nodes meet each other and nobody else
 # security = "tls"       # of connections: "tls" with all who take it, or "noise" with all
@@ -57,6 +59,7 @@ class NodeFile(Section):
     interface: str = ""
     has_port_mapping: bool = True
     has_mdns: bool = True
+    private_addresses: str = "auto"
     bootstrap: list[str] = Field(default_factory=list)
     psk: str = ""
     security: str = "tls"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator
-from typing import Annotated, get_type_hints
+from typing import Annotated, get_args, get_type_hints
 
 from node.reporting.shown import shown
 from node.settings.run_sections import GPT_SETTINGS, RunFile
@@ -17,12 +17,13 @@ from protocol.manifest import (
     CorpusSpec,
     InnerSpec,
     ModelSpec,
+    Name,
     OuterSpec,
     RunManifest,
     StopSpec,
     TimingSpec,
 )
-from protocol.wire import INT_MAX, OneOf, Range, Size
+from protocol.wire import INT_MAX, OneOf, Range, Size, Spelled
 from training.aggregation import AGGREGATORS
 from training.compression import (
     CODECS,
@@ -64,6 +65,9 @@ _BOUNDS_OF_OUR_OWN = {
 """Keys that have another name or another place in the manifest."""
 
 
+_NAME = next(one for one in get_args(Name) if isinstance(one, Spelled)).pattern
+
+
 def out_of_bounds(parsed: RunFile) -> Iterator[str]:
     """A line for each value that no manifest admits."""
     for section, kind in _KINDS.items():
@@ -73,6 +77,11 @@ def out_of_bounds(parsed: RunFile) -> Iterator[str]:
     for key, value in parsed.outer.then or ():
         yield from _bounded(("outer", "then", key), HINTS[key], value)
     for key, value in parsed.model.settings.items():
+        if _NAME.fullmatch(key) is None:
+            yield (
+                f"[model.settings] {shown(repr(key), 60)} is no name of a setting: "
+                "a to z, 0 to 9 and _ make one, of at most 64 characters"
+            )
         if type(value) not in (bool, int, float, str):
             yield f"[model.settings] {key} must be a number, a text, true or false"
 

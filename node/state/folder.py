@@ -13,6 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
+from node.state.ownership import check_folder
 from protocol.errors import ConfigError
 from training.durable import fsync_folder, make_folder_durably
 
@@ -48,7 +49,8 @@ def run_folder(state: Path, run: bytes) -> Path:
 def make_folder(folder: Path) -> None:
     """Make a folder for the user alone; one that is there and ours becomes so.
 
-    Raises ConfigError saying why it cannot be used.
+    Raises ConfigError saying why it cannot be used, also where somebody else could change what is
+    in it.
     """
     try:
         make_folder_durably(folder.parent)
@@ -58,8 +60,9 @@ def make_folder(folder: Path) -> None:
         # somebody's on purpose: its mode is theirs, and each secret file has its own.
         if os.name == "posix" and stat.S_IMODE(folder.stat().st_mode) & 0o077:
             names = os.listdir(folder)
-            if not names or KEY_FILE in names:
+            if folder.stat().st_uid == os.geteuid() and (not names or KEY_FILE in names):
                 folder.chmod(0o700)
+        check_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"cannot use the folder {folder}: {error.strerror}; name another with --state"

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from node.state.folder import KEY_FILE, make_folder, write_atomically
+from node.state.ownership import read_secret
 from protocol.errors import ConfigError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 
@@ -16,7 +17,7 @@ def has_identity(state: Path) -> bool:
 def load_or_create_identity(state: Path) -> Ed25519Signer:
     """The identity in the state folder, made if need be; the caller holds the folder's lock.
 
-    Raises ConfigError for a key file that is no key.
+    Raises ConfigError for a key file that is no key, or that somebody else may have put there.
     """
     make_folder(state)
     path = state / KEY_FILE
@@ -28,8 +29,7 @@ def load_or_create_identity(state: Path) -> Ed25519Signer:
     if not path.exists():
         # Whole or not at all: a crash in between must not leave a key of no bytes.
         write_atomically(path, os.urandom(KEY_SEED_BYTES))
-    with path.open("rb") as file:
-        seed = file.read(KEY_SEED_BYTES + 1)
+    seed = read_secret(path, KEY_SEED_BYTES, "the key")
     if len(seed) != KEY_SEED_BYTES:
         raise ConfigError(
             f"{path} is no key: a key has {KEY_SEED_BYTES} bytes; put back the copy that you have, "

@@ -17,6 +17,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.state.folder import write_atomically
+from node.state.ownership import read_secret
 from protocol.errors import ConfigError
 
 PSK_BYTES = 32
@@ -29,10 +30,12 @@ _FILE = re.compile(rb"/key/swarm/psk/1\.0\.0/\s+/base16/\s+([0-9a-fA-F]{64})\s*"
 
 
 def read_psk(path: Path) -> bytes:
-    """The 32 bytes in a key file. Raises ConfigError, never with what stands in the file."""
+    """The 32 bytes in a key file. Raises ConfigError, never with what stands in the file.
+
+    Also for one that somebody else may have put there.
+    """
     try:
-        with path.open("rb") as file:
-            match = _FILE.fullmatch(file.read(_FILE_BYTES_MAX))
+        match = _FILE.fullmatch(read_secret(path, _FILE_BYTES_MAX, "the PSK"))
     except OSError as error:
         raise ConfigError(f"cannot read the PSK in {path}: {error.strerror}") from error
     if match is None:

@@ -23,12 +23,10 @@ from node.state.folder import (
     RUN_FILE,
     RUNS_FOLDER,
     has_begun,
-    make_folder,
     mark_unsigned,
-    run_folder,
     write_atomically,
 )
-from node.state.stored_manifest import read_signed_manifest, store_manifest
+from node.state.stored_manifest import make_run_folder, read_signed_manifest, store_manifest
 from node.trainers.model_file import kept_model_file
 from protocol.clock import WallClock
 from protocol.errors import ConfigError
@@ -132,8 +130,7 @@ def _read_source(path: Path) -> str:
 def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, state: Path) -> None:
     """Keep a run that was founded by `text`, the content of the file at `path`."""
     _remove_interrupted(state, str(path.resolve()))
-    folder = run_folder(state, signed.manifest.digest)
-    make_folder(folder)
+    folder = make_run_folder(state, signed.manifest.digest)
     if parsed.model.file is not None:
         kept_model_file(signed.manifest, path.parent / parsed.model.file, folder)
     write_atomically(folder / RUN_FILE, text)

@@ -19,6 +19,8 @@ from protocol.errors import ConfigError, NetworkError, StateError
 ANSWER_S = 2.0
 """A node answers in milliseconds, from a thread that nothing else holds up."""
 
+AGAIN_S = 0.05
+
 _TOKEN_FILE_BYTES_MAX = 4096
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 _READ_BYTES = 256 * 1024
@@ -77,7 +79,7 @@ def ask_plain(found: FoundApi, path: str, *, timeout_s: float = ANSWER_S) -> obj
     """
     who = f"the node in {found.folder}, process {found.api.pid},"
     try:
-        status, body = _get(found.api, path, time.monotonic() + timeout_s)
+        status, body = _get_again(found.api, path, time.monotonic() + timeout_s)
     except TimeoutError as error:
         raise NetworkError(
             f"{who} has not answered for {timeout_s:g} s: it is stopped, or the machine is busy"
@@ -148,6 +150,25 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
+
+
+def _get_again(api: Api, path: str, deadline_s: float) -> tuple[int, bytes]:
+    """As `_get`; a connection that ends unanswered is tried again, as long as there is time.
+
+    Where others on this machine crowd at the door, that happens.
+    """
+    broken: OSError | None = None
+    while True:
+        try:
+            return _get(api, path, deadline_s)
+        except (ConnectionResetError, BrokenPipeError) as error:  # RemoteDisconnected is one.
+            broken = error
+        except TimeoutError:
+            if broken is None:
+                raise
+        if time.monotonic() + AGAIN_S > deadline_s:
+            raise broken
+        time.sleep(AGAIN_S)
 
 
 def _get(api: Api, path: str, deadline_s: float) -> tuple[int, bytes]:

@@ -3,9 +3,10 @@
     GET /v1/status   GET /v1/peers   GET /v1/rounds   GET /metrics
 
 It reads the board's frozen snapshot and nothing else of the node. Who may read is whoever can read
-the token in the run's `api.token`. A page in the user's browser cannot: a foreign `Host` (DNS
-rebinding) and any `Origin` are refused before the token is looked at. Every connection carries one
-request and ends after some seconds, so that slow clients hold nothing for long.
+the token in the run's `api.token`; whoever does not show it gets no further than the door
+(`node.status.door`). A page in the user's browser is refused even with it: by a foreign `Host` (DNS
+rebinding), and by any `Origin`. Every connection carries one request and ends after some seconds,
+so that slow clients hold nothing for long.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from aiohttp import web
 from node.reporting.json_text import to_plain
 from node.state.folder import write_atomically
 from node.status.board import StatusBoard
+from node.status.door import HEADERS, Bucket, Hall
 from node.status.metrics import CONTENT_TYPE, render_metrics
 from node.status.records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot
 from protocol.errors import ConfigError
@@ -47,6 +49,12 @@ LINE_BYTES_MAX, FIELD_BYTES_MAX, HEADERS_MAX = 1024, 1024, 32
 
 STOP_S = 0.3
 
+ACCEPTED_AT_ONCE = 16
+
+BACKLOG = 128
+"""Connections that the system holds for us: whoever comes while strangers come in crowds waits in
+the queue, where there is one, and is not turned away."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
@@ -57,21 +65,22 @@ class ServerLimits:
     machine cannot lock the user out."""
 
     connections: int = 32
+    """Of those who have shown the token; nobody else takes one of these."""
+
+    strangers: int = 64
+    """Connections on which nothing was shown yet. One who has the token needs its place here for
+    milliseconds; one more than these, and the oldest ends. Several times as many as are accepted
+    before anybody is heard, and few beside the files that a process may open."""
+
+    stranger_s: float = 2.0
+    """How long one of these may take to say its first words."""
 
     connection_s: float = 5.0
-    """From accepting to the last byte. The longest answer, 256 rounds of 64 listed peers, is 1 MiB.
+    """From the token to the last byte. The longest answer, 256 rounds of 64 listed peers, is 1 MiB.
     """
 
 
 DEFAULT_LIMITS = ServerLimits()
-
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'",
-    "Connection": "close",
-    "Server": "barnraise",
-}
 
 
 async def serve_status(
@@ -126,7 +135,7 @@ async def _start(server: "_Server", nursery: trio.Nursery) -> None:
 
 def _listen(port: int) -> socket.socket:
     try:
-        return socket.create_server((LOOPBACK, port), backlog=DEFAULT_LIMITS.connections)
+        return socket.create_server((LOOPBACK, port), backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
@@ -168,13 +177,25 @@ class _Server:
 
     async def _serve(self, accepts: Callable[[], object]) -> None:
         gate = _Gate(self._desk, self._limits)
-        server = await self._loop.create_server(gate, sock=self._listener)
+        bounds = (
+            self._limits.strangers,
+            min(self._limits.stranger_s, self._limits.connection_s),
+            self._limits.requests_per_s,
+        )
+        hall = Hall(self._desk.expected, gate.connection, bounds)
+        server = await self._loop.create_server(hall, sock=self._listener, backlog=ACCEPTED_AT_ONCE)
+        self._listener.listen(BACKLOG)  # To asyncio the two are one number.
         accepts()
         try:
             await self._stopping.wait()
         finally:
-            server.close()
+            # Nobody more is accepted; who was in this moment is let in, and out again, before the
+            # server closes: asyncio would forget the connection half made.
+            with suppress(NotImplementedError):  # Windows ends what it waits for by closing it.
+                self._loop.remove_reader(self._listener)
             gate.abort()
+            await hall.shutdown(STOP_S / 3)
+            server.close()
             await gate.shutdown(STOP_S / 3)
 
 
@@ -198,7 +219,7 @@ class _Connection(web.RequestHandler):
 
 
 class _Gate(web.Server):
-    """Makes connections: so many at a time, each for so long."""
+    """Makes connections for those who have shown the token: so many at a time, each for so long."""
 
     def __init__(self, desk: "_Desk", limits: ServerLimits) -> None:
         loop = asyncio.get_running_loop()
@@ -207,8 +228,10 @@ class _Gate(web.Server):
         self._limits = limits
         self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
 
-    def __call__(self) -> web.RequestHandler:
-        """A connection for `create_server`."""
+    def connection(self) -> web.RequestHandler | None:
+        """One more connection; None where there is no place for it."""
+        if len(self._open) >= self._limits.connections:
+            return None
         return _Connection(
             self,
             loop=self._clock,
@@ -222,11 +245,8 @@ class _Gate(web.Server):
         )
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Let it in, or cut it off at once; either way nothing waits for it."""
+        """Give it its time."""
         super().connection_made(handler, transport)
-        if len(self._open) >= self._limits.connections:
-            transport.abort()
-            return
         # Not close, which would wait for a client that does not read.
         timer = self._clock.call_later(self._limits.connection_s, transport.abort)
         self._open[handler] = (transport, timer)
@@ -252,12 +272,11 @@ class _Desk:
 
     def __init__(self, board: StatusBoard, api: Api, limits: ServerLimits) -> None:
         self._board = board
-        self._expected = f"Bearer {api.token}".encode()
+        self.expected = f"Bearer {api.token}".encode()
         port = api.url.rpartition(":")[2]
         self._hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost", "[::1]")}
         now_s = time.monotonic()
         self._known = Bucket(limits.requests_per_s, now_s)
-        self._strangers = Bucket(limits.requests_per_s, now_s)
         self._rendered: dict[type, tuple[object, bytes]] = {}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -268,11 +287,11 @@ class _Desk:
         if "Origin" in request.headers:
             return _refusal(403, "pages of other origins get nothing here")
         said = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        is_known = hmac.compare_digest(said, self._expected)
-        if not (self._known if is_known else self._strangers).take(time.monotonic()):
-            return _refusal(429, "too many requests a second")
-        if not is_known:
+        # The door has seen the token; what aiohttp reads in the same bytes is what counts.
+        if not hmac.compare_digest(said, self.expected):
             return _refusal(401, f"the bearer token is in {TOKEN_FILE} of the run's folder")
+        if not self._known.take(time.monotonic()):
+            return _refusal(429, "too many requests a second")
         if request.method != "GET":
             return _refusal(405, "only GET")
         if request.body_exists:
@@ -293,7 +312,7 @@ class _Desk:
                 return _json(200, self._render(snapshot.rounds))
             case "/metrics":
                 body = render_metrics(snapshot, age_s=age_s)
-                headers = {**_HEADERS, "Content-Type": CONTENT_TYPE}
+                headers = {**HEADERS, "Content-Type": CONTENT_TYPE}
                 return _closing(web.Response(body=body, headers=headers))
         return _refusal(404, "there are /v1/status, /v1/peers, /v1/rounds and /metrics")
 
@@ -307,29 +326,12 @@ class _Desk:
         return body
 
 
-class Bucket:
-    """A token bucket: `per_s` a second, and as many at once."""
-
-    def __init__(self, per_s: float, now_s: float) -> None:
-        self._per_s = self._level = per_s
-        self._looked_s = now_s
-
-    def take(self, now_s: float) -> bool:
-        """Whether one more is allowed now."""
-        gained = (now_s - self._looked_s) * self._per_s
-        self._level, self._looked_s = min(self._per_s, self._level + gained), now_s
-        if self._level < 1.0:
-            return False
-        self._level -= 1.0
-        return True
-
-
 def _dump(record: object) -> bytes:
     return json.dumps(to_plain(record), allow_nan=False).encode()
 
 
 def _json(status: int, body: bytes) -> web.Response:
-    headers = {**_HEADERS, "Content-Type": "application/json"}
+    headers = {**HEADERS, "Content-Type": "application/json"}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 405:

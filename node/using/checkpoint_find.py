@@ -13,18 +13,14 @@ from node.state.folder import (
     has_begun,
     run_folder,
 )
-from node.state.stored_manifest import read_signed_manifest
+from node.state.stored_manifest import ANY_SIGNER, check_run_folder, read_signed_manifest
 from protocol.errors import ConfigError
-from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 from protocol.manifest import RunManifest, open_manifest
 from protocol.wire import encode
 from training.exported import OpenSigned
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{12}")
 _RUNS_SHOWN = 20
-
-ANY_SIGNER = Ed25519Signer(bytes(KEY_SEED_BYTES))
-"""Any key will do to check signatures; this one signs nothing."""
 
 open_signed: OpenSigned = partial(open_manifest, signer=ANY_SIGNER)
 """The manifest in these bytes, if its founder signed them. Raises PeerError."""
@@ -61,6 +57,7 @@ def find_run(
         if not folder.is_dir():
             title = shown(signed.manifest.title)
             raise ConfigError(f"{state} holds nothing of run {folder.name}, {title}")
+        check_run_folder(folder, digest)
     else:
         folder = _folder(runs, run)
         manifest = folder / MANIFEST_FILE

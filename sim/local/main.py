@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import trio
 from rich.console import Console
 
-from node.using.checkpoint_find import ANY_SIGNER
+from node.state.stored_manifest import ANY_SIGNER
 from protocol.errors import ConfigError, DecodeError, StateError
 from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import RunManifest

@@ -11,7 +11,8 @@ from node.rules.chain import genesis
 from node.rules.credit import Folded, Statement
 from node.rules.round_view import RoundConfig
 from node.state.folder import MANIFEST_FILE, run_folder
-from node.using.checkpoint_find import ANY_SIGNER, RunOnDisk, find_run
+from node.state.stored_manifest import ANY_SIGNER
+from node.using.checkpoint_find import RunOnDisk, find_run
 from node.using.ledger import ExportHead, ledger_of, verify_ledger
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest, sign_manifest

@@ -10,7 +10,7 @@ from node.commands import evidence as commands
 from node.commands.app import app
 from node.state import evidence_files
 from node.state.evidence_files import place_of, read_evidence, save_evidence, saved_evidence
-from node.using.checkpoint_find import ANY_SIGNER
+from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.errors import ConfigError, StateError
 from protocol.evidence import WorkFinding, two_messages_evidence

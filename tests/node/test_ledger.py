@@ -15,8 +15,9 @@ from node.durable.receipts import RECEIPTS_FILE
 from node.durable.record_log import pack_record
 from node.rules.chain import genesis
 from node.rules.credit import Credit, Ledger
+from node.state.stored_manifest import ANY_SIGNER
 from node.using import ledger as ledger_module
-from node.using.checkpoint_find import ANY_SIGNER, RunOnDisk
+from node.using.checkpoint_find import RunOnDisk
 from node.using.ledger import export_ledger, ledger_of
 from protocol.errors import BarnraiseError, ConfigError, LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body, decode_message, sign_message

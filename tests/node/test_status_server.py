@@ -1,11 +1,14 @@
 """The status server over real HTTP: whom it answers, whom it refuses, and how it ends."""
 
+import gc
 import json
 import logging
 import os
 import socket
 import stat
+import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +16,10 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from node.status.client import FoundApi, ask
+from node.status.door import Bucket
 from node.status.records import TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
-from node.status.server import Bucket, ServerLimits, serve_status
+from node.status.server import ServerLimits, _Gate, serve_status
 from protocol.errors import ConfigError
 from tests.node.status_scene import board_at, busy_snapshot
 from tests.node.status_web import PATIENCE_S, read_all, serving
@@ -177,14 +182,74 @@ async def test_slow_clients_are_cut_off(tmp_path: Path) -> None:
 
 
 async def test_connections_are_capped_and_come_back(tmp_path: Path) -> None:
-    limits = ServerLimits(connections=2, connection_s=PATIENCE_S)
+    limits = ServerLimits(strangers=2, connection_s=PATIENCE_S, stranger_s=PATIENCE_S)
     async with serving(tmp_path, limits) as server:
-        first, _, third = (server.connect() for _ in range(3))
-        assert read_all(third) == b""
+        first, second, third = (server.connect() for _ in range(3))
+        assert read_all(first) == b""  # The oldest makes room.
         head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.api.token}\r\n\r\n"
-        first.sendall(f"GET /v1/peers HTTP/1.1\r\n{head}".encode())
-        assert read_all(first).startswith(b"HTTP/1.1 200")
+        for opened in (second, third):
+            opened.sendall(f"GET /v1/peers HTTP/1.1\r\n{head}".encode())
+            assert read_all(opened).startswith(b"HTTP/1.1 200")
         assert server.ask().status == 200
+
+
+async def test_places_of_those_with_the_token_are_counted_too(tmp_path: Path) -> None:
+    async with serving(tmp_path, ServerLimits(connections=0)) as server:
+        assert server.ask().status == 429
+
+
+def hold(port: int, stop: threading.Event) -> None:
+    """A stranger of this machine: it connects, says half a word, and holds on."""
+    while not stop.is_set():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as opened:
+            opened.settimeout(6.0)
+            opened.sendall(b"GET /v1/st")
+            opened.recv(1)
+
+
+async def test_strangers_that_hold_connections_lock_nobody_out_and_fill_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More of them than there are places of either kind, each at it again and again."""
+    limits = ServerLimits(strangers=24, connections=4)
+    stop = threading.Event()
+    async with serving(tmp_path, limits) as server:
+        threads = [threading.Thread(target=hold, args=(server.port, stop)) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        try:
+            found = FoundApi(api=server.api, folder=tmp_path)
+            for _ in range(20):
+                table = await trio.to_thread.run_sync(ask, found, "/v1/peers", PeerTable)
+                assert table.peers
+        finally:
+            stop.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    gc.collect()  # What the loop has not let go of would be told of here, as an error.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_no_handler_starts_for_who_has_not_shown_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    real = _Gate.connection
+
+    def counted(gate: _Gate) -> object:
+        made.append(gate)
+        return real(gate)
+
+    monkeypatch.setattr(_Gate, "connection", counted)
+    async with serving(tmp_path) as server:
+        for strange in (None, "Bearer x", server.api.token):
+            assert server.ask(Authorization=strange).status == 401
+        twice = [("Host", "x"), *[("Authorization", f"Bearer {server.api.token}")] * 2]
+        assert server.send("GET", "/v1/status", twice).status == 401
+        assert made == []
+        assert server.ask().status == 200
+        assert len(made) == 1
 
 
 async def test_strangers_use_up_only_their_own_requests(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ from protocol.messages import (
     Verdict,
     Vote,
 )
-from protocol.wire import INT_MAX, OneOf, Range, Size, decode, encode
+from protocol.wire import INT_MAX, OneOf, Range, Size, Spelled, decode, encode
 
 BODIES = (*(Seat, Commit, Have, List, Vote, Gram, Agg, Seal, NewAttempt, Leave, Verdict, Retract),)
 FRAMES = (
@@ -108,6 +108,8 @@ def size_of(kind: Any, limit: object) -> Size:
     """Fewest and most bytes or items."""
     defaults = {str: limits.STRING_BYTES_MAX, bytes: limits.CONTROL_FRAME_BYTES_MAX}
     most = defaults.get(kind, limits.LIST_ITEMS_MAX)
+    if isinstance(limit, Spelled):
+        return Size(limit.low, limit.high)
     return limit if isinstance(limit, Size) else Size(0, most)
 
 
@@ -125,6 +127,8 @@ def values(hint: Any) -> SearchStrategy[Any]:
         return special
     if isinstance(limit, OneOf):
         return st.sampled_from(limit.values)
+    if isinstance(limit, Spelled):
+        return st.from_regex(limit.pattern, fullmatch=True)
     if kind is bool:
         return st.booleans()
     if kind is int:

@@ -16,7 +16,7 @@ from protocol.frames import WantChain, decode_frame, encode_frame
 from protocol.manifest import Setting, SignedManifest, sign_manifest
 from protocol.messages import Held, List, SealCertificate
 from protocol.slots import Kind
-from protocol.wire import INT_MAX, OneOf, Range, Size, decode, encode
+from protocol.wire import INT_MAX, OneOf, Range, Size, Spelled, decode, encode
 from tests.protocol import vectors
 from tests.protocol.strategies import (
     FRAMES,
@@ -130,6 +130,8 @@ def strangers(kind: Any, limit: object, item: Any) -> list[Any]:
         size = size_of(str, limit)
         wrong += [item.encode(), 0, [item], item + "x" * (size.high - len(item.encode()) + 1)]
         wrong += [""] if size.low else []
+        if isinstance(limit, Spelled):
+            wrong += [item[:-1] + odd for odd in ("\x1b", "\n", "\u202e", "é", "A", " ", ";", "²")]
     elif isinstance(item, list):
         wrong += [0, "", b"", dict(enumerate(item)), [*item[:-1], None]]
         if get_origin(kind) is tuple:

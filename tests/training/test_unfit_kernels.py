@@ -1,6 +1,11 @@
 """Compiled code looks at no shape: what does not fit is refused before it reads past an end."""
 
+import ast
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +22,8 @@ CODES_PN = np.ones((4, 4096), dtype=np.uint8)
 CODES_N = CODES_PN[0]
 FOUR = np.ones(4, dtype=np.float32)
 THREE = FOUR[:3]
+HALVES_PN: np.ndarray = np.ones((4, 4096), dtype=np.float16)
+HALVES_N: np.ndarray = HALVES_PN[0]
 LATTICE = Lattice(CODES_N, FOUR, FOUR, 1024)
 WIRING = Wiring(4, np.array([[0, 1]], dtype=np.int32), np.array([0, 1], dtype=np.int32))
 LEVELS_PN = CODES_PN.view(np.int8)
@@ -57,6 +64,18 @@ UNFIT: dict[str, Callable[[Kernels], object]] = {
     "levels, steps": lambda k: k.shift_values(CODES_PN, THREE, FOUR, out(4, 4096)),
     "levels, out": lambda k: k.shift_values(CODES_PN, FOUR, FOUR, out(4, 4095)),
     "levels, gaps": lambda k: k.shift_values(CODES_PN, FOUR, FOUR, GAPS_PN),
+    "sum, gaps": lambda k: k.scaled_sum([GAPS_PN[0]], 1.0, out(4096)),
+    "sum, doubles": lambda k: k.scaled_sum([X_N.astype(np.float64)], 1.0, out(4096)),
+    "sum, out of halves": lambda k: k.scaled_sum([X_N], 1.0, HALVES_N),
+    "sum, factors in halves": lambda k: k.weighted_sum([X_N], HALVES_N[:1], out(4096)),
+    "peaks, gaps": lambda k: k.peaks(GAPS_PN),
+    "peaks, backwards": lambda k: k.peaks(ROWS_PN[::-1]),
+    "sort, out upon itself": lambda k: k.sort(ROWS_PN, WIRING, np.broadcast_to(X_N, (2, 4096))),
+    "sort, halves": lambda k: k.sort(HALVES_PN, WIRING, out(2, 4096)),
+    "squares, scales in halves": lambda k: k.squares(ROWS_PN, HALVES_N[:4]),
+    "values, wide codes": lambda k: k.int8_values(ROWS_PN.view(np.int8)[:, :4096], FOUR, GAPS_PN),
+    "values, out of halves": lambda k: k.int8_values(LEVELS_PN, FOUR, HALVES_PN),
+    "step, out of halves": lambda k: k.sgd(X_N, X_N, 0.1, HALVES_N),
     "norm, no power": lambda k: k.squared_norm(SHORT_N),
     "norm, few": lambda k: k.squared_norm(X_N[:128]),
     "step, aggregate": lambda k: k.sgd(X_N, SHORT_N, 0.5, out(4096)),
@@ -83,3 +102,38 @@ def test_vectors_that_do_not_fit_are_refused(what: str) -> None:
 def test_lattice_that_does_not_fit_is_refused(codes_N: np.ndarray, steps: int, firsts: int) -> None:
     with pytest.raises(ValueError, match=r"blocks|bytes"):
         Lattice(codes_N, X_N[:steps], X_N[:firsts], 1024)
+
+
+WITHOUT_ASSERTS = """
+import sys
+assert False, "this Python has its asserts"
+from tests.training.test_unfit_kernels import UNFIT
+from training import kernels
+for name, call in UNFIT.items():
+    try:
+        call(kernels.KERNELS)
+    except AssertionError:
+        continue
+    sys.exit(f"{name} went through")
+print(len(UNFIT))
+"""
+
+
+@pytest.mark.skipif(kernels.KERNELS is None, reason="nothing was compiled")
+def test_python_without_asserts_refuses_them_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", WITHOUT_ASSERTS],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == str(len(UNFIT))
+
+
+def test_what_keeps_compiled_code_in_bounds_is_no_assert() -> None:
+    """Also where nothing was compiled: by the source."""
+    tree = ast.parse(Path(kernels.__file__).read_text("utf-8"))
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]

@@ -82,8 +82,8 @@ class Wiring:
         if not 0 < self.rows <= ROWS_MAX:
             raise ValueError(f"a network of {self.rows} wires")
         for named in (self.pairs, self.wires):
-            assert named.dtype == np.int32
-            assert named.flags.c_contiguous
+            _require(named.dtype == np.int32)
+            _require(named.flags.c_contiguous)
             if named.size and not 0 <= int(named.min()) <= int(named.max()) < self.rows:
                 raise ValueError(f"a network of {self.rows} wires names others")
 
@@ -103,21 +103,21 @@ class Kernels:
         """The largest magnitude of each row, (P,); not finite where the row is not."""
         rows, numel = x_PN.shape
         peaks_P = np.empty(rows, dtype=np.float32)
-        self._library.barnraise_peaks(_read(x_PN), _stride(x_PN), rows, numel, _written(peaks_P))
+        self._library.barnraise_peaks(_rows(x_PN), _stride(x_PN), rows, numel, _written(peaks_P))
         return peaks_P
 
     def weighted_sum(self, rows: Sequence[Vector], factors_P: Vector, out_N: Vector) -> None:
         """The sum of factor times row, first row first; `out_N` is none of the rows."""
         places, out = _pointers([_read(row_N) for row_N in rows]), _written(out_N)
         factors_P = _plain(factors_P)
-        assert len(factors_P) == len(rows)
-        assert all(row_N.shape == out_N.shape for row_N in rows)
+        _require(len(factors_P) == len(rows))
+        _require(all(row_N.shape == out_N.shape for row_N in rows))
         self._library.barnraise_weighted_sum(places, _read(factors_P), len(rows), out, len(out_N))
 
     def scaled_sum(self, rows: Sequence[Vector], factor: float, out_N: Vector) -> None:
         """The sum of rows, first row first, times a factor; `out_N` is none of the rows."""
         places, out = _pointers([_read(row_N) for row_N in rows]), _written(out_N)
-        assert all(row_N.shape == out_N.shape for row_N in rows)
+        _require(all(row_N.shape == out_N.shape for row_N in rows))
         self._library.barnraise_scaled_sum(places, len(rows), factor, out, len(out_N))
 
     def sort(self, x_PN: Vector, wiring: Wiring, out_WN: Vector) -> bool:
@@ -125,13 +125,13 @@ class Kernels:
 
         False if some element is not finite: then nothing that was written is of use.
         """
-        assert out_WN.shape == (len(wiring.wires), x_PN.shape[1])
-        places = (*_network(x_PN, wiring), _written(out_WN), _stride(out_WN))
+        _require(out_WN.shape == (len(wiring.wires), x_PN.shape[1]))
+        places = (*_network(x_PN, wiring), _written_rows(out_WN), _stride(out_WN))
         return bool(self._library.barnraise_sort(*places))
 
     def sort_mean(self, x_PN: Vector, wiring: Wiring, out_N: Vector) -> bool:
         """The same, and to `out_N` the mean of those wires, added in their order."""
-        assert out_N.shape == x_PN.shape[1:]
+        _require(out_N.shape == x_PN.shape[1:])
         return bool(self._library.barnraise_sort_mean(*_network(x_PN, wiring), _written(out_N)))
 
     def products_wide(self, x_PN: Vector, scales_P: Vector) -> NDArray[np.float64]:
@@ -148,41 +148,41 @@ class Kernels:
         function: Callable[..., None], x_PN: Vector, scales_P: Vector
     ) -> NDArray[np.float64]:
         rows, numel = x_PN.shape
-        assert len(scales_P) == rows <= ROWS_MAX
+        _require(len(scales_P) == rows <= ROWS_MAX)
         upper_PP = np.zeros((rows, rows))
-        places = (_read(x_PN), _stride(x_PN), rows, numel, _read(scales_P))
-        function(*places, _written(upper_PP))
+        places = (_rows(x_PN), _stride(x_PN), rows, numel, _read(scales_P))
+        function(*places, _written(upper_PP, np.float64))
         return np.triu(upper_PP) + np.triu(upper_PP, 1).T
 
     def squares(self, x_PN: Vector, scales_P: Vector) -> NDArray[np.float64]:
         """The diagonal of those products, (P,)."""
         rows, numel = x_PN.shape
-        assert len(scales_P) == rows
+        _require(len(scales_P) == rows)
         squares_P = np.empty(rows)
-        places = (_read(x_PN), _stride(x_PN), rows, numel, _read(scales_P))
-        self._library.barnraise_squares(*places, _written(squares_P))
+        places = (_rows(x_PN), _stride(x_PN), rows, numel, _read(scales_P))
+        self._library.barnraise_squares(*places, _written(squares_P, np.float64))
         return squares_P
 
     def int8_codes(self, x_BK: Vector, reciprocals_B: Vector) -> NDArray[np.uint8]:
         """The integers nearest to each block times its factor, at most 127: one byte each."""
         (blocks, width), reciprocals_B = x_BK.shape, _plain(reciprocals_B)
-        assert x_BK.flags.c_contiguous
-        assert reciprocals_B.size == blocks
+        _require(x_BK.flags.c_contiguous)
+        _require(reciprocals_B.size == blocks)
         codes_BK = np.empty((blocks, width), dtype=np.uint8)
         self._library.barnraise_int8_codes(
-            _read(x_BK), blocks, width, _read(reciprocals_B), _written(codes_BK)
+            _read(x_BK), blocks, width, _read(reciprocals_B), _written(codes_BK, np.uint8)
         )
         return codes_BK
 
     def int8_values(self, codes_BK: NDArray[np.int8], scales_B: Vector, out_BK: Vector) -> None:
         """Each code times the scale of its block."""
         scales_B = _plain(scales_B)
-        assert codes_BK.shape == out_BK.shape
-        assert codes_BK.flags.c_contiguous
-        assert out_BK.flags.c_contiguous
-        assert scales_B.size == len(out_BK)
+        _require(codes_BK.shape == out_BK.shape)
+        _require(codes_BK.flags.c_contiguous)
+        _require(out_BK.flags.c_contiguous)
+        _require(scales_B.size == len(out_BK))
         self._library.barnraise_int8_values(
-            *(_read(codes_BK), *out_BK.shape, _read(scales_B), _written(out_BK))
+            *(_read(codes_BK, np.int8), *out_BK.shape, _read(scales_B), _written(out_BK))
         )
 
     def int8_sum(
@@ -191,10 +191,10 @@ class Kernels:
         """The sum of factor times row, first row first; of each the codes, in whole blocks of a
         multiple of 64, and the scale of each block."""
         factors_P, coded = _plain(factors_P), [(codes_N, _plain(s)) for codes_N, s in coded]
-        assert len(factors_P) == len(coded)
-        assert block % _LANES == len(out_N) % block == 0
-        assert all(_are_coded(codes_N, s, block, len(out_N)) for codes_N, s in coded)
-        codes = _pointers([_read(codes_N) for codes_N, _ in coded])
+        _require(len(factors_P) == len(coded))
+        _require(block % _LANES == len(out_N) % block == 0)
+        _require(all(_are_coded(codes_N, s, block, len(out_N)) for codes_N, s in coded))
+        codes = _pointers([_read_codes(codes_N) for codes_N, _ in coded])
         scales = _pointers([_read(scales_B) for _, scales_B in coded])
         self._library.barnraise_int8_sum(
             *(codes, scales, _read(factors_P), len(coded), block, _written(out_N), len(out_N))
@@ -204,16 +204,16 @@ class Kernels:
         """`squared_norm` of each code times the scale of its block, of which a sixteenth of all has
         whole ones."""
         scales_B, numel = _plain(scales_B), codes_N.size
-        assert numel % (_STRIPS * block) == block % _LANES == 0
-        assert not numel & (numel - 1)
-        assert _are_coded(codes_N, scales_B, block, numel)
+        _require(numel % (_STRIPS * block) == block % _LANES == 0)
+        _require(not numel & (numel - 1))
+        _require(_are_coded(codes_N, scales_B, block, numel))
         level = np.empty(numel // _STRIPS, dtype=np.float64)
-        places = (_read(codes_N), block, _read(scales_B), numel, _written(level))
+        places = (_read_codes(codes_N), block, _read(scales_B), numel, _written(level, np.float64))
         return float(self._library.barnraise_int8_squared_norm(*places))
 
     def bounds(self, x_BK: Vector) -> tuple[Vector, Vector]:
         """The least and the largest element of each block, (B,) each; -0 is below 0."""
-        assert x_BK.flags.c_contiguous
+        _require(x_BK.flags.c_contiguous)
         least_B, most_B = np.empty((2, len(x_BK)), dtype=np.float32)
         places = (_written(least_B), _written(most_B))
         self._library.barnraise_bounds(_read(x_BK), *x_BK.shape, *places)
@@ -225,12 +225,12 @@ class Kernels:
         """How many steps each element lies above its block's first level, rounded, from 0 to
         `most`: one byte each."""
         firsts_B, per_step_B = _plain(firsts_B), _plain(per_step_B)
-        assert x_BK.flags.c_contiguous
-        assert firsts_B.size == per_step_B.size == len(x_BK)
+        _require(x_BK.flags.c_contiguous)
+        _require(firsts_B.size == per_step_B.size == len(x_BK))
         codes_BK = np.empty(x_BK.shape, dtype=np.uint8)
         self._library.barnraise_shift_codes(
             *(_read(x_BK), *x_BK.shape, _read(firsts_B), _read(per_step_B)),
-            *(float(most), _written(codes_BK)),
+            *(float(most), _written(codes_BK, np.uint8)),
         )
         return codes_BK
 
@@ -239,34 +239,35 @@ class Kernels:
     ) -> None:
         """Each code times the step of its block, from its first level on."""
         steps_B, firsts_B = _plain(steps_B), _plain(firsts_B)
-        assert codes_BK.shape == out_BK.shape
-        assert codes_BK.flags.c_contiguous
-        assert out_BK.flags.c_contiguous
-        assert steps_B.size == firsts_B.size == len(out_BK)
+        _require(codes_BK.shape == out_BK.shape)
+        _require(codes_BK.flags.c_contiguous)
+        _require(out_BK.flags.c_contiguous)
+        _require(steps_B.size == firsts_B.size == len(out_BK))
         self._library.barnraise_shift_values(
-            *(_read(codes_BK), *out_BK.shape),
+            *(_read(codes_BK, np.uint8), *out_BK.shape),
             *(_read(steps_B), _read(firsts_B), _written(out_BK)),
         )
 
     def squared_norm(self, x_N: Vector) -> float:
         """The sum of squares by halves, of a power of two of elements, at least 2^8."""
-        assert x_N.size >= _STRIPS**2
-        assert not x_N.size & (x_N.size - 1)
+        _require(x_N.size >= _STRIPS**2)
+        _require(not x_N.size & (x_N.size - 1))
         level = np.empty(len(x_N) // _STRIPS, dtype=np.float64)
-        return float(self._library.barnraise_squared_norm(_read(x_N), len(x_N), _written(level)))
+        places = (_read(x_N), len(x_N), _written(level, np.float64))
+        return float(self._library.barnraise_squared_norm(*places))
 
     def sgd(self, anchor_N: Vector, aggregate_N: Vector, rate: float, out_N: Vector) -> None:
         """`out_N`, which may be the anchor, becomes anchor - rate * aggregate."""
-        assert anchor_N.shape == aggregate_N.shape == out_N.shape
+        _require(anchor_N.shape == aggregate_N.shape == out_N.shape)
         self._library.barnraise_sgd(
             _read(anchor_N), _read(aggregate_N), rate, _written(out_N), len(out_N)
         )
 
     def shift_sgd(self, anchor_N: Vector, lattice: Lattice, rate: float, out_N: Vector) -> None:
         """The same of an aggregate that lies on a lattice."""
-        assert anchor_N.shape == lattice.codes_N.shape == out_N.shape
+        _require(anchor_N.shape == lattice.codes_N.shape == out_N.shape)
         steps_B, firsts_B = _plain(lattice.steps_B), _plain(lattice.firsts_B)
-        coded = (_read(lattice.codes_N), lattice.block, _read(steps_B), _read(firsts_B))
+        coded = (_read(lattice.codes_N, np.uint8), lattice.block, _read(steps_B), _read(firsts_B))
         self._library.barnraise_shift_sgd(
             *(*coded, _read(anchor_N), rate, _written(out_N), len(out_N))
         )
@@ -279,7 +280,7 @@ class Kernels:
     ) -> None:
         """Of anchor, aggregate and momentum, with learning rate and momentum's factor, the next
         anchor and momentum; each may be written over the one before."""
-        assert len({x.shape for x in (*vectors, *out)}) == 1
+        _require(len({x.shape for x in (*vectors, *out)}) == 1)
         places = (*map(_read, vectors), *numbers, *map(_written, out))
         self._library.barnraise_nesterov(*places, len(out[0]))
 
@@ -291,9 +292,9 @@ class Kernels:
         out: tuple[Vector, Vector],
     ) -> None:
         """The same of an aggregate that lies on a lattice; of anchor and momentum before."""
-        assert len({x.shape for x in (lattice.codes_N, *before, *out)}) == 1
+        _require(len({x.shape for x in (lattice.codes_N, *before, *out)}) == 1)
         steps_B, firsts_B = _plain(lattice.steps_B), _plain(lattice.firsts_B)
-        coded = (_read(lattice.codes_N), lattice.block, _read(steps_B), _read(firsts_B))
+        coded = (_read(lattice.codes_N, np.uint8), lattice.block, _read(steps_B), _read(firsts_B))
         places = (*coded, *map(_read, before), *numbers, *map(_written, out))
         self._library.barnraise_shift_nesterov(*places, len(out[0]))
 
@@ -308,22 +309,54 @@ def _are_coded(codes_N: Codes, scales_B: Vector, block: int, numel: int) -> bool
     return is_plain and codes_N.size == numel and scales_B.size * block == numel
 
 
-def _read(x: NDArray[Any]) -> int:
-    assert x.flags.aligned
+def _require(fits: bool) -> None:
+    """No `assert`: Python leaves those out where it is asked to (`-O`), and this is what keeps the
+    compiled code within the vectors that it is given."""
+    if not fits:
+        raise AssertionError("vectors that do not fit: compiled code would go past an end")
+
+
+def _read(x: NDArray[Any], kind: type[np.generic] = np.float32) -> int:
+    """Where a vector in one piece begins."""
+    _require(x.flags.c_contiguous)
+    return _place(x, kind)
+
+
+def _read_codes(codes_N: Codes) -> int:
+    """The same of bytes, with a sign or without."""
+    return _read(codes_N, np.int8 if codes_N.dtype == np.int8 else np.uint8)
+
+
+def _rows(x_PN: Vector) -> int:
+    """Where rows begin that lie apart, each in one piece; `_stride` says how far."""
+    step = x_PN.strides[0]
+    _require(x_PN.ndim == 2 and step >= 0 and step % x_PN.itemsize == 0)
+    _require(x_PN.shape[1] <= 1 or x_PN.strides[1] == x_PN.itemsize)
+    return _place(x_PN, np.float32)
+
+
+def _written_rows(x_PN: Vector) -> int:
+    # Rows that lie upon each other are not written.
+    _require(x_PN.flags.writeable and (len(x_PN) <= 1 or x_PN.strides[0] >= x_PN[0].nbytes))
+    return _rows(x_PN)
+
+
+def _written(x: NDArray[Any], kind: type[np.generic] = np.float32) -> int:
+    _require(x.flags.writeable)
+    return _read(x, kind)
+
+
+def _place(x: NDArray[Any], kind: type[np.generic]) -> int:
+    _require(x.dtype == kind and x.flags.aligned)
     address: int = x.__array_interface__["data"][0]
     return address
 
 
-def _written(x: NDArray[Any]) -> int:
-    assert x.flags.writeable
-    return _read(x)
-
-
 def _network(x_PN: Vector, wiring: Wiring) -> tuple[int, ...]:
     pairs, wires = wiring.pairs, wiring.wires
-    assert len(x_PN) == wiring.rows
-    network = (_read(pairs), len(pairs), _read(wires), len(wires))
-    return (_read(x_PN), _stride(x_PN), *x_PN.shape, *network)
+    _require(len(x_PN) == wiring.rows)
+    network = (_read(pairs, np.int32), len(pairs), _read(wires, np.int32), len(wires))
+    return (_rows(x_PN), _stride(x_PN), *x_PN.shape, *network)
 
 
 def _stride(x_PN: Vector) -> int:

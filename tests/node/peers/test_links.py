@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -20,7 +20,7 @@ from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
-from protocol.wire import encode
+from protocol.wire import decode, encode
 from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
 from tests.node.edge import signed, toy_manifest
 
@@ -321,3 +321,44 @@ async def test_strangers_who_are_refused_take_bounded_memory() -> None:
             stranger = PeerId(number.to_bytes(32, "big"))
             assert one.links._note_refusal(stranger, ManifestMismatch("title", "a", "b"))
         assert len(one.links._refusals) == KNOWN_MAX
+
+
+NEAR, FAR = "/ip4/192.168.1.17/tcp/4001", "/ip4/203.0.113.7/tcp/4001"
+
+
+async def told_of(
+    a: Party, b: Party, dialled: tuple[str, ...], autojump_clock: trio.abc.Clock
+) -> tuple[Announcement, Contact | None, tuple[str, ...]]:
+    """What `b` finds of `a` under the run's topic, in its table, and by the link."""
+    async with trio.open_nursery() as nursery:
+        await start(nursery, a, None)
+        await nursery.start(b.directory.run)
+        b.links.know(PeerAddress(a.peer, dialled[0]))
+        await b.directory.join([Contact(a.peer, dialled)])
+        nursery.start_soon(b.links.run)
+        await trio.sleep(5.0)
+        records = await b.directory.find(b"run/" + b.links.signed.manifest.digest)
+        (said,) = [decode(Announcement, one.value) for one in records if one.writer == a.peer]
+        found = said, b.directory.contact(a.peer), b.links.addresses(a.peer)
+        nursery.cancel_scope.cancel()
+    return found
+
+
+@pytest.mark.parametrize("trust", ["friends", "open"])
+async def test_strangers_who_read_the_records_learn_nothing_of_a_home(
+    autojump_clock: trio.abc.Clock, trust: str
+) -> None:
+    """In the run's topic, and in what the DHT keeps of the node; friends hear all at the hello."""
+    network, manifest = MemoryNetwork(), replace(toy_manifest(), trust=trust)
+    async with AsyncExitStack() as stack:
+        a = await party(stack, network, "a", manifest=manifest)
+        b = await party(stack, network, "b", manifest=manifest)
+        dialled = a.transport.addresses()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(a.transport, "addresses", lambda: (NEAR, FAR))
+            said, contact, heard = await told_of(a, b, dialled, autojump_clock)
+    assert said.addresses == (FAR,)
+    assert contact is not None
+    assert NEAR not in contact.addresses
+    assert (NEAR in heard) == (trust == "friends")
+    assert FAR in heard

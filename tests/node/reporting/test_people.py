@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from node.reporting.people import Occasion, PeopleLog, say, what_joining_means
+from node.reporting.terminal import PeopleConsole
 from node.status.board import Field
 from protocol.manifest import RunManifest
 from tests.node.edge import toy_manifest
@@ -19,7 +19,7 @@ LINK = "barnraise://join/" + "A" * 300
 
 def told(*events: tuple[str, dict[str, Field]], manifest: RunManifest = RUN) -> str:
     out = io.StringIO()
-    console = Console(file=out, width=80, highlight=False, markup=False, soft_wrap=True)
+    console = PeopleConsole(file=out, width=80, soft_wrap=True)
     occasion = Occasion(state=Path("/s"), manifest=manifest, how="joined now", is_usual_state=False)
     log = PeopleLog(console, occasion)
     for name, fields in events:
@@ -42,7 +42,7 @@ class Full(io.StringIO):
 
 
 def test_output_that_takes_nothing_costs_the_lines_and_no_more() -> None:
-    console = Console(file=Full())
+    console = PeopleConsole(file=Full())
     say(console, "what joining means")
     assert console.quiet
 
@@ -143,7 +143,7 @@ class Gone(io.StringIO):
 
 
 def test_closed_terminal_does_not_stop_the_node() -> None:
-    console = Console(file=Gone(), soft_wrap=True)
+    console = PeopleConsole(file=Gone(), soft_wrap=True)
     log = PeopleLog(console, Occasion(state=Path("/s"), manifest=RUN, how="", is_usual_state=True))
     log.emit("sealed", **SEALED)
     log.emit("sealed", **SEALED)
