@@ -4,12 +4,14 @@ Importing this package loads nothing: each name does when it is first asked for,
 DiLoCo alone. What type checkers see is in `__init__.pyi`.
 """
 
+from node.own_packages import require_own_packages
 from node.python_version import require_python
 
 __all__ = ["DiLoCo", "NodeConfig", "Swarm"]
 
 # Before anything else of ours is read: a Python that is too old would stumble over its syntax.
 require_python()
+require_own_packages()
 
 
 def __getattr__(name: str) -> object:
