@@ -77,8 +77,8 @@ async def _serve(
 ) -> None:
     log = EventLog.on_stdout(is_enabled=is_json)
     failure: BarnraiseError | None = None
-    signer = load_or_create_identity(state)
     try:
+        signer = load_or_create_identity(state)
         async with listening(config, signer.seed) as transport, trio.open_nursery() as nursery:
             if relay is not None:
                 RelayServer(transport, relay, seen=transport.seen)

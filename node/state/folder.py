@@ -69,7 +69,7 @@ def make_folder(folder: Path) -> None:
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace a file whole: after a crash there is the old content or the new, on the disk.
 
-    Raises OSError, and then the old content stands and no other file is left.
+    Raises OSError naming `path`, and then the old content stands and no other file is left.
     """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -79,9 +79,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
+        # Of what is written the system names none, and people know nothing of the other name.
+        error.filename, error.filename2 = str(path), None
         raise
     fsync_folder(path.parent)
 
