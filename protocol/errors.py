@@ -11,6 +11,7 @@
     │   ├── SignatureError     the signature does not fit the writer
     │   ├── ProofError         bytes that do not hash to what was committed
     │   └── RefusedError       the peer refused us, and says why
+    │       └── VersionError   it speaks another version: who must upgrade
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
     │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
@@ -101,6 +102,10 @@ class RefusedError(PeerError):
     """The peer refused us; the message is its reason, escaped and cut."""
 
     strike: Strike = "refused"
+
+
+class VersionError(RefusedError):
+    """The peer, or what it sent, is of another version; the message says who must upgrade."""
 
 
 class NetworkError(BarnraiseError):

@@ -15,7 +15,7 @@ from protocol.gossip import GOSSIP_FRAMES, GossipFrame
 from protocol.identity import PeerId
 from protocol.invitations import CREDENTIAL_BYTES_MAX
 from protocol.messages import MESSAGE_ID_BYTES, Peer, Round, SealCertificate, SignedMessage
-from protocol.wire import DIGEST_BYTES, Digest, Range, Size, decode, encode
+from protocol.wire import DIGEST_BYTES, Digest, Range, Size, decode, encode, leading_scalars
 
 MessageId = Annotated[bytes, Size(MESSAGE_ID_BYTES, MESSAGE_ID_BYTES)]
 """The first eight bytes of a message digest: enough to ask for it, never to believe it."""
@@ -228,6 +228,15 @@ def decode_frame(data: bytes) -> Frame:
     if kind is None:
         raise DecodeError(f"no frame of type {data[:1].hex() or 'nothing'}")
     return decode(kind, data[1:], max_bytes=limits.CONTROL_FRAME_BYTES_MAX - 1)
+
+
+def hello_version(data: bytes) -> int | None:
+    """The wire version that a hello names, whatever else that version has in it; None for no
+    hello."""
+    named = leading_scalars(data[1:], depth=1, count=1)
+    is_hello = data[:1] == bytes([_NUMBERS[Hello]])
+    version = named[0] if named and is_hello else None
+    return version if type(version) is int and version >= 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

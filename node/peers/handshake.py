@@ -4,8 +4,15 @@ import trio
 
 from node.peers.access import Access
 from protocol import limits
-from protocol.errors import DecodeError, LimitError, ProofError, RefusedError
-from protocol.frames import Hello, Refusal, Welcome, decode_frame, encode_frame
+from protocol.errors import DecodeError, LimitError, ProofError, RefusedError, VersionError
+from protocol.frames import (
+    Hello,
+    Refusal,
+    Welcome,
+    decode_frame,
+    encode_frame,
+    hello_version,
+)
 from protocol.identity import Signer
 from protocol.manifest import (
     WIRE_VERSION,
@@ -31,8 +38,9 @@ async def shake_hands(
     """Exchange hellos; the peer's, if it is of our run and `access` lets it in.
 
     Raises ManifestMismatch naming the first differing field if it is of another run, RefusedError
-    if it refuses us, ProofError if we do not let it in, DecodeError or LimitError for bytes that
-    are no hello, NetworkError and trio.TooSlowError if it does not answer.
+    if it refuses us, VersionError if it speaks another wire, ProofError if we do not let it in,
+    DecodeError or LimitError for bytes that are no hello, NetworkError and trio.TooSlowError if it
+    does not answer.
     """
     run = signed.manifest.digest
     hello = Hello(
@@ -43,8 +51,12 @@ async def shake_hands(
     )
     with trio.fail_after(HELLO_S):
         await stream.send_frame(encode_frame(hello))
-        theirs = decode_frame(await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX))
-        if isinstance(theirs, Hello) and (theirs.wire, theirs.run) == (WIRE_VERSION, run):
+        data = await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
+        version = hello_version(data)
+        if version is not None and version != WIRE_VERSION:
+            await _refuse_version(stream, version)
+        theirs = decode_frame(data)
+        if isinstance(theirs, Hello) and theirs.run == run:
             if access is not None and not access.is_for_all:
                 await _let_in(stream, theirs, access)
             return theirs
@@ -54,6 +66,19 @@ async def shake_hands(
         if isinstance(theirs, Refusal):
             _explain(theirs, signed.manifest, signer)
         raise DecodeError(f"expected a hello, got {type(theirs).__name__}")
+
+
+async def _refuse_version(stream: Stream, theirs: int) -> None:
+    """Tell the peer and raise VersionError: one of the two must be upgraded."""
+    is_older = theirs < WIRE_VERSION
+    told = f"it speaks wire version {WIRE_VERSION}, and you {theirs}: upgrade "
+    told += "yours" if is_older else "it"
+    await stream.send_frame(encode_frame(Refusal(reason=told, manifest=b"")))
+    which = "the peer's" if is_older else "this"
+    raise VersionError(
+        f"the peer speaks wire version {theirs}, and this barnraise {WIRE_VERSION}: upgrade {which}"
+        " one"
+    )
 
 
 async def _let_in(stream: Stream, theirs: Hello, access: Access) -> None:
@@ -78,7 +103,7 @@ def _refusal(signed: SignedManifest) -> Refusal:
     data = encode(signed)
     if len(data) > limits.CONTROL_FRAME_BYTES_MAX - 1024:
         data = b""
-    return Refusal(reason="another run or wire version", manifest=data)
+    return Refusal(reason="another run", manifest=data)
 
 
 def _explain(refusal: Refusal, ours: RunManifest, signer: Signer) -> None:
@@ -87,6 +112,8 @@ def _explain(refusal: Refusal, ours: RunManifest, signer: Signer) -> None:
     if refusal.manifest:
         try:
             theirs = open_manifest(refusal.manifest, signer)
+        except VersionError:
+            raise
         except (DecodeError, LimitError) as error:
             raise RefusedError(f"{reason}; its manifest is malformed") from error
         mismatch = first_difference(ours, theirs)

@@ -20,6 +20,7 @@ from protocol.errors import (
     RefusedError,
     SwarmKeyError,
     UnreachableError,
+    VersionError,
 )
 from protocol.identity import PeerId, Signer, peer_id_text, short_id
 from protocol.manifest import SignedManifest, open_manifest
@@ -99,6 +100,9 @@ async def fetch_manifest(
                 await ended.wait()
     if found:
         return found[0]
+    others = [error for error in failures.values() if isinstance(error, VersionError)]
+    if others and len(others) == len(failures):
+        raise others[0]
     reasons = [_line(peer, peers[peer], failures[peer]) for peer in peers]
     tried = "\n".join(reasons)
     if any(isinstance(error, PeerError) for error in failures.values()):

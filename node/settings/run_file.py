@@ -39,6 +39,7 @@ from protocol.manifest import (
     StopSpec,
     ThenSpec,
     TimingSpec,
+    check_size,
 )
 from training.compression import codec_defaults
 from training.data import pin_corpus
@@ -132,7 +133,7 @@ def build_manifest(
         _check_context(model, corpus)
         outer = _outer_spec(parsed.outer)
         make_outer(outer)
-        return RunManifest(
+        manifest = RunManifest(
             wire=WIRE_VERSION,
             arithmetic=ARITHMETIC_VERSION,
             title=parsed.run.title,
@@ -153,8 +154,10 @@ def build_manifest(
             admission=AdmissionSpec(**parsed.admission.model_dump()),
             audits=AuditSpec(**parsed.audits.model_dump()),
         )
+        check_size(manifest)
     except (ValueError, ConfigError) as error:
         raise ManifestError(f"{path}: {error}") from error
+    return manifest
 
 
 def _access_spec(section: AccessSection) -> AccessSpec:

@@ -31,7 +31,7 @@ from node.state.folder import (
 from node.state.stored_manifest import read_signed_manifest, store_manifest
 from node.trainers.model_file import KEPT_FILE, changed_since, kept_model_file
 from protocol.clock import WallClock
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, VersionError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest, sign_manifest
 
@@ -165,6 +165,10 @@ def _remove_interrupted(state: Path, source: str) -> None:
 
 
 def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:
+    if isinstance(why.__cause__, VersionError):
+        return ConfigError(
+            f"{path} may have founded the run {folder.name}: {why.__cause__}, with --new"
+        )
     # Founded silently once more, it would begin at round 0 while the old one waits on the disk.
     return ConfigError(
         f"{path} may have founded the run {folder.name}, of which a file is damaged: {why}. Put a "

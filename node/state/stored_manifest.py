@@ -5,7 +5,7 @@ from pathlib import Path
 
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
 from protocol import limits
-from protocol.errors import ConfigError, PeerError
+from protocol.errors import ConfigError, PeerError, VersionError
 from protocol.identity import Signer
 from protocol.manifest import SignedManifest, open_manifest
 from protocol.wire import decode, encode
@@ -22,6 +22,8 @@ def read_signed_manifest(path: Path, signer: Signer) -> SignedManifest:
         raise ConfigError(f"cannot read the manifest {path}: {error.strerror}") from error
     try:
         open_manifest(data, signer)
+    except VersionError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except PeerError as error:
         raise ConfigError(f"{path} is no manifest of a run: {error}") from error
     return decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)

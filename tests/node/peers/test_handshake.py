@@ -1,5 +1,6 @@
 """Hello between two ends of a stream."""
 
+import msgpack
 import pytest
 import trio
 
@@ -10,8 +11,9 @@ from protocol.errors import (
     ProofError,
     RefusedError,
     StreamClosedError,
+    VersionError,
 )
-from protocol.frames import Hello, Refusal, encode_frame
+from protocol.frames import Hello, Refusal, decode_frame, encode_frame, hello_version
 from protocol.identity import Ed25519Signer, PeerId
 from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
 from tests.node.edge import signed, toy_manifest
@@ -132,3 +134,31 @@ async def test_hello_of_the_invited_is_welcome_on_both_sides() -> None:
             nursery.start_soon(shake_hands, far, ours, (), THEIRS, Door(""))
             hello = await shake_hands(near, ours, (), OURS, Door(""))  # type: ignore[arg-type]
     assert hello.credential == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told", "upgrade"),
+    [(8, "upgrade this one", "it"), (6, "upgrade the peer's one", "yours")],
+)
+async def test_hello_of_another_wire_names_both_versions_and_who_must_upgrade(
+    theirs: int, told: str, upgrade: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.peers.handshake.WIRE_VERSION", 7)
+    near, far = await ends()
+    # Whatever else that version has in its hello.
+    await far.send_frame(bytes([1]) + msgpack.packb([theirs, "unheard of", [1, 2], None]))
+    with pytest.raises(VersionError) as caught:
+        await shake_hands(near, signed(toy_manifest()), (), OURS)
+    assert f"wire version {theirs}, and this barnraise 7: " in str(caught.value)
+    assert told in str(caught.value)
+    await far.receive_frame(1 << 16)
+    refusal = decode_frame(await far.receive_frame(1 << 16))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == f"it speaks wire version 7, and you {theirs}: upgrade {upgrade}"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01", b"\x01\x91\xc0", b"\x02\x91\x07", b"\x01\x07", b"\x01\x91\x00"]
+)
+def test_what_is_no_hello_names_no_version(data: bytes) -> None:
+    assert hello_version(data) is None
