@@ -152,6 +152,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         tell=entries.tell,
         finds_nobody=node.hooks.finds_nobody,
         access=access,
+        started_ms=round(time.time() * 1000),
     )
     work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)

@@ -346,7 +346,7 @@ def check_size(manifest: RunManifest) -> None:
     for shard in manifest.shards:
         if len(shard.tensors) > limits.TENSORS_MAX:
             raise ManifestError(
-                f"the model has {len(shard.tensors)} tensors, and the most is {limits.TENSORS_MAX}: "
+                f"the model has {len(shard.tensors)} tensors, the most is {limits.TENSORS_MAX}: "
                 "stack those of equal shape in one, as fused layers do"
             )
         long = [one.name for one in shard.tensors if len(one.name.encode()) > TENSOR_NAME_BYTES_MAX]

@@ -79,7 +79,8 @@ class ModelCode:
         if isinstance(error, SyntaxError):
             lines.append(error.lineno)
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        why = " ".join(str(error).split())[:_WHY_CHARACTERS_MAX]
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        why = " ".join(said.split())[:_WHY_CHARACTERS_MAX]
         hint = self._advice(error) or self._hint
         raise ConfigError(
             f"the model file {where}: {type(error).__name__}: {why}" + (f"; {hint}" if hint else "")

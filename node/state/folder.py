@@ -11,8 +11,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
-
+from node.state.usual_place import default_state as default_state
 from protocol.errors import ConfigError
 from training.durable import fsync_folder, make_folder_durably
 
@@ -33,11 +32,6 @@ _DIGITS = 12
 """Hexadecimal digits of a run's digest in its folder's name: no two runs of one disk share them."""
 
 _PORT_BYTES_MAX = 8
-
-
-def default_state() -> Path:
-    """Where a node keeps its state if nobody says otherwise: the system's place for user data."""
-    return Path(platformdirs.user_data_dir("barnraise", appauthor=False))
 
 
 def run_folder(state: Path, run: bytes) -> Path:
