@@ -284,11 +284,15 @@ def _lines(found: Checked, step_s: float | None) -> Table:
         last = (
             f"{round_s_on(found, exchange_s, step_s):.1f} s, {steps} steps"
             if step_s is not None
-            else f"{1000 * nine_tenths * exchange_s / steps:.0f} ms a step"
+            else f"steps of {_seconds(nine_tenths * exchange_s / steps)}"
         )
         mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
         table.add_row(line.name, *mbit, f"{exchange_s:.1f} s", last)
     return table
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:,.1f} s"
 
 
 def _size(num_bytes: int) -> str:

@@ -7,6 +7,8 @@ import trio
 
 from node import events as ev
 from node.config import PeerAddress
+from node.peers.handshake import shake_hands
+from node.peers.links import CONTROL_PROTOCOL
 from node.peers.twins import PEERS_MAX, TOLD_S, TWIN, Twins
 from protocol.errors import RefusedError
 from protocol.frames import Refusal
@@ -95,6 +97,39 @@ async def test_later_of_two_with_one_key_stops_with_advice_and_nobody_is_at_faul
         faults = [event for event in peer.told if isinstance(event, ev.Fault)]
     assert ends == {"there" if is_first_earlier else "here": TWIN}
     assert faults == []
+
+
+async def test_link_of_an_earlier_start_ends_for_a_new_one_and_not_for_its_own(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """A twin that holds the link would shut the other out, and never be found."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        peer = await party(stack, network, "p", finds_nobody=True)
+        node = await party(stack, network, "k", finds_nobody=True)
+        node.links.started_ms = 10
+        async with trio.open_nursery() as nursery:
+            await start(nursery, peer, None)
+            await start(nursery, node, peer)
+            await trio.sleep(2.0)
+            assert peer.links.linked() == (node.peer,)
+            changes = [type(event) for event in peer.told]
+
+            async def again(started_ms: int) -> None:
+                stream = await node.transport.open_stream(peer.peer, CONTROL_PROTOCOL)
+                signer = Ed25519Signer(b"k" * 32)
+                await shake_hands(stream, node.links.signed, (), signer, None, started_ms)
+
+            await again(10)
+            await trio.sleep(0.2)
+            assert [type(event) for event in peer.told] == changes
+            await again(20)
+            await trio.sleep(0.2)
+            since = [type(event) for event in peer.told][len(changes) :]
+            # And the first one comes back at once, which shows that both run.
+            assert since == [ev.Unlinked, ev.Linked] * 2
+            assert peer.links.linked() == (node.peer,)
+            nursery.cancel_scope.cancel()
 
 
 async def one_turn(
