@@ -5,6 +5,7 @@ DiLoCo alone. What type checkers see is in `__init__.pyi`.
 """
 
 from node.clock_check import require_clock
+from node.own_packages import require_own_packages
 from node.python_version import require_python
 
 __all__ = ["DiLoCo", "NodeConfig", "Swarm"]
@@ -12,6 +13,7 @@ __all__ = ["DiLoCo", "NodeConfig", "Swarm"]
 # Before anything else of ours is read: a Python that is too old would stumble over its syntax.
 require_python()
 require_clock()
+require_own_packages()
 
 
 def __getattr__(name: str) -> object:

@@ -155,6 +155,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         finds_nobody=node.hooks.finds_nobody,
         access=access,
         private_addresses=node.config.records_private,
+        started_ms=round(time.time() * 1000),
     )
     work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)

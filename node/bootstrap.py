@@ -19,6 +19,7 @@ from dht.directory import DirectoryConfig, KademliaDirectory
 from dht.kademlia.routing import Contact
 from dht.reaching.relay_books import RelayLimits
 from dht.reaching.relay_server import RelayServer
+from dht.transport.libp2p_host import visiting_host
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import NodeConfig, PeerAddress, parse_dialable
 from node.exit_codes import user_error
@@ -77,8 +78,8 @@ async def _serve(
 ) -> None:
     log = EventLog.on_stdout(is_enabled=is_json)
     failure: BarnraiseError | None = None
-    signer = load_or_create_identity(state)
     try:
+        signer = load_or_create_identity(state)
         async with listening(config, signer.seed) as transport, trio.open_nursery() as nursery:
             if relay is not None:
                 RelayServer(transport, relay, seen=transport.seen)
@@ -88,16 +89,7 @@ async def _serve(
             departure.begin()
             addresses = full_addresses(signer.peer_id, transport.addresses())
             log.emit("listening", peer=peer_id_text(signer.peer_id), addresses=addresses)
-            say(
-                "\n".join(
-                    [
-                        f"serving the DHT{' and as a relay' if relay else ''} at",
-                        *(f"  {one}" for one in addresses),
-                        "whoever founds a run names it, and links of the run lead here too:",
-                        *(f"  barnraise run run.toml --bootstrap {one}" for one in addresses[:1]),
-                    ]
-                )
-            )
+            say(_serving_at(addresses, is_relay=relay is not None))
             nursery.start_soon(transport.reach.run)
             nursery.start_soon(keep_table, state, directory.contacts, time.time)
             nursery.start_soon(directory.join, _origins(state, config.bootstrap))
@@ -112,6 +104,24 @@ async def _serve(
         log.emit("error", kind=type(failure).__name__, message=str(failure))
         raise failure
     log.emit("left", reason=departure.signal_name)
+
+
+def _serving_at(addresses: Sequence[str], *, is_relay: bool) -> str:
+    """What whoever starts it is told."""
+    what = f"serving the DHT{' and as a relay' if is_relay else ''}"
+    if not addresses:
+        return (
+            f"{what}, but this machine has no address that others could dial: give it one, and it "
+            "will be told, or name one with --announce"
+        )
+    return "\n".join(
+        [
+            f"{what} at",
+            *(f"  {one}" for one in addresses),
+            "whoever founds a run names it, and links of the run lead here too:",
+            f"  barnraise run run.toml --bootstrap {addresses[0]}",
+        ]
+    )
 
 
 def _origins(state: Path, named: Sequence[str]) -> tuple[Contact, ...]:
@@ -174,7 +184,7 @@ async def _visit(psk: bytes | None) -> AsyncIterator[KademliaDirectory]:
     """A directory that asks and is told to nobody: it is gone in a moment."""
     signer = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
     async with open_transport(
-        TransportConfig(listen_host="127.0.0.1", psk=psk), signer_seed=signer.seed
+        TransportConfig(listen_host=visiting_host(), psk=psk), signer_seed=signer.seed
     ) as transport:
         directory = KademliaDirectory(transport, signer, time.time, is_visitor=True)
         async with trio.open_nursery() as nursery:

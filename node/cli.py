@@ -21,7 +21,7 @@ from node.processes.interrupts import (
     handling,
 )
 from node.reporting.json_text import json_text
-from node.reporting.output import Output, take_standard_output
+from node.reporting.output import Output, take_standard_streams
 from node.reporting.shown import shown
 from training.child_process import ONE_BLAS_THREAD
 
@@ -29,7 +29,7 @@ from training.child_process import ONE_BLAS_THREAD
 def main() -> None:
     """Entry point of the command."""
     os.environ.update(ONE_BLAS_THREAD)
-    output = take_standard_output()
+    output = take_standard_streams()
     # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
     with handling(end_at_once):
         from node.commands import (  # noqa: F401 - they register
@@ -44,7 +44,7 @@ def main() -> None:
             using,
         )
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status
-        from node.exit_codes import EXIT_FAILED
+        from node.exit_codes import EXIT_FAILED, command_error
         from protocol.errors import BarnraiseError
         from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`
     try:
@@ -63,10 +63,15 @@ def main() -> None:
         # Its reader is gone. Python's own end would write what is left once more, and complain.
         end_now(EXIT_FAILED)
     except (OSError, ExceptionGroup) as error:
-        if output is None or not output.is_to_blame(error):
+        if output is not None and output.is_to_blame(error):
+            _tell(f"cannot write to standard output: {output.why}")
+            end_now(EXIT_FAILED)
+        told = command_error(error)
+        if told is None:
             raise
-        _tell(f"cannot write to standard output: {output.why}")
-        end_now(EXIT_FAILED)
+        _tell(str(told))
+        _tell_program(output, str(told))
+        sys.exit(exit_status(told))
     finally:
         end_at_once_from_now_on()
 

@@ -37,16 +37,33 @@ def user_error(group: BaseExceptionGroup[BaseException], state: Path) -> Barnrai
     error = first_of(group)
     if isinstance(error, BarnraiseError):
         return error
+    return _of_the_system(error, state)
+
+
+def command_error(error: BaseException) -> BarnraiseError | None:
+    """What to tell the user of an error that no command took care of: the same, where the system
+    refused something; None for a bug, which is to be shown as it is."""
+    first = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+    if isinstance(first, BarnraiseError):
+        return first
+    return _of_the_system(first, None) if isinstance(first, OSError) else None
+
+
+def _of_the_system(error: BaseException, state: Path | None) -> ConfigError:
     where = getattr(error, "filename", None) or state
     why = getattr(error, "strerror", None) or str(error)
+    number = getattr(error, "errno", None)
     cure = ""
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         cure = "; make room and start again: what was sealed is safe"
-    elif getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         cure = "; name a folder that you may write to with --state"
-    elif getattr(error, "errno", None) == errno.EIO:
+    elif number == errno.EIO:
         cure = (
             "; the disk is failing: copy the state folder to another one and name that with "
             "--state. Logs that cannot be copied may be left out: peers have what was in them"
         )
-    return ConfigError(f"cannot use {where}: {why}{cure}")
+    elif number in (errno.EMFILE, errno.ENFILE):
+        cure = "; let it have more open files at a time (ulimit -n 4096), and start again"
+    refused = "the system refuses" if where is None else f"cannot use {where}"
+    return ConfigError(f"{refused}: {why}{cure}")

@@ -61,6 +61,9 @@ class Obtained:
     is_founded_here: bool = False
     """Whether this state folder founded it, now or earlier."""
 
+    warnings: tuple[str, ...] = ()
+    """What of it may not be meant."""
+
 
 Obtain = Callable[[Ed25519Signer, bytes | None], Awaitable[Obtained]]
 """The run of this start; the second argument is the PSK of a private swarm."""
@@ -85,9 +88,12 @@ def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
     """Found or resume the run of a run.toml, and run it to its end; the exit status."""
 
     async def obtain(signer: Ed25519Signer, _psk: bytes | None) -> Obtained:
-        signed, is_founded = found_or_resume(path, start.state, signer, time.time, is_new=is_new)
+        warnings: list[str] = []
+        signed, is_founded = found_or_resume(
+            path, start.state, signer, time.time, is_new=is_new, warn=warnings.append
+        )
         how = "founded now" if is_founded else "resumed"
-        return Obtained(signed, how, is_founded_here=True)
+        return Obtained(signed, how, is_founded_here=True, warnings=tuple(warnings))
 
     return _run(start, obtain)
 
@@ -156,6 +162,8 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 is_new_peer=is_new_peer,
                 trace=trace,
             )
+            for text in obtained.warnings:
+                log.emit("warning", key="model", text=text)
             if _has_other_key(obtained, signer, is_new_peer=is_new_peer):
                 text = _OTHER_KEY.format(file=start.state / KEY_FILE)
                 log.emit("warning", key="identity", text=text)

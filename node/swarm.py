@@ -219,6 +219,16 @@ class Swarm:
         """Whether the run has ended: there is nothing to train any more."""
         return self._is_finished
 
+    def values_replaced(self, names: Sequence[str]) -> None:
+        """See HearsOfValues; DiLoCo calls it."""
+        logger.warning(
+            "the run's values of round %d replace the model's own in %d tensors, %s among them: a "
+            "run cannot begin with given (pretrained) weights yet",
+            self._clock.round,
+            len(names),
+            names[0],
+        )
+
     def begin(self, fragment: int, contribution: Contribution) -> "SwarmTicket":
         """See Exchange; DiLoCo calls it."""
         with self._child.explained():

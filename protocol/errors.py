@@ -11,7 +11,8 @@
     │   ├── SignatureError     the signature does not fit the writer
     │   ├── ProofError         bytes that do not hash to what was committed
     │   └── RefusedError       the peer refused us, and says why
-    │       └── WireVersionError   it speaks another wire version: one side must upgrade
+    │       └── VersionError   it is of another version: who must upgrade
+    │           └── WireVersionError   of the wire
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
     │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
@@ -104,8 +105,12 @@ class RefusedError(PeerError):
     strike: Strike = "refused"
 
 
-class WireVersionError(RefusedError):
-    """The peer, or the run, speaks wire version `theirs`; the message says who must upgrade."""
+class VersionError(RefusedError):
+    """The peer, or what it sent, is of another version; the message says who must upgrade."""
+
+
+class WireVersionError(VersionError):
+    """The peer, or the run, speaks wire version `theirs`."""
 
     def __init__(self, message: str, theirs: int) -> None:
         super().__init__(message)

@@ -37,6 +37,9 @@ class Hello:
     credential: Annotated[bytes, Size(0, CREDENTIAL_BYTES_MAX)] = b""
     """In runs for the invited, what lets the sender in, encoded; founders have none."""
 
+    started_ms: Annotated[int, Range(0, 2**53)] = 0
+    """When the sender's process began, by its clock: two that take turns have one key."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:

@@ -23,6 +23,8 @@ from protocol.wire import OneOf, Range, Size, Spelled
 EMPTY_ROOT = blake3(b"barnraise/empty/1").digest()
 """Root of a tree with no leaves: of an absent residual, of an empty aggregate."""
 
+TENSOR_NAME_BYTES_MAX = 256
+
 CELL_KEY = blake3(b"barnraise/cell/1").digest()
 
 
@@ -30,7 +32,7 @@ CELL_KEY = blake3(b"barnraise/cell/1").digest()
 class TensorSpec:
     """Name, shape and dtype of one parameter."""
 
-    name: Annotated[str, Size(1, 256)]
+    name: Annotated[str, Size(1, TENSOR_NAME_BYTES_MAX)]
     shape: Annotated[tuple[Annotated[int, Range(1, 2**31)], ...], Size(0, 8)]
     dtype: Annotated[str, OneOf(("float32",))] = "float32"
 

@@ -13,9 +13,15 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.bounds import LEFT_OUT
-from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
-from protocol.grid import Layout, ShardSpec
-from protocol.identity import PeerId, Signer
+from protocol.errors import (
+    DecodeError,
+    ManifestError,
+    ManifestMismatch,
+    SignatureError,
+    VersionError,
+)
+from protocol.grid import TENSOR_NAME_BYTES_MAX, Layout, ShardSpec
+from protocol.identity import SIGNATURE_BYTES, PeerId, Signer
 from protocol.wire import (
     Digest,
     OneOf,
@@ -26,6 +32,7 @@ from protocol.wire import (
     Spelled,
     decode,
     encode,
+    leading_scalars,
 )
 from protocol.wire_versions import MANIFEST_LISTS, other_version, peek_version
 
@@ -334,6 +341,37 @@ class SignedManifest:
     signature: Signature
 
 
+_SIGNED_BYTES = 3 + SIGNATURE_BYTES
+"""What a signature adds: itself, its length, and the list of two that it is in."""
+
+
+def check_size(manifest: RunManifest) -> None:
+    """Raise ManifestError for a manifest that no peer would take, with what to do about it."""
+    for shard in manifest.shards:
+        if len(shard.tensors) > limits.TENSORS_MAX:
+            raise ManifestError(
+                f"the model has {len(shard.tensors)} tensors, the most is {limits.TENSORS_MAX}: "
+                "stack those of equal shape in one, as fused layers do"
+            )
+        long = [one.name for one in shard.tensors if len(one.name.encode()) > TENSOR_NAME_BYTES_MAX]
+        if long:
+            raise ManifestError(
+                f"a tensor's name has {len(long[0].encode())} bytes, and the most is "
+                f"{TENSOR_NAME_BYTES_MAX}: give its modules shorter names ({long[0][:80]}...)"
+            )
+    try:
+        size = len(encode(manifest)) + _SIGNED_BYTES
+    except DecodeError as error:
+        raise ManifestError(str(error)) from error
+    if size > limits.MANIFEST_BYTES_MAX:
+        num_tensors = sum(len(shard.tensors) for shard in manifest.shards)
+        raise ManifestError(
+            f"the manifest takes {size} bytes of {limits.MANIFEST_BYTES_MAX}, most of them names "
+            f"of {num_tensors} tensors, or the allow list: give modules shorter names, or stack "
+            "tensors of equal shape in one; let peers in by invitations instead of by a list"
+        )
+
+
 def sign_manifest(manifest: RunManifest, signer: Signer) -> SignedManifest:
     """The founder's signed manifest.
 
@@ -341,26 +379,31 @@ def sign_manifest(manifest: RunManifest, signer: Signer) -> SignedManifest:
     """
     if signer.peer_id != manifest.founder:
         raise ManifestError("only the founder's key signs a manifest")
-    try:
-        data = encode(manifest)
-    except DecodeError as error:
-        raise ManifestError(str(error)) from error
-    signed = SignedManifest(manifest, signer.sign(_DOMAIN + data))
-    size = len(encode(signed))
-    if size > limits.MANIFEST_BYTES_MAX:
-        raise ManifestError(f"the manifest takes {size} bytes of {limits.MANIFEST_BYTES_MAX}")
-    return signed
+    check_size(manifest)
+    return SignedManifest(manifest, signer.sign(_DOMAIN + encode(manifest)))
 
 
 def open_manifest(data: bytes, signer: Signer) -> RunManifest:
     """The manifest in `data`, its signature checked.
 
-    Raises DecodeError for malformed bytes, WireVersionError for those of another wire version, and
+    Raises VersionError for one of another version, DecodeError for malformed bytes and
     SignatureError where the founder did not sign them.
     """
     version = peek_version(data, MANIFEST_LISTS)
     if version is not None and version != WIRE_VERSION:
         raise other_version(version, WIRE_VERSION)
+    *_, arithmetic = leading_scalars(data, depth=2, count=2) or (None,)
+    if type(arithmetic) is int and arithmetic != ARITHMETIC_VERSION:
+        cure = (
+            "upgrade this one"
+            if arithmetic > ARITHMETIC_VERSION
+            else "a run keeps the version that it was founded with: go on with a barnraise that "
+            "has it, or have the run founded anew"
+        )
+        raise VersionError(
+            f"the run is of arithmetic version {arithmetic}, and this barnraise of "
+            f"{ARITHMETIC_VERSION}: {cure}"
+        )
     signed = decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)
     manifest = signed.manifest
     if not signer.verify(manifest.founder, _DOMAIN + encode(manifest), signed.signature):

@@ -76,6 +76,20 @@ def decode(kind: type[T], data: bytes, *, max_bytes: int = limits.CONTROL_FRAME_
     return cast("T", value)
 
 
+def leading_scalars(data: bytes, *, depth: int, count: int) -> list[object]:
+    """What stands first within so many arrays, in bytes that need not be of a type of ours: of
+    those of another version, which it is. Less where there is less."""
+    reader, found = _Reader(data), list[object]()
+    try:
+        for _ in range(depth):
+            reader.array()
+        while len(found) < count:
+            found.append(reader.scalar())
+    except _Wrong:
+        pass
+    return found
+
+
 class _Wrong(Exception):
     """What is wrong with a value. Where it is, is put together on the way out: it costs nothing
     while all is well."""

@@ -106,7 +106,7 @@ def open_corpus(spec: CorpusSpec) -> "BlockDataset":
 
     Raises CorpusError if this machine has other bytes, saying what differs and what to do.
     """
-    kind, _, version = spec.name.partition("-")
+    kind, version = spec.name.partition("-")[0], python_needed(spec)
     here = platform.python_version()
     blocks = _blocks(CORPORA[kind](), spec.block_bytes)
     root = _root(blocks)
@@ -122,6 +122,11 @@ def open_corpus(spec: CorpusSpec) -> "BlockDataset":
             "start barnraise with the same build as the founder's"
         )
     raise CorpusError(f"the run pins the text {spec.name}, {pinned}; here are {found}; {cure}")
+
+
+def python_needed(spec: CorpusSpec) -> str:
+    """The release of Python, to its last number, whose library the text is; else nothing."""
+    return spec.name.partition("-")[2]
 
 
 def lease_samples(lease: Lease) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from training.compression import join_cells, make_codec, make_feedback
 from training.device_encoding import encoder_on
 from training.exchange import (
     Contribution,
+    HearsOfValues,
     Lease,
     Outcome,
     Pending,
@@ -42,7 +43,8 @@ from training.inner_state import (
     take_moments,
 )
 from training.method import Method, steps_of
-from training.models import check_parameters, read_fragment, tokens_per_sample, write_fragment
+from training.model_checks import check_optimizer, check_parameters, unwrapped
+from training.models import read_fragment, tokens_per_sample, write_fragment
 from training.own_weights import OwnWeights
 from training.recall import Recalled, over, recall
 from training.scaffold import NoVariates, Variates
@@ -77,9 +79,12 @@ class DiLoCo:
         inner_store: InnerStore | None = None,
         tracer: RoundTracer | None = None,
     ) -> None:
-        manifest, start = exchange.manifest, exchange.start
-        spec = manifest.outer
+        manifest, spec = exchange.manifest, exchange.manifest.outer
+        model = unwrapped(model)
+        # Before there is a seat, for which peers would wait.
         check_parameters(model, manifest, shard)
+        check_optimizer(model, inner_optimizer, manifest, shard)
+        start = exchange.start
         self._model = model
         self._inner_optimizer = inner_optimizer
         self._exchange = exchange
@@ -94,8 +99,7 @@ class DiLoCo:
         encode = None if tracer else encoder_on(next(model.parameters()).device, self._codec)
         self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
-        for fragment in fragments:
-            write_fragment(model, self._shard, fragment, start.anchors[fragment])
+        self._begin_with_anchors()
         self._ahead: dict[int, NDArray[np.float32]] = {}
         """By fragment the weights that the round in hand began with, where the anchor is not."""
         self._pending: dict[int, Pending] = {}
@@ -244,6 +248,19 @@ class DiLoCo:
             recalled.newest.round,
             sorted(self._left),
         )
+
+    def _begin_with_anchors(self) -> None:
+        """The run's values take the place of the model's; a program whose they were hears of it."""
+        heard = self._exchange if isinstance(self._exchange, HearsOfValues) else None
+        replaced: list[str] = []
+        for fragment, anchor_N in enumerate(self._anchors):
+            if heard and not np.array_equal(
+                read_fragment(self._model, self._shard, fragment), anchor_N
+            ):
+                replaced += (self._shard.tensors[i].name for i in self._shard.fragments[fragment])
+            write_fragment(self._model, self._shard, fragment, anchor_N)
+        if heard and replaced:
+            heard.values_replaced(replaced)
 
     def _begin_round(self) -> None:
         self._steps = steps_of(self._manifest, self._lease)

@@ -5,7 +5,7 @@ asks at once; with two rounds in flight (R5) it is told for which round to go on
 the outcome is on its way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -191,6 +191,15 @@ class KnowsLine(Protocol):
 def grade_of(exchange: Exchange) -> int:
     """That of an Exchange which knows; the usual one of any other."""
     return exchange.grade if isinstance(exchange, KnowsLine) else 0
+
+
+@runtime_checkable
+class HearsOfValues(Protocol):
+    """An Exchange of somebody's own program, whose model may hold what took long to train."""
+
+    def values_replaced(self, names: Sequence[str]) -> None:
+        """The run's values took the place of the model's own, in these tensors."""
+        ...
 
 
 class Session(Exchange, Protocol):

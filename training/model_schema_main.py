@@ -1,8 +1,12 @@
 """Says which tensors a founder's model file has: run as `python -P -m training.model_schema_main`.
 
 Reads the settings of the model, a line of JSON, from standard input, and ends when that closes;
-writes {"tensors": [[name, shape], ...]} to standard output. What is wrong goes to standard error,
-status 2. The founder's network process never loads torch, so it asks this one.
+writes to standard output {"tensors": [[name, shape], ...], "given": [[name, value], ...], "idle":
+[name, ...]}. What is wrong goes to standard error, status 2. The founder's network process never
+loads torch, so it asks this one.
+
+`given` are the tensors whose first values are no accident, `value` what all elements of one have in
+common, or null. `idle` are those that no gradient reaches.
 """
 
 import argparse
@@ -10,6 +14,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec, Setting
@@ -20,6 +27,9 @@ from training.child_process import (
 )
 from training.genesis import DIGEST_SETTING, MODEL_FILE
 from training.model_file import read_model_file
+
+if TYPE_CHECKING:
+    from torch import nn
 
 EXIT_CONFIG = 2
 
@@ -54,15 +64,48 @@ def main() -> int:
 
 
 def _describe(path: Path, model: ModelSpec) -> dict[str, object]:
-    from training.model_from_file import build_from_file, check_forward
-    from training.model_tensors import model_tensors
+    import torch
 
-    built = build_from_file(read_model_file(path), model)
+    from training.model_checks import model_tensors
+    from training.model_from_file import (
+        ModelCode,
+        build_from_file,
+        check_backward,
+        check_forward,
+    )
+
+    file = read_model_file(path)
+    torch.manual_seed(1)
+    built = build_from_file(file, model)
     tensors = model_tensors(built)
     context = model.setting("context")
     assert isinstance(context, int), "checked when the model was built"
-    check_forward(built.eval(), context)
-    return {"tensors": [[tensor.name, list(tensor.shape)] for tensor in tensors]}
+    with ModelCode(file, "a run's model is called with byte values (B, T), int64"):
+        values = _first_values(built)
+        check_forward(built.eval(), context)
+        idle = check_backward(built, context)
+    # Of two models at a time a home may not have the memory.
+    del built
+    torch.manual_seed(2)
+    again = _first_values(build_from_file(file, model))
+    # What comes out alike of two builds was not drawn: somebody put it there.
+    given = [[name, values[name][1]] for name in values if again.get(name) == values[name]]
+    return {
+        "tensors": [[tensor.name, list(tensor.shape)] for tensor in tensors],
+        "given": given,
+        "idle": list(idle),
+    }
+
+
+def _first_values(model: "nn.Module") -> dict[str, tuple[bytes, float | None]]:
+    """Of each parameter a digest of its values, and what all of them are if they are one."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        values_N = parameter.detach().numpy(force=True)
+        first = float(values_N.flat[0])
+        common = first if (values_N == values_N.flat[0]).all() else None
+        found[name] = (blake3(values_N.tobytes()).digest(), common)
+    return found
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from protocol.errors import ConfigError, ManifestMismatch
 from protocol.grid import ShardSpec
 from protocol.manifest import ModelSpec, RunManifest
 from training.genesis import MODEL_FILE, GptShape, genesis_weights
+from training.model_checks import check_parameters
 from training.model_file import named_model_file
 from training.model_from_file import build_from_file
 from training.registry import Registry
@@ -57,40 +57,6 @@ def build_model(
     for fragment, weights_N in enumerate(genesis_weights(manifest, shard)):
         write_fragment(model, manifest.shards[shard], fragment, weights_N)
     return model.train()
-
-
-_SAME_MODEL = "build the model that the run's founder built, with the same settings"
-
-
-def check_parameters(model: nn.Module, manifest: RunManifest, shard: int = 0) -> None:
-    """Raise ManifestMismatch naming the first tensor of the run that the model has not as it is.
-
-    Raises ConfigError naming a parameter that has another type or is trained beside the run.
-
-    Weights are float32 on every device, so that an anchor comes through the model without losing a
-    bit; `torch.autocast` makes a model compute in less.
-    """
-    parameters = dict(model.named_parameters())
-    for tensor in manifest.shards[shard].tensors:
-        parameter = parameters.get(tensor.name)
-        shape = None if parameter is None else tuple(parameter.shape)
-        if parameter is None or shape != tensor.shape:
-            ours = "not in the model" if shape is None else shape
-            raise ManifestMismatch(
-                f"the tensor {tensor.name}", ours, tensor.shape, advice=_SAME_MODEL
-            )
-        if parameter.dtype != torch.float32:
-            raise ConfigError(
-                f"{tensor.name} is {parameter.dtype}: weights stay torch.float32, "
-                "use torch.autocast to compute in less"
-            )
-    known = {tensor.name for spec in manifest.shards for tensor in spec.tensors}
-    for name, parameter in parameters.items():
-        if parameter.requires_grad and name not in known:
-            raise ConfigError(
-                f"the run does not train {name}, so each node would have its own: "
-                "freeze it with requires_grad_(False)"
-            )
 
 
 def read_fragment(model: nn.Module, shard: ShardSpec, fragment: int) -> NDArray[np.float32]:

@@ -47,10 +47,10 @@ def _measure(
 ) -> None:
     from training.evaluation import validation_loss
     from training.generation import sample_text
-    from training.yardstick import genesis_loss, held_out, model_of
+    from training.yardstick import curve_sample, genesis_loss, model_of
 
     slots = make_outer(manifest.outer).slots
-    held_out_BW = held_out(manifest, dataset)
+    held_out_BW = curve_sample(manifest, dataset)
     results = []
     for path in checkpoints:
         checkpoint = load_checkpoint(path, manifest.shards[0], run=manifest.digest, slots=slots)
@@ -73,7 +73,7 @@ def _measure(
 
 def _alone(manifest: RunManifest, dataset: Dataset) -> None:
     from training.evaluation import validation_loss
-    from training.yardstick import held_out, train_alone
+    from training.yardstick import curve_sample, train_alone
 
     points: list[tuple[int, float]] = []
 
@@ -82,7 +82,7 @@ def _alone(manifest: RunManifest, dataset: Dataset) -> None:
         say("point", step=point.step, loss=point.loss, steps=manifest.total_inner_steps)
 
     model = train_alone(manifest, dataset, show)
-    loss = validation_loss(model, held_out(manifest, dataset))
+    loss = validation_loss(model, curve_sample(manifest, dataset))
     say("result", loss_alone=loss, points=points)
 
 

@@ -218,7 +218,7 @@ def here() -> tuple[str, ...]:
     """This machine's addresses on its networks; not those of containers, nor link-local ones."""
     found = psutil.net_if_addrs().items()
     interfaces = {name: [one.address for one in addresses] for name, addresses in found}
-    return (*told_hosts(interfaces, 4), *told_hosts(interfaces, 6))
+    return told_hosts(interfaces, 4, 6)
 
 
 def own_hosts(addresses: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
@@ -39,7 +39,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from psutil import net_if_addrs
 
-from dht.reaching.interfaces import told_hosts
+from dht.reaching.interfaces import loopback_host, told_hosts
 from dht.transport.libp2p_link import OpenLink
 from dht.transport.libp2p_psk import (
     NOT_PRIVATE,
@@ -65,6 +65,8 @@ hole."""
 SECURITIES = ("tls", "noise")
 """What `TransportConfig.security` may say."""
 
+logger = logging.getLogger(__name__)
+
 _DIALABLE = (
     {"ip4", "tcp"},
     {"ip6", "tcp"},
@@ -79,7 +81,7 @@ class TransportConfig:
     """Where a node listens, and how long it waits for others."""
 
     listen_host: str = "0.0.0.0"  # noqa: S104 - a peer-to-peer node is there to be reached
-    """IP address to listen on; 0.0.0.0 or :: for all."""
+    """IP address to listen on; 0.0.0.0 or :: for all, of both families."""
 
     listen_port: int = 0
     """TCP port; 0 picks a free one at the start. Routers remember a port, so better name one."""
@@ -244,7 +246,7 @@ def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink)
     return _Host(
         _Swarm(peer_id, peerstore, upgrader, config.connections_max),
         addrs_factory=lambda found: (
-            announce or [a for one in found for a in reachable(one, config.interface)]
+            announce or list(reachable(found, _interfaces(), config.interface))
         ),
     )
 
@@ -287,19 +289,35 @@ def dialable(address: str) -> Multiaddr:
     return parsed
 
 
-def reachable(address: Multiaddr, interface: str = "") -> Iterator[Multiaddr]:
-    """The address itself, or where it says "all addresses", each of this machine's, or of one of
-    its interfaces."""
-    text = str(address)
-    for wildcard, family in (("/ip4/0.0.0.0/", 4), ("/ip6/::/", 6)):
-        if text.startswith(wildcard):
-            found = _interfaces()
-            chosen = {interface: found.get(interface, [])} if interface else found
-            here = told_hosts(chosen, family)
-            for host in here or ("127.0.0.1" if family == 4 else "::1",):
-                yield Multiaddr(text.replace(wildcard, f"/ip{family}/{host}/", 1))
-            return
-    yield address
+def reachable(
+    listening: Sequence[Multiaddr], interfaces: Mapping[str, list[str]], interface: str = ""
+) -> Iterator[Multiaddr]:
+    """Where a node is that listens there: instead of "all addresses" each of this machine's, or of
+    one of its interfaces; with none of these its loopback's. Only addresses that are there."""
+    all_of = {}
+    for address in listening:
+        host, version = _host_of(address)
+        if host.is_unspecified:
+            all_of[version] = str(address)
+        else:
+            yield address
+    chosen = {interface: interfaces.get(interface, [])} if interface else interfaces
+    alone = loopback_host(interfaces, *all_of)
+    for one in told_hosts(chosen, *all_of) or filter(None, [alone]):
+        version = ipaddress.ip_address(one).version
+        port = all_of[version].rpartition("/")[2]
+        yield Multiaddr(f"/ip{version}/{one}/tcp/{port}")
+
+
+def _host_of(address: Multiaddr) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """The IP address of one that is listened on, and its family."""
+    host = ipaddress.ip_address(str(address).split("/")[2])
+    return host, host.version
+
+
+def visiting_host() -> str:
+    """Where to listen for who is not to be dialled."""
+    return loopback_host(_interfaces(), 4, 6) or "127.0.0.1"
 
 
 def _interfaces() -> dict[str, list[str]]:
@@ -308,45 +326,61 @@ def _interfaces() -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def reserved_port(config: TransportConfig) -> Iterator[int]:
-    """The port to listen on, kept from others until the context ends. Raises ConfigError.
+def reserved_port(config: TransportConfig) -> Iterator[tuple[Multiaddr, ...]]:
+    """Where to listen, the port kept from others until the context ends. Raises ConfigError.
 
     A port of 0 is resolved here, because the library must know the port before it listens:
-    DCUtR dials from it.
+    DCUtR dials from it. Who listens on all addresses does so on those of the other family as well,
+    where the system has it: many a home has no other.
     """
     ip = ipaddress.ip_address(config.listen_host)
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as holder:
+    with contextlib.ExitStack() as stack:
+        try:
+            holder = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             if config.listen_port:
-                _refuse_shared_port(family, config)
+                _refuse_shared_port(family, config.listen_host, config.listen_port)
             _share_port(holder)
             holder.bind((config.listen_host, config.listen_port))
-            yield int(holder.getsockname()[1])
-    except OSError as error:
-        where = f"{config.listen_host} port {config.listen_port}"
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
+            port = int(holder.getsockname()[1])
+        except OSError as error:
+            where = f"{config.listen_host} port {config.listen_port}"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
+        found = [Multiaddr(f"/ip{ip.version}/{config.listen_host}/tcp/{port}")]
+        if ip.is_unspecified:
+            other = "::" if ip.version == 4 else "0.0.0.0"  # noqa: S104 - as above
+            try:
+                _reserve_other(stack, other, port)
+                found.append(Multiaddr(f"/ip{10 - ip.version}/{other}/tcp/{port}"))
+            except OSError as error:
+                logger.info("not listening host=%s port=%d reason=%s", other, port, error)
+        yield tuple(found)
 
 
-def _refuse_shared_port(family: socket.AddressFamily, config: TransportConfig) -> None:
+def _reserve_other(stack: contextlib.ExitStack, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    _refuse_shared_port(family, host, port)
+    holder = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    _share_port(holder)
+    holder.bind((host, port))
+
+
+def _refuse_shared_port(family: socket.AddressFamily, host: str, port: int) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # Without it, connections of an earlier run in TIME_WAIT would hold the port for a minute.
         # On Windows the option means to take a port from whoever has it.
         exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
         probe.setsockopt(socket.SOL_SOCKET, exclusive or socket.SO_REUSEADDR, 1)
-        probe.bind((config.listen_host, config.listen_port))
+        if family == socket.AF_INET6:
+            # Or ours of the other family would be in its way.
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind((host, port))
 
 
 def _share_port(holder: socket.socket) -> None:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-
-
-def listen_address(config: TransportConfig, port: int) -> Multiaddr:
-    """The multiaddr at which the host listens."""
-    version = ipaddress.ip_address(config.listen_host).version
-    return Multiaddr(f"/ip{version}/{config.listen_host}/tcp/{port}")
 
 
 def plain_addresses(addresses: Sequence[Multiaddr]) -> tuple[str, ...]:

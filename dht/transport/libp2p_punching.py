@@ -39,6 +39,8 @@ SIGNAL_S = 10.0
 SERVED_MAX = 16
 """Peers that may have us send packets at one time."""
 
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - where this node listens already
+
 _NOWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
 
 
@@ -161,7 +163,7 @@ class Puncher:
 
     async def _dial(self, peer: PeerId, address: str, is_client: bool) -> None:
         try:
-            dialled = await TCP().dial_with_source(Multiaddr(address), self._source or ("", 0))
+            dialled = await TCP().dial_with_source(Multiaddr(address), self._from(address))
         except BAD_BYTES as error:
             logger.debug("punch failed peer=%s reason=%s", short_id(peer), root_message(error))
             return
@@ -170,6 +172,13 @@ class Puncher:
         if self._nursery is not None:
             # Not in the try's own nursery, which ends as soon as there is a connection.
             self._nursery.start_soon(self._shake_hands, peer, raw)
+
+    def _from(self, address: str) -> tuple[str, int]:
+        """Where this node listens, in the family of the address."""
+        host, port = self._source or ("", 0)
+        if host not in _ANYWHERE:
+            return host, port
+        return _ANYWHERE[address.startswith("/ip6/")], port
 
     async def _shake_hands(self, peer: PeerId, raw: RawConnection) -> None:
         try:

@@ -32,7 +32,6 @@ from dht.transport.libp2p_host import (
     TransportConfig,
     build_host,
     library_id,
-    listen_address,
     reserved_port,
 )
 from dht.transport.libp2p_inbound import BAD_BYTES, Inbound
@@ -307,11 +306,10 @@ class Libp2pTransport:
     ) -> None:
         with scope:
             async with AsyncExitStack() as stack:
-                with reserved_port(self._config) as port:
-                    listening = self._host.run([listen_address(self._config, port)])
-                    await stack.enter_async_context(listening)
+                with reserved_port(self._config) as addresses:
+                    await stack.enter_async_context(self._host.run(list(addresses)))
                 if not self._host.get_transport_addrs():
-                    raise ConfigError(f"cannot listen on {self._config.listen_host} port {port}")
+                    raise ConfigError(f"cannot listen on {addresses[0]}")
                 task_status.started()
                 await trio.sleep_forever()
 

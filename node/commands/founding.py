@@ -9,11 +9,12 @@ import typer
 
 from node.commands.app import app, print_json
 from node.processes.interrupts import end_at_once, end_now, handling
+from node.state.usual_place import shown_state
 
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="State folder: key, checkpoints, logs.", show_default="the usual place"
+        "--state", help="State folder: key, checkpoints, logs.", show_default=shown_state()
     ),
 ]
 ListenOption = Annotated[

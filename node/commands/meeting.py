@@ -8,13 +8,18 @@ import typer
 
 from node.commands.app import app, print_json
 from node.processes.interrupts import end_at_once, end_now, handling
+from node.state.usual_place import shown_state
 
 if TYPE_CHECKING:
     from node.peers.public_runs import PublicRun
 
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="State folder.", show_default="the usual place"),
+    typer.Option("--state", help="State folder.", show_default=shown_state()),
+]
+BootstrapStateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="State folder.", show_default=shown_state("bootstrap")),
 ]
 InterfaceOption = Annotated[
     str | None,
@@ -41,7 +46,7 @@ NO_RELAY_LIMIT = "0 sets no limit"
 
 @app.command()
 def bootstrap(
-    state: StateOption = None,
+    state: BootstrapStateOption = None,
     listen: Annotated[
         str | None,
         typer.Option("--listen", help="Where it is reached.", show_default="/ip4/0.0.0.0/tcp/4001"),

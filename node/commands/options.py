@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from node.state.usual_place import shown_state
+
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="A node's state folder.", show_default="the usual place"),
+    typer.Option("--state", help="A node's state folder.", show_default=shown_state()),
 ]
 RunOption = Annotated[
     str | None,

@@ -71,10 +71,7 @@ def marks(result: DemoResult) -> list[Mark]:
 
 
 def endings(result: DemoResult) -> list[Ending]:
-    """Both curves with what stands at their ends, the upper first; one without points is left out.
-
-    The number is where the line ends: the final losses are measured on more text, and are others.
-    """
+    """Both curves with what stands at their ends, the upper first; none without points."""
     found = [
         Ending(kind=kind, label=f"{kind} {curve[-1][1]:.3f}", curve=curve)
         for kind, curve in (("swarm", result.swarm), ("alone", result.alone))

@@ -88,8 +88,8 @@ def _footer(result: DemoResult) -> str:
         f"--seed {options.seed}. Model: {manifest.model.name} ({settings}). "
         f"Text: {manifest.corpus.name}. A round is {inner.inner_steps} inner steps of batch "
         f"{inner.batch} on each node, then one step of {outer.optimizer} with rate "
-        f"{outer.learning_rate} and momentum {outer.momentum}. The curves are measured on a small "
-        "fixed sample of held-out text, the final losses on one eight times as large. "
+        f"{outer.learning_rate} and momentum {outer.momentum}. All losses are measured on one "
+        "fixed sample of held-out text. "
         f"Run {manifest.digest.hex()[:12]}."
     )
 

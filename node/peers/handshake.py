@@ -52,6 +52,7 @@ async def shake_hands(
     addresses: tuple[str, ...],
     signer: Signer,
     access: Access | None = None,
+    started_ms: int = 0,
 ) -> Hello:
     """Exchange hellos; the peer's, if it is of our run and `access` lets it in.
 
@@ -66,6 +67,7 @@ async def shake_hands(
         run=run,
         addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
         credential=b"" if access is None or access.is_for_all else access.credential,
+        started_ms=started_ms,
     )
     with trio.fail_after(HELLO_S):
         await stream.send_frame(encode_frame(hello))

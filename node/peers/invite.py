@@ -92,14 +92,15 @@ def parse_invite(link: str) -> Invite:
     # The last character has bits that decode to nothing; one invite has one link.
     if base64.urlsafe_b64encode(packed).rstrip(b"=").decode("ascii") != text:
         raise _damaged()
-    if packed[:1] != bytes([_VERSION]):
-        raise ConfigError(
-            f"the invite link is of version {packed[0]}, this barnraise reads {_VERSION}: "
-            "take the founder's version"
-        )
     checksum, body = packed[1 : 1 + _CHECKSUM_BYTES], packed[1 + _CHECKSUM_BYTES :]
+    # Before the version: the first byte of rubbish is no version of anything.
     if checksum != _checksum(body):
         raise _damaged()
+    if packed[0] != _VERSION:
+        cure = "upgrade it" if packed[0] > _VERSION else "ask the founder for a new link"
+        raise ConfigError(
+            f"the invite link is of version {packed[0]}, this barnraise reads {_VERSION}: {cure}"
+        )
     try:
         invite = decode(Invite, body, max_bytes=_BODY_BYTES_MAX)
         for one in invite.addresses():

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dht.transport.libp2p_host import visiting_host
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress, parse_dialable
 from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
@@ -20,9 +21,6 @@ from protocol.invitations import Offer, check_credential
 from protocol.manifest import RunManifest, SignedManifest
 
 logger = logging.getLogger(__name__)
-
-_LOOPBACK = "127.0.0.1"
-"""A visitor is not to be dialled, and the transport does not do without listening."""
 
 
 LookAround = Callable[[bytes], Awaitable[tuple[PeerAddress, ...]]]
@@ -126,9 +124,9 @@ def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519
 
 async def _fetch(target: Target, signer: Ed25519Signer, psk: bytes | None) -> Fetched:
     # Under a key of its own and on another port: nobody is to mix this short visit up with the
-    # node that comes a moment later.
+    # node that comes a moment later. It is not to be dialled, but the transport has to listen.
     visitor = Ed25519Signer(os.urandom(KEY_SEED_BYTES))
-    config = TransportConfig(listen_host=_LOOPBACK, psk=psk)
+    config = TransportConfig(listen_host=visiting_host(), psk=psk)
     if not logging.getLogger().hasHandlers():
         # The library's calls of `logging.debug` itself would hang a handler of their own in there.
         logging.getLogger().addHandler(logging.NullHandler())

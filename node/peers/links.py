@@ -26,6 +26,7 @@ from node.peers.announcement import Announcement
 from node.peers.handshake import shake_hands
 from node.peers.retrying import Retry, pause_s
 from node.peers.strikes import Strikes
+from node.peers.twins import TWIN, Twins
 from protocol import limits
 from protocol.errors import (
     BarnraiseError,
@@ -36,7 +37,7 @@ from protocol.errors import (
     RefusedError,
     WireVersionError,
 )
-from protocol.frames import Frame, decode_frame, encode_frame
+from protocol.frames import Frame, Refusal, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import SignedManifest
 from protocol.transport import Stream, Transport
@@ -89,12 +90,20 @@ class Links:
     finds_nobody: bool = False
     access: Access | None = None
     private_addresses: PrivateAddresses = "auto"
+    started_ms: int = 0
+    """Of this process, by the wall clock."""
+
+    _twins: Twins = field(default_factory=Twins)
+    _is_twin: trio.Event = field(default_factory=trio.Event)
     _strikes: Strikes = field(default_factory=Strikes)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
     _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
     _retries: dict[PeerId, Retry] = field(default_factory=dict)
     _known: AddressBook = field(default_factory=AddressBook)
+    _starts: dict[PeerId, int] = field(default_factory=dict)
+    """Of linked peers, what their hello said."""
+
     _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
     _num_changes: int = 0
@@ -173,10 +182,15 @@ class Links:
         return self._strikes.is_paused(peer, trio.current_time())
 
     async def run(self) -> None:
-        """Search, link and keep linked until cancelled."""
+        """Search, link and keep linked until cancelled.
+
+        Raises RefusedError where peers say that another node with this identity was there before.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce_and_search, nursery)
             nursery.start_soon(self._open_links, nursery)
+            await self._is_twin.wait()
+            raise RefusedError(TWIN)
 
     async def accept(self, stream: Stream) -> None:
         """Handler of inbound control streams. Raises what ended the conversation."""
@@ -184,7 +198,7 @@ class Links:
         if self._is_paused(stream.peer):
             return
         try:
-            await self._converse(stream)
+            await self._converse(stream, is_inbound=True)
         finally:
             if trio.current_time() - began_s < BRIEF_S:
                 self.strike(stream.peer)
@@ -296,17 +310,20 @@ class Links:
         finally:
             await stream.aclose()
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _converse(self, stream: Stream, *, is_inbound: bool = False) -> None:
         """Hello, then frames in both directions until the stream ends."""
         peer = stream.peer
-        if peer in self._queues or self._hellos[peer] >= HELLOS_MAX:
+        # Who comes while it is linked may be another start of it, or another node with its key.
+        if (peer in self._queues and not is_inbound) or self._hellos[peer] >= HELLOS_MAX:
             return
         self._hellos[peer] += 1
         try:
             here = told_to_members(
                 self.transport.addresses(), self.signed.manifest.trust, self.private_addresses
             )
-            hello = await shake_hands(stream, self.signed, here, self.signer, self.access)
+            hello = await shake_hands(
+                stream, self.signed, here, self.signer, self.access, self.started_ms
+            )
         except trio.TooSlowError:
             logger.info("no hello peer=%s", short_id(peer))
             return
@@ -326,8 +343,9 @@ class Links:
         finally:
             self._hellos[peer] -= 1
             self._hellos += Counter()  # Forgets the zeros: a peer may come under many names.
-        if peer in self._queues:  # Both sides opened one at the same time.
+        if await self._is_in_the_way(stream, hello.started_ms):
             return
+        self._starts[peer] = hello.started_ms
         self._said[peer] = hello.addresses
         failure: PeerError | NetworkError | None = None
         async with self._linked(peer) as queue, trio.open_nursery() as nursery:
@@ -339,10 +357,31 @@ class Links:
             except (PeerError, NetworkError) as error:
                 failure = error
             nursery.cancel_scope.cancel()
-        if isinstance(failure, PeerError):
+        if isinstance(failure, RefusedError):
+            self._note_refusal(peer, failure)
+            if self._twins.told_by(peer, self.linked(), trio.current_time()):
+                self._is_twin.set()
+        elif isinstance(failure, PeerError):
             await self.tell(ev.Fault(peer, f"control stream: {failure}"))
         if failure is not None:
             raise failure
+
+    async def _is_in_the_way(self, stream: Stream, started_ms: int) -> bool:
+        """Whether a peer's new stream is not to be its link: there is one, or this start of it is
+        the later of two that both run. A link of an earlier start ends for it."""
+        peer = stream.peer
+        if self._twins.hear(peer, started_ms, trio.current_time()):
+            logger.warning("two nodes with one identity peer=%s", short_id(peer))
+            await stream.send_frame(encode_frame(Refusal(reason=TWIN, manifest=b"")))
+            # A shorter link would be a strike, and the other node has the same name.
+            await trio.sleep(BRIEF_S)
+            return True
+        if peer in self._queues and self._starts.get(peer) != started_ms:
+            self._cut(peer)
+            with trio.move_on_after(BRIEF_S):
+                while peer in self._queues:
+                    await self._changed.wait()
+        return peer in self._queues  # Or both sides opened one at the same time.
 
     def _note_refusal(self, peer: PeerId, refusal: ManifestMismatch | RefusedError) -> bool:
         """Whether it is news: who trains another run asks again and again."""
@@ -374,6 +413,7 @@ class Links:
             # is only cancelled with the whole node, and then nobody is left to hear it.
             if peer not in self._queues:
                 self._said.pop(peer, None)
+                self._starts.pop(peer, None)
                 self._scopes.pop(peer, None)
                 self._note_change()
                 self._wanted.set()
@@ -382,7 +422,10 @@ class Links:
     async def _read(self, stream: Stream) -> None:
         while True:
             data = await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
-            await self.tell(ev.FrameArrived(stream.peer, decode_frame(data)))
+            frame = decode_frame(data)
+            if isinstance(frame, Refusal) and frame.reason == TWIN:
+                raise RefusedError(TWIN)
+            await self.tell(ev.FrameArrived(stream.peer, frame))
 
     async def _write(
         self,

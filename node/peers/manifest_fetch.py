@@ -20,7 +20,7 @@ from protocol.errors import (
     RefusedError,
     SwarmKeyError,
     UnreachableError,
-    WireVersionError,
+    VersionError,
 )
 from protocol.identity import PeerId, Signer, peer_id_text, short_id
 from protocol.manifest import SignedManifest, open_manifest
@@ -74,7 +74,7 @@ async def fetch_manifest(
 ) -> Fetched:
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
-    Raises RefusedError if peers answered but none with that run's manifest, its WireVersionError if
+    Raises RefusedError if peers answered but none with that run's manifest, its VersionError if
     all who answered are of another wire version, UnreachableError if none answered, its
     SwarmKeyError if the PSK was why; all but the second list every address that was tried, and why
     it failed.
@@ -104,7 +104,7 @@ async def fetch_manifest(
     reasons = [_line(peer, peers[peer], failures[peer]) for peer in peers]
     tried = "\n".join(reasons)
     refused = [error for error in failures.values() if isinstance(error, PeerError)]
-    if refused and all(isinstance(error, WireVersionError) for error in refused):
+    if refused and all(isinstance(error, VersionError) for error in refused):
         raise refused[0]
     if refused:
         raise RefusedError(f"no peer has the manifest of this run:\n{tried}")

@@ -74,17 +74,22 @@ class Output(io.BufferedIOBase):
             raise
 
 
-def take_standard_output() -> Output | None:
+def take_standard_streams() -> Output | None:
     """Put an Output behind standard output; None where that is closed, or a test's.
 
-    Letters that the terminal's encoding lacks are replaced.
+    Streams that are closed get what takes and gives nothing. Letters that the terminal's encoding
+    lacks are replaced.
     """
-    if sys.stdout is None:
-        # Open, or the next file that is opened would have its number, and children write into it.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-        return None
+    is_closed = sys.stdout is None
+    # In this order: each takes the lowest number that is free. Were one left closed, the next file
+    # that is opened would have its number, and children would write into it.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - as long as the process
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
     out = sys.stdout
-    if not isinstance(out, io.TextIOWrapper):
+    if is_closed or not isinstance(out, io.TextIOWrapper):
         return None
     encoding, is_line_buffered, is_unbuffered = out.encoding, out.line_buffering, out.write_through
     output = Output(out.detach())

@@ -1,5 +1,7 @@
 """What the foreground node tells the person in front of it: a few lines, and one per round."""
 
+import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,9 +10,10 @@ from node.reporting.terminal import PeopleConsole
 from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
+from training.data import python_needed
 
 _TITLE_CHARACTERS_MAX = 128
-_WARNING_CHARACTERS_MAX = 400
+_WARNING_CHARACTERS_MAX = 800
 
 
 def say(console: PeopleConsole, line: str) -> None:
@@ -171,6 +174,7 @@ def what_joining_means(manifest: RunManifest) -> str:
             f"founded by peer {short_id(manifest.founder)}, run {manifest.digest.hex()[:12]}.",
             f"  It trains   {shown(manifest.model.name, 64)}, {numel:,} parameters ({settings}),",
             f"              on {shown(manifest.corpus.name, 64)}, together with {who}",
+            *_python_needed(manifest),
             "  It uses     this machine's processor or GPU, some memory, disk and traffic",
             "  It sends    weight updates and signed messages to the run's peers, with this",
             "              machine's IP address and peer id; no file of yours is read or sent",
@@ -178,6 +182,18 @@ def what_joining_means(manifest: RunManifest) -> str:
             "  To stop     Ctrl+C, at any time; nothing has to be undone",
         ]
     )
+
+
+def _python_needed(manifest: RunManifest) -> Iterator[str]:
+    """The text is the library of one release of Python, to the patch."""
+    needed, here = shown(python_needed(manifest.corpus), 32), platform.python_version()
+    if not needed:
+        return
+    if needed == here:
+        yield f"  It needs    Python {needed}, whose library is the text; this is it"
+    else:
+        yield f"  It needs    Python {needed}, whose library is the text; this is {here},"
+        yield f"              which cannot train here: start barnraise with {needed}"
 
 
 def _short(peer: str) -> str:

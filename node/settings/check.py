@@ -50,6 +50,9 @@ class Checked:
     changed: tuple[str, ...]
     """Keys of [outer] that the file has in place of the preset's."""
 
+    warnings: tuple[str, ...] = ()
+    """What of the model may not be meant."""
+
 
 def check_step(step_s: float | None) -> None:
     """Raises ConfigError for seconds that no inner step takes."""
@@ -63,7 +66,8 @@ def check_run_file(path: Path, peers: int) -> Checked:
     that is wrong, with what to write instead."""
     given = parse_run_file(path)
     written, bare = write_out(given, path), as_its_preset(given).outer
-    manifest = build_manifest(written, Founder(PeerId(bytes(32)), int(time.time())), path)
+    founder, warnings = Founder(PeerId(bytes(32)), int(time.time())), list[str]()
+    manifest = build_manifest(written, founder, path, warn=warnings.append)
     changed = [key for key, value in written.outer if value != getattr(bare, key)]
     if given.outer.topology is None and "topology" in changed:
         changed.remove("topology")  # It follows from the others.
@@ -75,6 +79,7 @@ def check_run_file(path: Path, peers: int) -> Checked:
         costs=costs_of(manifest, peers),
         other=costs_of(replace(manifest, outer=outer), peers),
         changed=tuple(changed),
+        warnings=tuple(warnings),
     )
 
 
@@ -133,6 +138,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
         "changed": list(found.changed),
+        "warnings": list(found.warnings),
         "parameters": costs.parameters,
         "peers": costs.peers,
         "payload_bytes": costs.payload_bytes,
@@ -241,6 +247,8 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
     console.print(table)
     console.print()
     console.print(_lines(found, step_s))
+    for text in found.warnings:
+        console.print(f"\nwarning: {text}", markup=False, soft_wrap=True)
 
 
 def _but(changed: Sequence[str]) -> str:
@@ -276,11 +284,15 @@ def _lines(found: Checked, step_s: float | None) -> Table:
         last = (
             f"{round_s_on(found, exchange_s, step_s):.1f} s, {steps} steps"
             if step_s is not None
-            else f"{1000 * nine_tenths * exchange_s / steps:.0f} ms a step"
+            else f"steps of {_seconds(nine_tenths * exchange_s / steps)}"
         )
         mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
         table.add_row(line.name, *mbit, f"{exchange_s:.1f} s", last)
     return table
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:,.1f} s"
 
 
 def _size(num_bytes: int) -> str:

@@ -9,6 +9,7 @@ from node.settings.run_sections import GPT_SETTINGS, RunFile
 from node.settings.then_checks import HINTS, impossible_then, unknown_in_then
 from node.settings.toml_file import did_you_mean, key_text
 from node.settings.topology import BUTTERFLY, GATHER
+from node.trainers.model_file import DRAWN
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import (
@@ -61,6 +62,7 @@ _BOUNDS_OF_OUR_OWN = {
     "fragments": Annotated[int, Range(1, limits.FRAGMENTS_MAX)],
     "uplink_mbit": Annotated[float, Range(0.01, 1e6)],
     "date": Annotated[int, Range(0, 2**53)],
+    "first_values": Annotated[str, OneOf((DRAWN,))],
 }
 """Keys that have another name or another place in the manifest."""
 
@@ -126,6 +128,8 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
         del named[0]
         if parsed.model.name not in ("gpt", MODEL_FILE):
             yield "[model] name and file are both given; leave one of them out"
+    elif parsed.model.first_values is not None:
+        yield "[model] first_values is for a model in a file; leave it out"
     for section, key, name, known in named:
         if name is None or name in known:
             continue

@@ -1,6 +1,8 @@
 """run.toml: what a founder writes, and the RunManifest that comes of it."""
 
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,7 +19,7 @@ from node.settings.run_sections import (
 )
 from node.settings.toml_file import key_text, parse_sections, parse_toml, read_toml, read_toml_bytes
 from node.settings.topology import BUTTERFLY, topology_for
-from node.trainers.model_file import founders_model
+from node.trainers.model_file import DRAWN, founders_model
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
 from protocol.grid import ShardSpec
@@ -37,6 +39,7 @@ from protocol.manifest import (
     StopSpec,
     ThenSpec,
     TimingSpec,
+    check_size,
 )
 from training.compression import codec_defaults
 from training.data import pin_corpus
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from protocol.wire import Scalar
+
+logger = logging.getLogger(__name__)
 
 CELLS_WANTED = 8
 """Few cells would leave nodes without a slice to sum; small ones cost more proof than content."""
@@ -106,10 +111,17 @@ def as_its_preset(parsed: RunFile) -> RunFile:
     return _with_topology(_expanded(parsed.model_copy(update={"outer": outer})))
 
 
-def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest:
+def build_manifest(
+    parsed: RunFile,
+    founder: Founder,
+    path: Path,
+    *,
+    warn: Callable[[str], None] = logger.warning,
+) -> RunManifest:
     """The manifest of a new run. `path` is the file that errors name.
 
-    Reads the corpus. Raises ConfigError for what no peer would take.
+    Reads the corpus. Raises ConfigError for what no peer would take; `warn` is told what peers
+    would take, and the founder may not mean.
     """
     if 0 < parsed.stop.date <= founder.unix_s:
         raise ManifestError(
@@ -117,11 +129,11 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
         )
     corpus = pin_corpus(parsed.corpus.name, permutation_seed=parsed.corpus.permutation_seed)
     try:
-        model, shard = _model(parsed, path)
+        model, shard = _model(parsed, path, warn)
         _check_context(model, corpus)
         outer = _outer_spec(parsed.outer)
         make_outer(outer)
-        return RunManifest(
+        manifest = RunManifest(
             wire=WIRE_VERSION,
             arithmetic=ARITHMETIC_VERSION,
             title=parsed.run.title,
@@ -142,8 +154,10 @@ def build_manifest(parsed: RunFile, founder: Founder, path: Path) -> RunManifest
             admission=AdmissionSpec(**parsed.admission.model_dump()),
             audits=AuditSpec(**parsed.audits.model_dump()),
         )
+        check_size(manifest)
     except (ValueError, ConfigError) as error:
         raise ManifestError(f"{path}: {error}") from error
+    return manifest
 
 
 def _access_spec(section: AccessSection) -> AccessSpec:
@@ -322,12 +336,18 @@ def _outer_spec(section: OuterSection) -> OuterSpec:
     return OuterSpec(**fields | {"codec_settings": settings, "then": then})
 
 
-def _model(parsed: RunFile, path: Path) -> tuple[ModelSpec, ShardSpec]:
+def _model(parsed: RunFile, path: Path, warn: Callable[[str], None]) -> tuple[ModelSpec, ShardSpec]:
     section, fragments = parsed.model, parsed.outer.fragments or 1
     given = cast("Mapping[str, Scalar]", section.settings)
     if section.file is not None:
-        file = path.parent / section.file
-        return founders_model(file, given, seed=section.seed, fragments=fragments)
+        return founders_model(
+            path.parent / section.file,
+            given,
+            seed=section.seed,
+            fragments=fragments,
+            is_drawn=section.first_values == DRAWN,
+            warn=warn,
+        )
     settings = tuple(Setting(name, given[name]) for name in sorted(given))
     model = ModelSpec(name=section.name, settings=settings, seed=section.seed)
     return model, shard_spec(model, fragments=fragments)

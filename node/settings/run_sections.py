@@ -72,10 +72,11 @@ class AuditsSection(Section):
 
 class ModelSection(Section):
     """[model]: a built-in model by name, or one in a `file` beside this one; its settings, and the
-    seed of its genesis weights."""
+    seed of its genesis weights. `first_values` says that those of the file are not meant."""
 
     name: str = "gpt"
     file: str | None = None
+    first_values: str | None = None
     seed: int = 0
     cell_elements: int | None = None
     settings: dict[str, object] = Field(default_factory=dict)

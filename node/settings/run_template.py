@@ -48,6 +48,8 @@ unaudited = 0.25       # the share of a round that all weigh together whose trai
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code
 # file = "my_model.py" # or your own: it has `def build(**settings)` that returns an nn.Module.
                        # Whoever joins needs the file from you; the manifest names its digest
+# first_values = "drawn" # a run draws the first weights; this says that those of the file are not
+                       # meant, where they look as if they were (pretrained, or seeded in build)
 seed = 0               # of the first weights
 # cell_elements = 8192 # the grid on which payloads are cut, a power of two. Left out, it follows
                        # from the model. Larger: fewer proofs; but each node sums whole cells

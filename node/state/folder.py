@@ -11,9 +11,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
-
 from node.state.ownership import check_folder
+from node.state.usual_place import default_state as default_state
 from protocol.errors import ConfigError
 from training.durable import fsync_folder, make_folder_durably
 
@@ -34,11 +33,6 @@ _DIGITS = 12
 """Hexadecimal digits of a run's digest in its folder's name: no two runs of one disk share them."""
 
 _PORT_BYTES_MAX = 8
-
-
-def default_state() -> Path:
-    """Where a node keeps its state if nobody says otherwise: the system's place for user data."""
-    return Path(platformdirs.user_data_dir("barnraise", appauthor=False))
 
 
 def run_folder(state: Path, run: bytes) -> Path:
@@ -72,7 +66,7 @@ def make_folder(folder: Path) -> None:
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace a file whole: after a crash there is the old content or the new, on the disk.
 
-    Raises OSError, and then the old content stands and no other file is left.
+    Raises OSError naming `path`, and then the old content stands and no other file is left.
     """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -82,9 +76,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
+        # Of what is written the system names none, and people know nothing of the other name.
+        error.filename, error.filename2 = str(path), None
         raise
     fsync_folder(path.parent)
 

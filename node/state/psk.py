@@ -51,13 +51,19 @@ def write_new_psk(path: Path) -> None:
     text = f"/key/swarm/psk/1.0.0/\n/base16/\n{secrets.token_bytes(PSK_BYTES).hex()}\n"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
     except FileExistsError as error:
         raise ConfigError(
             f"{path} is there already, and a swarm whose PSK is lost is lost: name another file"
         ) from error
     except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        # Half of a key would be taken for a swarm's the next time.
+        with suppress(OSError):
+            path.unlink()
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 

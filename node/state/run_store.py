@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,9 @@ from node.state.folder import (
     write_atomically,
 )
 from node.state.stored_manifest import make_run_folder, read_signed_manifest, store_manifest
-from node.trainers.model_file import kept_model_file
+from node.trainers.model_file import KEPT_FILE, changed_since, kept_model_file
 from protocol.clock import WallClock
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, VersionError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest, sign_manifest
 
@@ -50,13 +50,19 @@ class FoundedRun:
 
 
 def found_or_resume(
-    path: Path, state: Path, signer: Ed25519Signer, wall_clock: WallClock, *, is_new: bool
+    path: Path,
+    state: Path,
+    signer: Ed25519Signer,
+    wall_clock: WallClock,
+    *,
+    is_new: bool,
+    warn: Callable[[str], None] = logger.warning,
 ) -> tuple[SignedManifest, bool]:
     """The run that the run.toml at `path` founded in this state folder, or founds now.
 
-    Also says whether it was founded now, which `is_new` makes sure of. Raises ConfigError if the
-    file says something else than when it founded its run, or where a run that it may have founded
-    is damaged.
+    Also says whether it was founded now, which `is_new` makes sure of; `warn` is told what of a new
+    one may not be meant. Raises ConfigError if the file, or the model file that it names, says
+    something else than when it founded its run, or where a run that it may have founded is damaged.
     """
     # Read once: the run's own copy is what founded it, even of a pipe or a file being edited.
     text = read_toml_bytes(path)
@@ -66,17 +72,21 @@ def found_or_resume(
         everything = _read_founded(state, signer)
         earlier = _oldest_first(everything)
         same = [run for run in earlier if first_changed_key(run.parsed, parsed) is None]
+        model_file = None if parsed.model.file is None else path.parent / parsed.model.file
+        for run in reversed(same):
+            if model_file is None or not changed_since(model_file, run.signed.manifest):
+                return run.signed, False
         if same:
-            return same[-1].signed, False
+            assert model_file is not None
+            raise _changed_model_file(model_file, same[-1])
         changed = [run for run in earlier if run.source == source]
         if changed:
             raise _changed_file(path, changed[-1], parsed)
         for folder, found in everything.items():
             if isinstance(found, ConfigError):
                 raise _damaged_run(path, folder, found)
-    signed = sign_manifest(
-        build_manifest(parsed, Founder(signer.peer_id, int(wall_clock())), path), signer
-    )
+    founder = Founder(signer.peer_id, int(wall_clock()))
+    signed = sign_manifest(build_manifest(parsed, founder, path, warn=warn), signer)
     _store(signed, path, text, parsed, state)
     return signed, True
 
@@ -152,11 +162,24 @@ def _remove_interrupted(state: Path, source: str) -> None:
 
 
 def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:
+    if isinstance(why.__cause__, VersionError):
+        return ConfigError(
+            f"{path} may have founded the run {folder.name}: {why.__cause__}, with --new"
+        )
     # Founded silently once more, it would begin at round 0 while the old one waits on the disk.
     return ConfigError(
         f"{path} may have founded the run {folder.name}, of which a file is damaged: {why}. Put a "
         "copy of it back; a manifest is also fetched from a peer by barnraise join; or found "
         "another run with --new"
+    )
+
+
+def _changed_model_file(path: Path, run: FoundedRun) -> ConfigError:
+    digest = run.signed.manifest.digest.hex()[:12]
+    return ConfigError(
+        f"the model file {path} has changed since it founded the run {digest}, and peers train the "
+        "model that it was then: undo the change to go on with that run, or found another one with "
+        f"--new (as it was: {run.folder / KEPT_FILE})"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from node.reporting.shown import shown
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
 from protocol import limits
-from protocol.errors import ConfigError, PeerError, WireVersionError
+from protocol.errors import ConfigError, PeerError, VersionError, WireVersionError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, Signer
 from protocol.manifest import WIRE_VERSION, RunManifest, SignedManifest, open_manifest
 from protocol.wire import decode, encode
@@ -31,6 +31,8 @@ def read_signed_manifest(path: Path, signer: Signer) -> SignedManifest:
             f"{path} is of a run of wire version {error.theirs}, this barnraise speaks "
             f"{WIRE_VERSION}: a run goes on with the barnraise that founded it"
         ) from error
+    except VersionError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except PeerError as error:
         raise ConfigError(f"{path} is no manifest of a run: {error}") from error
     return decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX)

@@ -1,7 +1,8 @@
 """What ails the network side of a node, and what to do about it. Pure: from what it says of itself.
 
-A finding is "ok", "note" or "problem". A node knows of its NAT what peers on the other side see:
-the address that connections come from, and whether anybody ever comes to it by itself.
+A finding is "ok", "note", "problem", or "unknown" where nobody has looked yet. A node knows of its
+NAT what peers on the other side see: the address that connections come from, and whether anybody
+ever comes to it by itself.
 """
 
 import ipaddress
@@ -88,7 +89,7 @@ def _reachability(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
     if public:
         return Finding(
             subject="reachability",
-            level="ok",
+            level="unknown",
             said=f"this machine has or announces a public address: {public[0]}",
             advice="nobody has dialled it back yet; if no stranger links, a firewall may keep the "
             "port shut",
@@ -114,7 +115,8 @@ def _nat(status: NodeStatus) -> Iterator[Finding]:
     seen = [found.groups() for text in status.seen_as or () if (found := _HOST.match(text))]
     if not seen:
         said = "not known: no bootstrap node or relay outside this network has been asked"
-        yield Finding(subject="nat", level="ok", said=said)
+        advice = "name one with --bootstrap to learn it, and to be reached from elsewhere"
+        yield Finding(subject="nat", level="unknown", said=said, advice=advice)
         return
     hosts, ports = {host for host, _ in seen}, {port for _, port in seen}
     here = {port for text in status.addresses if (port := _port(text))}
@@ -179,7 +181,10 @@ def _clock(status: NodeStatus) -> Finding:
     offset_s = status.clock_offset_s
     if offset_s is None:
         return Finding(
-            subject="clock", level="ok", said="not known yet: peers are compared for some minutes"
+            subject="clock",
+            level="unknown",
+            said="not known yet: peers are compared for some minutes",
+            advice="ask again in a while",
         )
     word = "ahead of" if offset_s > 0 else "behind"
     said = f"about {abs(offset_s):.0f} s {word} its peers (to a second or two)"

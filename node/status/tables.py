@@ -31,7 +31,7 @@ _STATE_STYLES = {
     "waiting for quorum": "yellow",
     "finished": "cyan",
 }
-_LEVEL_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_LEVEL_STYLES = {"ok": "green", "unknown": "dim", "note": "yellow", "problem": "bold red"}
 _ID_CHARACTERS = 8
 _CLASS_CHARACTERS = 64
 _DEVICE_CHARACTERS, _VERSION_CHARACTERS = 16, 12

@@ -135,7 +135,7 @@ def whole_result(chosen: DemoOptions, *, error: str | None = None) -> DemoResult
     """What comes of `whole_demo`."""
     measured = Measured(
         loss_first=5.68,
-        loss_last=loss_after(chosen.rounds) - 0.02,
+        loss_last=loss_after(chosen.rounds),
         loss_alone=loss_after(chosen.rounds, 1.78),
         text='def parse(self, value):\n    if value < "<b>&":\n        return None\n',
         alone_curve=[(20 * i, loss_after(i, 1.78)) for i in range(chosen.rounds + 1)],

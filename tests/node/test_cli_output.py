@@ -15,6 +15,8 @@ import pytest
 from node.cli import why_ended
 from node.processes.children import child_environment
 from node.reporting.output import Output
+from protocol.identity import Ed25519Signer, peer_id_text
+from tests.training.full_disk import files_of_at_most
 
 FULL = Path("/dev/full")
 
@@ -100,16 +102,72 @@ def test_end_of_a_command_that_told_people_itself_has_a_reason_if_it_failed(
     assert why_ended(SystemExit(code)) == why
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="closes the output as a POSIX shell does")
-def test_output_that_is_closed_takes_bytes_and_leaves_its_number_to_no_other_file() -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed_take_bytes_and_leave_their_numbers_to_no_other_file(
+    closed: str,
+) -> None:
     words = (
-        "import os, sys; from node.reporting.output import take_standard_output as take; take();"
-        "sys.stdout.buffer.write(b'a'); sys.exit(not os.path.samestat(os.fstat(1),"
-        "os.stat(os.devnull)))"
+        "import os, sys; from node.reporting.output import take_standard_streams as take; take();"
+        "sys.stdout.buffer.write(b'a'); print('', end='', file=sys.stderr); null = os.devnull;"
+        f"closed = [int(one[0]) for one in {closed!r}.split()];"
+        "sys.exit(not all(os.path.samestat(os.fstat(n), os.stat(null)) and os.get_inheritable(n)"
+        " and [sys.stdin, sys.stdout, sys.stderr][n].fileno() == n for n in closed))"
     )
-    command = ["sh", "-c", '"$0" -P -c "$1" >&-', sys.executable, words]
+    command = ["sh", "-c", f'"$0" -P -c "$1" {closed}', sys.executable, words]
     done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+def test_error_that_nobody_can_read_does_not_come_out_of_standard_output(tmp_path: Path) -> None:
+    command = [
+        *("sh", "-c", '"$0" -P -m node.cli check "$1" --json 2>&- <&-'),
+        *(sys.executable, str(tmp_path / "none.toml")),
+    ]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, check=False)
+    assert done.returncode == 2
+    assert list(json.loads(done.stdout)) == ["error"]
+
+
+PRETEND = """
+import sys
+from node import cli
+from node.commands.app import app
+
+@app.command()
+def fails():
+    raise {error}
+
+sys.argv = ["barnraise", "fails"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            "OSError(28, 'No space left', 'x/y')",
+            2,
+            "barnraise: cannot use x/y: No space left; make room and start again",
+        ),
+        ("OSError(24, 'Too many open files')", 2, "barnraise: the system refuses: Too many open"),
+        ("ExceptionGroup('', [PermissionError(13, 'No', 'z')])", 2, "barnraise: cannot use z: No"),
+        ("ExceptionGroup('', [ValueError('a bug')])", 1, "Traceback"),
+        ("ValueError('a bug')", 1, "Traceback"),
+    ],
+)
+def test_every_command_tells_what_the_system_refused_and_shows_bugs(
+    error: str, status: int, said: str
+) -> None:
+    command = [sys.executable, "-P", "-c", PRETEND.format(error=error)]
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert said in done.stderr
+    assert ("Traceback" in done.stderr) == (said == "Traceback")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
@@ -140,6 +198,36 @@ def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path
         command = [sys.executable, "-P", "-m", "node.cli", "check", str(tmp_path / "none.toml")]
         done = subprocess.run(command, env=child_environment(), stderr=full, check=False)
     assert done.returncode == 2
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("bootstrap --state x --listen /ip4/127.0.0.1/tcp/0", "cannot use {}/x/identity.key: "),
+        ("join /ip4/127.0.0.1/tcp/9/p2p/{peer} --state x", "cannot use {}/x/identity.key: "),
+        ("psk", "cannot write swarm.key: "),
+        ("init", "cannot write run.toml: "),
+    ],
+)
+def test_full_disk_is_told_in_a_sentence_by_every_command(
+    words: str, named: str, tmp_path: Path
+) -> None:
+    peer = peer_id_text(Ed25519Signer(bytes(32)).peer_id)
+    command = [sys.executable, "-P", "-m", "node.cli", *words.format(peer=peer).split()]
+    with files_of_at_most(16):
+        done = subprocess.run(
+            command,
+            env=child_environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("barnraise: " + named.format(tmp_path))
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "swarm.key").exists()
 
 
 class Full(io.RawIOBase):

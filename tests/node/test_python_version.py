@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import node
+from node.own_packages import BESIDE_US, require_own_packages
 from node.python_version import require_python
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,48 @@ def test_package_and_command_look_at_the_version_first(module):
     assert "this is 3.10.1" in done.stderr
 
 
-@pytest.mark.parametrize("path", [node.__file__, require_python.__code__.co_filename])
+@pytest.mark.parametrize(
+    "path",
+    [node.__file__, require_python.__code__.co_filename, require_own_packages.__code__.co_filename],
+)
 def test_what_an_old_python_reads_has_only_syntax_that_it_knows(path):
     ast.parse(Path(path).read_text("utf-8"), feature_version=(3, 7))
+
+
+@pytest.mark.parametrize("name", BESIDE_US)
+@pytest.mark.parametrize("intruder", ["{}.py", "{}/__init__.py"])
+@pytest.mark.parametrize("before", ["", "import {}\n"])
+def test_a_file_or_folder_of_the_users_that_is_called_like_ours_is_named(
+    tmp_path, name, intruder, before
+):
+    path = tmp_path / intruder.format(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("RATE = 1\n")
+    done = run_script(tmp_path, f"{before.format(name)}from node import DiLoCo, Swarm\n")
+
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert said.startswith(f"ImportError: {path.resolve()} is loaded as {name!r}, which is")
+    assert "rename that file or folder" in said
+    assert "diloco" not in done.stderr
+
+
+def test_a_folder_of_such_a_name_without_an_init_is_in_nobodys_way(tmp_path):
+    for name in BESIDE_US:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").touch()
+    assert run_script(tmp_path, "from node import Swarm\n").returncode == 0
+
+
+def run_script(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "train_me.py").write_text(text)
+    # Ours come behind the script's folder, as installed ones do.
+    return subprocess.run(
+        [sys.executable, "train_me.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from node.state.folder import MANIFEST_FILE, RUN_FILE, run_folder
@@ -154,6 +155,15 @@ def test_damaged_run_is_left_out_with_a_warning(
     (run_folder(desk.state, found.manifest.digest) / name).write_bytes(b"\xff{")
     assert founded_runs(desk.state, SIGNER) == []
     assert "founded run ignored" in caplog.text
+
+
+def test_run_of_another_version_is_not_called_damaged(desk: Desk) -> None:
+    found, _ = desk.run()
+    folder = run_folder(desk.state, found.manifest.digest)
+    (folder / MANIFEST_FILE).write_bytes(msgpack.packb([[0, 1], bytes(64)]))
+    with pytest.raises(ConfigError, match=r"of wire version 0, .* anew, with --new") as no:
+        desk.run()
+    assert "damaged" not in str(no.value)
 
 
 def test_run_that_was_joined_is_not_one_that_was_founded(desk: Desk) -> None:

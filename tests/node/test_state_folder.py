@@ -19,6 +19,7 @@ from node.state.folder import (
     write_atomically,
 )
 from node.state.keystore import load_or_create_identity
+from node.state.usual_place import shown_state
 from protocol.errors import ConfigError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
@@ -162,3 +163,10 @@ def test_key_behind_a_link_whose_disk_is_not_there_is_not_replaced(tmp_path: Pat
     with pytest.raises(ConfigError, match=rf"{KEY_FILE} is a link to .*unmounted.* mount its disk"):
         load_or_create_identity(tmp_path)
     assert link.is_symlink()
+
+
+def test_place_that_help_texts_name_is_the_one_that_is_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "home", lambda: default_state().parent)
+    assert Path(shown_state("a")) == Path("~") / default_state().name / "a"
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert shown_state() == str(default_state())

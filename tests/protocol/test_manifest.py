@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 
 from protocol import limits
-from protocol.errors import DecodeError, ManifestError, ManifestMismatch, SignatureError
+from protocol.errors import (
+    DecodeError,
+    ManifestError,
+    ManifestMismatch,
+    SignatureError,
+    VersionError,
+)
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
 from protocol.manifest import (
@@ -210,6 +216,40 @@ def test_manifest_beyond_its_limit_is_refused_on_both_sides():
         open_manifest(data, SIGNER)
     with pytest.raises(ManifestError, match="takes"):
         sign_manifest(large, SIGNER)
+
+
+def test_names_and_numbers_of_tensors_beyond_the_limit_come_with_what_to_do():
+    long = (TensorSpec("x" * 257, (1,)),)
+    many = tuple(TensorSpec(f"{n:05}", (1,)) for n in range(limits.TENSORS_MAX + 1))
+    for tensors, said in ((long, "has 257 bytes.* shorter names"), (many, "16385 .*stack those")):
+        shard = ShardSpec("model", tensors, (tuple(range(len(tensors))),))
+        with pytest.raises(ManifestError, match=said):
+            sign_manifest(changed("shards", (shard,)), SIGNER)
+
+
+def test_size_that_is_checked_is_that_of_what_travels(monkeypatch):
+    size = len(encode(SignedManifest(MANIFEST, bytes(64))))
+    monkeypatch.setattr(limits, "MANIFEST_BYTES_MAX", size)
+    sign_manifest(MANIFEST, SIGNER)
+    monkeypatch.setattr(limits, "MANIFEST_BYTES_MAX", size - 1)
+    with pytest.raises(ManifestError, match=f"takes {size} bytes of {size - 1}.*shorter names"):
+        sign_manifest(MANIFEST, SIGNER)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "by", "cure"),
+    [
+        (0, "wire", 1, "upgrade barnraise on this machine"),
+        (1, "arithmetic", 1, "upgrade this one"),
+        (1, "arithmetic", -1, "keeps the version"),
+    ],
+)
+def test_manifest_of_another_version_says_which_and_what_to_do(field, name, by, cure):
+    body = list(msgpack.unpackb(encode(MANIFEST)))
+    ours = body[field]
+    body[field] += by
+    with pytest.raises(VersionError, match=rf"{name} version {body[field]}, .* {ours}: .*{cure}"):
+        open_manifest(msgpack.packb([body, bytes(64)]), SIGNER)
 
 
 # Validation: what is no manifest

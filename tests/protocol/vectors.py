@@ -251,7 +251,9 @@ GOSSIP: tuple[Frame, ...] = (
     Neighbour(kind=NeighbourKind.URGENT),
 )
 FRAMES: tuple[Frame, ...] = (
-    Hello(wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown"),
+    Hello(
+        wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown", started_ms=7
+    ),
     Refusal(reason="another run", manifest=b"\x92"),
     Heartbeat(
         round=41,

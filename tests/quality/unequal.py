@@ -13,7 +13,7 @@ from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
 from tests.training.quadratics import quadratic_manifest
 from training.diloco import DiLoCo
-from training.model_tensors import model_tensors
+from training.model_checks import model_tensors
 from training.models import read_fragment, write_fragment
 from training.replicas import MemorySession, Swarm, Weights
 from training.swarms import run_swarm

@@ -24,9 +24,9 @@ from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
 from training.genesis import file_initial, genesis_weights
+from training.model_checks import model_tensors
 from training.model_file import ModelFile, build_settings, named_model_file, read_model_file
 from training.model_from_file import build_from_file, check_forward
-from training.model_tensors import model_tensors
 from training.models import build_model
 
 SOURCE = """
@@ -226,14 +226,63 @@ GOLDEN = ["0x1.84e7480000000p-2", "-0x1.d7fb300000000p-2"]
         ("nn.ParameterList([torch.zeros(0, 2)])", r"'0' has no elements: \[0, 2\]"),
         ("nn.ParameterList([torch.zeros(1).expand(2)])", "'0' is expanded"),
         ("nn.Linear(2, 2).requires_grad_(False)", "no parameter is trained: 'bias'"),
+        ("frozen(nn.Linear(2, 2))", r"the parameters weight are frozen.*would be lost"),
+        ("same_memory(nn.Linear(2, 2), nn.Linear(2, 2))", r"0\.weight and 1\.weight are two over"),
+        ("half_the_memory(nn.Linear(2, 2))", r"weight and part are two over one memory: tie the"),
+        ("nn.Sequential(torch.compile(nn.Linear(2, 2), backend='eager'))", "torch.compile"),
     ],
 )
 def test_a_model_that_cannot_be_trained_together_is_refused_by_name(tmp_path, builds, complaint):
-    source = f"import torch\nfrom torch import nn\ndef build(**settings):\n    return {builds}\n"
-    file = file_with(tmp_path, source)
+    file = file_with(tmp_path, f"{HABITS}\ndef build(**settings):\n    return {builds}\n")
     model = build_from_file(file, spec_of(file))
 
     with pytest.raises(ConfigError, match=complaint):
+        model_tensors(model)
+
+
+@pytest.mark.parametrize(
+    "builds",
+    ["tied(nn.Linear(2, 2), nn.Linear(2, 2))", "columns(torch.randn(4, 6))", "rows(torch.ones(9))"],
+)
+def test_one_parameter_of_two_names_or_parts_of_one_memory_can_be_trained(tmp_path, builds):
+    file = file_with(tmp_path, f"{HABITS}\ndef build(**settings):\n    return {builds}\n")
+
+    assert model_tensors(build_from_file(file, spec_of(file)))
+
+
+HABITS = """
+import torch
+from torch import nn
+
+def frozen(layer):
+    layer.weight.requires_grad_(False)
+    return layer
+
+def same_memory(first, second):
+    second.weight.data = first.weight.data
+    return nn.Sequential(first, second)
+
+def half_the_memory(layer):
+    layer.part = nn.Parameter(layer.weight.data[1])
+    return layer
+
+def tied(first, second):
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+def columns(matrix):
+    return nn.ParameterList([nn.Parameter(matrix[:, :2]), nn.Parameter(matrix[:, 2:])])
+
+def rows(vector):
+    return nn.ParameterList([nn.Parameter(vector[:4]), nn.Parameter(vector[4:])])
+"""
+
+
+def test_a_model_in_inference_mode_is_refused():
+    with torch.inference_mode():
+        model = torch.nn.Linear(2, 2)
+
+    with pytest.raises(ConfigError, match="made in inference mode"):
         model_tensors(model)
 
 
@@ -292,9 +341,28 @@ def test_a_founder_gets_the_model_and_its_tensors_from_a_child_process(tmp_path)
     ("source", "complaint"),
     [
         ("raise KeyError('a bug of mine')", r"(?s)other\.py.*KeyError: 'a bug of mine'"),
-        ("import sys; sys.exit(7)", r"other\.py: building it ended with status 7"),
+        ("import sys; sys.exit(7)", r"other\.py ended its process, with status 7: .*__main__"),
         ("import sys; sys.exit(0)", r"other\.py ended its process, with status 0"),
-        ("def build(context): pass", r"(?s)other\.py.*unexpected keyword argument 'width'"),
+        ("import os; os._exit(8)", r"other\.py: building it ended with status 8"),
+        ("def build(context): pass", r"unexpected keyword argument 'width'; .*: context, width"),
+        ("\ndef build(\n", r"other\.py, line 2: SyntaxError: '\(' was never closed"),
+        ("print(__file__)", "line 1: NameError: .*alone, .*it has no __file__"),
+        ("import beside_it", "line 1: ModuleNotFoundError: .*: put what it imports into the file"),
+        ("import absent_one", "line 1: ModuleNotFoundError: .*; install it here, and on every"),
+        ("open('base.pt')", "line 1: FileNotFoundError: .*nothing beside it is found there"),
+        (
+            "from torch import nn\ndef build(**s): return nn.Linear(8, 8)",
+            "RuntimeError: .*a run's model is called with byte values",
+        ),
+        (
+            SOURCE.replace("x_BT)))", "x_BT))).detach()"),
+            "cannot be trained: its logits carry no gradient",
+        ),
+        (
+            SOURCE
+            + "\nold = Tiny\ndef Tiny(shape):\n    torch.manual_seed(3)\n    return old(shape)",
+            r'builds embedding\.weight.*as if they were pretrained.*first_values = "drawn"',
+        ),
         (
             "from torch import nn\ndef build(**s): return nn.Embedding(256, 9)",
             r"other\.py: the model must give logits",
@@ -303,9 +371,44 @@ def test_a_founder_gets_the_model_and_its_tensors_from_a_child_process(tmp_path)
 )
 def test_what_is_wrong_with_a_founders_file_is_told(tmp_path, source, complaint):
     file = file_with(tmp_path, source)
+    (tmp_path / "beside_it.py").touch()
 
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigError, match=complaint) as raised:
         founders_model(file.path, {"width": 4, "context": 8}, seed=5)
+    assert "Traceback" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_what_a_founder_may_not_mean_is_told_and_can_be_meant(tmp_path):
+    own = "self.act, self.idle = nn.PReLU(), nn.Linear(2, 2)\n        self.register_buffer"
+    source = SOURCE.replace("self.register_buffer", own).replace(
+        "self.norm(", "self.act(self.norm("
+    )
+    source = source.replace("x_BT)))", "x_BT))))")
+    file, told = file_with(tmp_path, source), list[str]()
+    settings = {"width": 4, "context": 8}
+    founders_model(file.path, settings, seed=5, warn=told.append)
+
+    values, idle = told
+    assert "not those of act.weight (all 0.25 in build, 1 in the run). If" in values
+    assert "no gradient reaches idle.weight, idle.bias: they travel" in idle
+    founders_model(file.path, settings, seed=5, is_drawn=True, warn=told.append)
+    assert told == [values, idle, idle]
+
+
+def test_a_joiners_file_whose_code_fails_there_is_told_in_a_sentence(tmp_path):
+    file = file_with(tmp_path, f"{SOURCE}\nraise OSError('no licence here')\n")
+
+    with pytest.raises(ConfigError, match=r"other\.py, line 25: OSError: no licence here"):
+        build_model(run_of(file), model_file=file.path)
+
+
+def test_memory_that_is_refused_while_a_file_is_built_stays_what_it_is(tmp_path):
+    file = file_with(tmp_path, "def build(**s): raise RuntimeError('out of memory')")
+
+    with pytest.raises(RuntimeError, match=r"^out of memory"):
+        build_from_file(file, spec_of(file))
 
 
 @pytest.mark.slow
@@ -325,10 +428,10 @@ def test_a_file_that_runs_for_ever_does_not_outlive_who_founds_with_it(tmp_path)
         command = [sys.executable, "-P", "-c", code, str(file.path)]
         with subprocess.Popen(command, env=child_environment()) as founder:
             connection, _ = server.accept()
+            connection.settimeout(20.0)
+            builder = int(connection.recv(20))
             founder.kill()
     with connection:
-        connection.settimeout(20.0)
-        builder = int(connection.recv(20))
         try:
             # The end of its process, and with it of its socket.
             assert connection.recv(1) == b""
@@ -367,8 +470,13 @@ def test_a_run_is_founded_with_a_file_beside_its_run_toml(tmp_path, file):
     assert manifest.model == spec_of(file)
     assert manifest.shards[0].tensors == TENSORS
     assert kept.read_text() == SOURCE
-    # What the file says later is of another run; this one goes on with what it was founded with.
+    # Peers train what the file was then: whoever edits it hears of that, as of an edited run.toml.
     file.path.write_text("raise SystemExit")
+    with pytest.raises(ConfigError, match=r"mine\.py has changed since it founded.*model\.py\)"):
+        found()
+    file.path.write_text(SOURCE)
+    assert found() == (manifest, False)
+    file.path.unlink()
     assert found() == (manifest, False)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import trio.testing
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from multiaddr import Multiaddr
 
-from dht.transport.libp2p_host import TransportConfig, dialable, reachable
+from dht.transport.libp2p_host import TransportConfig, dialable, reachable, reserved_port
 from dht.transport.libp2p_link import Link
 from dht.transport.libp2p_negotiate import encode_line
 from dht.transport.libp2p_security import TunedNoise
@@ -42,11 +43,11 @@ async def test_noise_is_the_only_secure_channel(offer, answer):
     with trio.fail_after(DEADLINE_S):
         async with open_loopback() as transport:
             port = int(transport.addresses()[0].rpartition("/")[2])
-            async with await trio.open_tcp_stream("127.0.0.1", port) as socket:
-                await socket.send_all(encode_line("/multistream/1.0.0") + encode_line(offer))
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(encode_line("/multistream/1.0.0") + encode_line(offer))
                 received = b""
                 while len(received) < len(expected):
-                    received += await socket.receive_some()
+                    received += await stream.receive_some()
             assert received == expected
 
 
@@ -60,10 +61,76 @@ async def test_port_of_another_node_is_refused():
         assert second.addresses() == (f"/ip4/127.0.0.1/tcp/{port}",)
 
 
-def test_wildcard_address_becomes_addresses_of_this_machine():
-    found = [str(address) for address in reachable(Multiaddr("/ip4/0.0.0.0/tcp/4001"))]
-    assert found
-    assert all(text.endswith("/tcp/4001") and "0.0.0.0" not in text for text in found)
+HOME = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["192.168.1.2", "fe80::1%eth0", "2a00::7"],
+    "docker0": ["172.17.0.1", "fd00::1"],
+}
+BOTH = [Multiaddr("/ip4/0.0.0.0/tcp/4001"), Multiaddr("/ip6/::/tcp/4001")]
+
+
+@pytest.mark.parametrize(
+    ("listening", "interfaces", "told"),
+    [
+        (BOTH, HOME, ["/ip6/2a00::7", "/ip4/192.168.1.2"]),
+        (BOTH[:1], HOME, ["/ip4/192.168.1.2"]),
+        (BOTH, HOME | {"eth0": ["192.168.1.2"]}, ["/ip4/192.168.1.2"]),
+        (BOTH, {"lo": ["::1"], "eth0": ["2a00::7"]}, ["/ip6/2a00::7"]),
+        # Its own for itself where it has no other; what it lacks is told to nobody.
+        (BOTH, {"lo": ["127.0.0.1", "::1"]}, ["/ip4/127.0.0.1"]),
+        (BOTH, {"lo": ["::1"]}, ["/ip6/::1"]),
+        (BOTH[:1], {"lo": ["::1"]}, []),
+        (BOTH, {}, []),
+        ([Multiaddr("/ip4/127.0.0.2/tcp/4001")], HOME, ["/ip4/127.0.0.2"]),
+    ],
+)
+def test_wildcard_addresses_become_those_that_this_machine_has(listening, interfaces, told):
+    found = [str(address) for address in reachable(listening, interfaces)]
+
+    assert found == [f"{one}/tcp/4001" for one in told]
+
+
+def test_one_interface_is_told_of_alone():
+    assert [str(one) for one in reachable(BOTH, HOME, "docker0")] == [
+        "/ip4/172.17.0.1/tcp/4001",
+        "/ip6/fd00::1/tcp/4001",
+    ]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_those_of_both_families(host):
+    with reserved_port(TransportConfig(listen_host=host)) as found:
+        ports = {str(one).rpartition("/")[2] for one in found}
+        assert len(ports) == 1
+        assert {str(one).split("/")[2] for one in found} == {"0.0.0.0", "::"}
+        assert str(found[0]).split("/")[2] == host
+    with reserved_port(TransportConfig(listen_host="127.0.0.1")) as found:
+        assert len(found) == 1
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+@pytest.mark.net
+async def test_node_on_all_addresses_is_found_over_either_family():
+    async with (
+        open_transport(TransportConfig(), signer_seed=bytes(32)) as server,
+        open_loopback() as client,
+    ):
+        port = server.addresses()[0].rpartition("/")[2]
+        for host in ("/ip4/127.0.0.1", "/ip6/::1"):
+            with trio.fail_after(20):
+                await client.connect(server.peer_id, [f"{host}/tcp/{port}"])
+                assert client.seen(server.peer_id) == f"{host}/tcp/{port}"
+                await client.disconnect(server.peer_id)
+
+
+def test_port_that_another_has_in_the_other_family_leaves_one():
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(("::", 0))
+        port = other.getsockname()[1]
+        with reserved_port(TransportConfig(listen_port=port)) as found:
+            assert [str(one) for one in found] == [f"/ip4/0.0.0.0/tcp/{port}"]
 
 
 async def test_announced_addresses_replace_our_own():

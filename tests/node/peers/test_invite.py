@@ -68,9 +68,17 @@ def test_what_is_no_link_is_told_how_one_looks(text: str) -> None:
         parse_invite(text)
 
 
-def test_link_of_another_version_says_so() -> None:
-    with pytest.raises(ConfigError, match="version 2"):
-        parse_invite(pack(b"whatever", version=2))
+@pytest.mark.parametrize(("version", "cure"), [(2, "upgrade it"), (0, "a new link")])
+def test_link_of_another_version_says_so(version: int, cure: str) -> None:
+    with pytest.raises(ConfigError, match=f"version {version}, .* reads 1: .*{cure}"):
+        parse_invite(pack(b"whatever", version=version))
+
+
+@pytest.mark.parametrize("rubbish", ["aGVsbG8gd29ybGQh", "AQ", "aaaaaaaaaaaaaaaaaaaaaaaa", "a"])
+def test_rubbish_is_a_damaged_link_and_of_no_version(rubbish: str) -> None:
+    with pytest.raises(ConfigError, match="link is damaged: copy it whole") as raised:
+        parse_invite(LINK_PREFIX + rubbish)
+    assert "version" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
+import msgpack
 import pytest
 import trio
 import trio.testing
@@ -18,9 +19,9 @@ from node.peers.manifest_fetch import (
     fetch_manifest,
 )
 from protocol import limits
-from protocol.errors import RefusedError, UnreachableError
+from protocol.errors import RefusedError, UnreachableError, VersionError
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.manifest import SignedManifest
+from protocol.manifest import WIRE_VERSION, SignedManifest
 from protocol.transport import Stream
 from protocol.wire import encode
 from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
@@ -134,6 +135,30 @@ async def test_after_a_bad_peer_the_next_is_asked(
         good = await place.peer(ManifestServer(RUN).serve)
         assert await place.fetch() == (RUN, good)
         assert trio.current_time() <= STAGGER_S + 0.1
+
+
+def of_version(wire: int) -> bytes:
+    """A manifest of another version, with a field that this one has never heard of."""
+    return bytes(msgpack.packb([[wire, 1, "title", {"new": [1]}], bytes(64)]))
+
+
+@pytest.mark.parametrize(
+    ("wire", "cure"),
+    [(WIRE_VERSION + 2, "on this machine"), (WIRE_VERSION + 1, "upgrade barnraise on this")],
+)
+async def test_run_of_another_version_is_told_in_one_line_with_who_must_upgrade(
+    wire: int, cure: str
+) -> None:
+    async with Place() as place:
+        for _ in range(2):
+            await place.peer(sends(of_version(wire)))
+        with pytest.raises(VersionError, match=f"version {wire}, this node {WIRE_VERSION}: "):
+            await place.fetch()
+        await place.peer(sends(b"\x90"))
+        with pytest.raises(RefusedError, match="0 fields") as caught:
+            await place.fetch()
+    # One that lies is listed beside others, and does not speak for them.
+    assert cure in str(caught.value)
 
 
 async def test_unreachable_peers_are_listed_with_the_reason(

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,18 @@ def test_closed_terminal_does_not_stop_the_node() -> None:
     log.emit("sealed", **SEALED)
     log.emit("sealed", **SEALED)
     assert console.quiet
+
+
+def test_release_of_python_that_a_run_needs_is_said_before_joining() -> None:
+    here = platform.python_version()
+    same, other, none = (
+        what_joining_means(replace(RUN, corpus=replace(RUN.corpus, name=name)))
+        for name in (f"stdlib-{here}", "stdlib-3.0.99", "letters")
+    )
+    assert f"needs    Python {here}, whose library is the text; this is it" in same
+    assert f"this is {here},\n" in other
+    assert "start barnraise with 3.0.99" in other
+    assert "It needs" not in none
 
 
 def test_joining_is_explained_before_it_begins() -> None:
