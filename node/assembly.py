@@ -1,6 +1,7 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -23,6 +24,7 @@ from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
 from node.peers.access import Access
 from node.peers.bent_links import BentLinks
+from node.peers.dialling import Standing
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
@@ -50,6 +52,7 @@ from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_train
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
+from protocol.join_puzzle import solve
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import SealCertificate
 from training.arithmetic import joined
@@ -152,6 +155,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         tell=entries.tell,
         finds_nobody=node.hooks.finds_nobody,
         access=access,
+        standing=lambda: Standing(core.machine.head.roster.member_set, core.machine.head.round),
+        work=_solves_puzzle(node),
+        memory=directory.memory,
     )
     work = _trainer_work(node, folder, driver, model_file, desk)
     driver.connect(links, work, entries.accuse)
@@ -159,6 +165,16 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
     )
+
+
+def _solves_puzzle(node: Node) -> Callable[[], Awaitable[bytes]] | None:
+    """Does the run's join puzzle in a thread; a joiner that has its seat has done it already."""
+    manifest = node.signed.manifest
+    bits = manifest.admission.puzzle_bits
+    if not bits:
+        return None
+    me = node.signer.peer_id
+    return partial(trio.to_thread.run_sync, partial(solve, manifest.digest, me, bits))
 
 
 def _round_config(node: Node) -> RoundConfig:

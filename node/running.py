@@ -267,7 +267,9 @@ def _meet_neighbours(
     if node.hooks.finds_nobody or not says_so(node.config):
         return None
     me, run = node.signer.peer_id, node.signed.manifest.digest
-    said = Neighbourhood(me=me, run=run, addresses=transport.addresses, know=links.know)
+    # Whoever is on the network may say so: it is dialled as others' words are.
+    know = partial(links.know, is_chosen=False)
+    said = Neighbourhood(me=me, run=run, addresses=transport.addresses, know=know)
     neighbours = Neighbours(said, directory)
     nursery.start_soon(neighbours.run)
     return neighbours

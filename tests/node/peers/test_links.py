@@ -20,7 +20,6 @@ from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
-from protocol.wire import encode
 from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
 from tests.node.edge import signed, toy_manifest
 
@@ -252,7 +251,7 @@ async def test_a_writer_whose_peer_takes_no_frame_gives_up(
 
 async def test_made_up_announcements_push_out_each_other_and_no_connected_peer() -> None:
     network = MemoryNetwork()
-    value = encode(Announcement(("/ip4/203.0.113.1/tcp/1",)))
+    value = Announcement(("/ip4/203.0.113.1/tcp/1",))
     async with AsyncExitStack() as stack:
         one, other = await party(stack, network, "a"), await party(stack, network, "b")
         await one.transport.connect(other.peer, other.transport.addresses())
@@ -268,12 +267,13 @@ async def test_named_peers_are_bounded_and_keep_what_was_named() -> None:
         one = await party(stack, MemoryNetwork(), "a")
         named = PeerAddress(PeerId(bytes(38)), "/dns4/home.example.org/tcp/4001")
         one.links.know(named)
-        one.links._note_record(named.peer, encode(Announcement(())))
+        one.links._note_record(named.peer, Announcement(()))
         assert one.links.addresses(named.peer) == (named.address,)
         for number in range(1, 2 * KNOWN_MAX):
             peer = PeerId(number.to_bytes(38, "big"))
             one.links.know(PeerAddress(peer, "/ip4/192.168.1.66/tcp/1"))
         assert len(one.links._known) == KNOWN_MAX
+        assert named.peer in one.links._known
 
 
 async def test_a_linked_peer_is_known_by_the_addresses_of_its_hello(
