@@ -1,8 +1,8 @@
 """Who of those that dial us keeps a connection, and who has to go for another. Pure.
 
 Anybody may connect, from any number of sockets, so that a place is worth what its holder does with
-it. Before the handshake whoever has said least goes first, of the host that holds most. After it,
-members of the run come before all others, and of the others those go first that open no stream.
+it. Hosts take turns to begin their handshakes, and who stalls in it makes room. Behind it members
+of the run come before all others, and of the others those go first that open no stream.
 Part of all places is left for what this node dials itself.
 """
 
@@ -20,8 +20,11 @@ handshake, beside those that are through with it."""
 KNOCKING_MIN = 16
 """At their handshake at one time: each is over in a few round trips."""
 
-GREETING_BYTES = 64
-"""What the negotiation takes before a handshake begins in earnest."""
+STALL_S = 1.0
+"""Where others wait, who says nothing for so long in the middle of its handshake has to go."""
+
+WAITING_MAX = 128
+"""Connections that wait for their turn. They cost a socket each, and nothing is read of them."""
 
 MEMBER_SHARE, PLACES_A_MEMBER = 4, 3
 """Of the places of those that dialled us, at most one in four is kept for members that are not here
@@ -72,28 +75,59 @@ class InboundPlaces:
         """The run's members, as this node knows."""
 
         self._has_stream = has_stream
+        self._waiting: dict[Guest, None] = {}
         self._knocking: dict[Guest, None] = {}
         self._proven: dict[Guest, None] = {}
         self._knocks: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._knocking) + len(self._proven)
+        return len(self._waiting) + len(self._knocking) + len(self._proven)
 
-    def knock(self, host: str, now_s: float) -> tuple[Guest | None, list[Guest]]:
-        """Somebody has connected; None if it comes too often. And who has to go for it."""
+    def knock(self, host: str, now_s: float) -> Guest | None:
+        """Somebody has connected, and waits for its turn; None if it has to go: too often, too
+        many. `turn` says who may begin its handshake."""
         subnet = _subnet_of(host)
         if subnet and not self._may_knock(host, subnet, now_s):
-            return None, []
+            return None
+        if len(self._waiting) >= WAITING_MAX:
+            of_host = sum(one.host == host for one in self._waiting)
+            if 2 * of_host >= WAITING_MAX or len(self._waiting) >= 2 * WAITING_MAX:
+                return None
         guest = Guest(host, subnet, now_s, heard_s=now_s, used_s=now_s)
-        gone = []
-        if subnet:
-            gone = self._over_cap(guest, self._knocking, self.num_knocking_max)
-        if not gone and len(self._knocking) >= self.num_knocking_max:
-            gone = [_least(_of_fullest_host(self._knocking), _said)]
-        for one in gone:
-            self.leave(one)
-        self._knocking[guest] = None
-        return guest, gone
+        self._waiting[guest] = None
+        return guest
+
+    def turn(self, now_s: float) -> tuple[list[Guest], list[Guest]]:
+        """Who may begin its handshake now, and who has to go because it does not go on with its.
+
+        Hosts take turns: who holds few of these places comes before who holds many.
+        """
+        admitted, gone = list[Guest](), list[Guest]()
+        while self._waiting:
+            held = Counter(one.host for one in self._knocking)
+            nets = Counter(one.subnet for one in self._knocking if one.subnet)
+            following = min(self._waiting, key=lambda one: (held[one.host], one.since_s))
+            is_over = bool(following.subnet) and (
+                held[following.host] >= max(1, self.num_knocking_max // HOST_SHARE)
+                or nets[following.subnet] >= max(1, self.num_knocking_max // SUBNET_SHARE)
+            )
+            if is_over or len(self._knocking) >= self.num_knocking_max:
+                stalled = [
+                    one
+                    for one in self._knocking
+                    if now_s - one.heard_s >= STALL_S
+                    and (not is_over or one.subnet == following.subnet)
+                ]
+                if not stalled:
+                    break
+                victim = min(stalled, key=lambda one: (one.num_bytes, one.heard_s))
+                self.leave(victim)
+                gone.append(victim)
+            del self._waiting[following]
+            following.heard_s = now_s
+            self._knocking[following] = None
+            admitted.append(following)
+        return admitted, gone
 
     def prove(self, guest: Guest, peer: PeerId, now_s: float) -> tuple[bool, list[Guest]]:
         """Its handshake is over; whether it has a place, and who has to go for it."""
@@ -122,6 +156,7 @@ class InboundPlaces:
 
     def leave(self, guest: Guest) -> None:
         """It is gone, or about to be."""
+        self._waiting.pop(guest, None)
         self._knocking.pop(guest, None)
         self._proven.pop(guest, None)
 
@@ -159,11 +194,8 @@ class InboundPlaces:
         subnet = [one for one in among if one.subnet == guest.subnet]
         for group, share in ((host, HOST_SHARE), (subnet, SUBNET_SHARE)):
             if len(group) >= max(1, most // share):
-                return [_least(group, lambda one: (self._is_busy(one), *_said(one)))]
+                return [_least(group, lambda one: (self._has_stream(one), one.used_s))]
         return []
-
-    def _is_busy(self, guest: Guest) -> bool:
-        return guest.peer is not None and self._has_stream(guest)
 
     def _may_knock(self, host: str, subnet: str, now_s: float) -> bool:
         """Count a new connection; whether its host and subnet have not made too many."""
@@ -177,11 +209,6 @@ class InboundPlaces:
         while len(self._knocks) > HOSTS_MAX:
             self._knocks.popitem(last=False)
         return counts[0] <= HOST_KNOCKS_MAX and counts[1] <= SUBNET_KNOCKS_MAX
-
-
-def _said(guest: Guest) -> tuple[bool, float]:
-    """Who is at its handshake goes on saying something; the keys come after so many bytes."""
-    return guest.num_bytes >= GREETING_BYTES, guest.heard_s
 
 
 def _least(guests: Iterable[Guest], key: Callable[[Guest], tuple[float, ...]]) -> Guest:

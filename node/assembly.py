@@ -79,6 +79,10 @@ class Node:
     is_new_peer: bool = True
     """Whether its key was made at this start, so that it cannot have signed anything before."""
 
+    waits_for_peers: bool = False
+    """Whether it goes on where none of the peers that it was told answers: a person is there to
+    end it."""
+
     attached: Attachment | None = None
     """The user's process whose child this is, and which is the trainer; None starts one."""
 
@@ -159,7 +163,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         work=_solves_puzzle(node),
         memory=directory.memory,
     )
-    work = _trainer_work(node, folder, driver, model_file, desk)
+    work = _trainer_work(node, folder, driver, model_file, desk, links.met)
     driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
@@ -195,7 +199,12 @@ def _work_desk(node: Node, core: NodeCore, store: ShardStore, folder: Path) -> W
 
 
 def _trainer_work(
-    node: Node, folder: Path, driver: Driver, model_file: Path | None, desk: WorkDesk | None
+    node: Node,
+    folder: Path,
+    driver: Driver,
+    model_file: Path | None,
+    desk: WorkDesk | None,
+    met: trio.Event,
 ) -> TrainerWork:
     config = node.config
     return TrainerWork(
@@ -210,6 +219,7 @@ def _trainer_work(
             opens_trainer=_opens_trainer(node),
             uplink_mbit=lambda: driver.bulk.uplink.mbit,
             desk=desk,
+            met=met,
         ),
         TrainerConfig(
             folder=folder,

@@ -111,8 +111,9 @@ class Dialer:
                 why = await self._dial(peer, address)
                 if why is None:
                     nursery.cancel_scope.cancel()
-                else:
-                    failures[address] = why
+                    # It may be lost again before anybody looks.
+                    why = self._links.lost_reason(peer)
+                failures[address] = why
                 finished.set()
 
             for address in dial_order(addresses):

@@ -12,10 +12,12 @@ offers plaintext, dials peers on its own, and cannot be told otherwise. What is 
 import contextlib
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import trio
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
@@ -180,6 +182,8 @@ class _Swarm(Swarm):
         )
         self.auto_connector = _NoAutoConnector(self)
         self._door = door
+        # The door counts; whom it has just cut off still holds a place of the library's.
+        self._inbound_limiter = trio.CapacityLimiter(math.inf)
 
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr

@@ -24,7 +24,11 @@ logger = logging.getLogger(__name__)
 FULL_PROTOCOL = "/barnraise/full/1"
 """Answered to the first protocol that is asked for, whichever it is."""
 
-SWEEP_S = 2.5
+SWEEP_S, TURN_S = 1.0, 0.25
+"""How often it is looked who has to go, at most and while somebody waits."""
+
+WAIT_S = 3.5
+"""For one's turn to begin a handshake; the other end's patience is hardly longer."""
 
 FAREWELL_S = 1.0
 FAREWELLS_MAX = 16
@@ -42,13 +46,16 @@ class Door:
         self._links = links
         self._cutters: dict[Guest, KnockingStream | Link] = {}
         self._guests: WeakKeyDictionary[Link, Guest] = WeakKeyDictionary()
+        self._turns: dict[Guest, trio.Event] = {}
         self._num_farewells = 0
         links.on_gone = self._gone
 
     async def keep_clear(self) -> None:
         """Where places are scarce, have those go that do nothing with theirs."""
         while True:
-            await trio.sleep(SWEEP_S)
+            # No timer while nobody waits: the next that comes looks at once.
+            await trio.sleep(TURN_S if self._turns else SWEEP_S)
+            self._take_turns()
             self._cut(self.places.sweep(trio.current_time()))
 
     async def come_in(self, stream: ReadWriteCloser) -> KnockingStream | None:
@@ -57,31 +64,49 @@ class Door:
             await stream.close()
             return None
         remote = remote_of(stream.stream.socket)
-        guest, gone = self.places.knock(remote[0] if remote else "", trio.current_time())
-        self._cut(gone)
+        guest = self.places.knock(remote[0] if remote else "", trio.current_time())
         if guest is None:
             await self._say_full(stream.stream)
             return None
         knocking = KnockingStream(stream.stream, guest)
-        self._cutters[guest] = knocking
-        return knocking
+        self._cutters[guest], self._turns[guest] = knocking, trio.Event()
+        self._take_turns()
+        is_let_in = False
+        try:
+            with trio.move_on_after(WAIT_S):
+                await self._turns[guest].wait()
+                is_let_in = True
+        finally:
+            del self._turns[guest]
+            if not is_let_in:
+                self.leave(guest)
+        if is_let_in:
+            return knocking
+        await self._say_full(stream.stream)
+        return None
+
+    def _take_turns(self) -> None:
+        admitted, gone = self.places.turn(trio.current_time())
+        self._cut(gone)
+        for guest in admitted:
+            self._turns[guest].set()
 
     def leave(self, guest: Guest) -> None:
         """Its connection is over, or never came up."""
         self.places.leave(guest)
         self._cutters.pop(guest, None)
+        self._take_turns()
 
     def let_in(self, link: Link) -> bool:
         """The handshake of a connection that others opened is over; whether there is a place."""
         assert link.peer is not None
         now_s, guest = trio.current_time(), link.guest
         if guest is None:  # By a relay, or through a punched hole.
-            guest, gone = self.places.knock("", now_s)
-            self._cut(gone)
-            assert guest is not None, "what has no subnet never comes too often"
+            guest = Guest("", "", now_s)
         self._guests[link], self._cutters[guest] = guest, link
         is_in, gone = self.places.prove(guest, link.peer, now_s)
         self._cut(gone)
+        self._take_turns()
         return is_in
 
     def _gone(self, link: Link) -> None:

@@ -143,6 +143,11 @@ class Links(INotifee):
 
     def _lose(self, link: Link) -> None:
         self.on_gone(link)
+        if link.peer is not None:
+            self._lost_reasons.pop(link.peer, None)
+            while len(self._lost_reasons) >= REACHED_MAX:
+                del self._lost_reasons[next(iter(self._lost_reasons))]
+            self._lost_reasons[link.peer] = link.lost_reason
         self.mark_down(link)
 
     def lost_reason(self, peer: PeerId) -> str:
@@ -166,10 +171,6 @@ class Links(INotifee):
         self._reached.pop(peer, None)
         while len(self._reached) >= REACHED_MAX:
             del self._reached[next(iter(self._reached))]
-        self._lost_reasons.pop(peer, None)
-        while len(self._lost_reasons) >= REACHED_MAX:
-            del self._lost_reasons[next(iter(self._lost_reasons))]
-        self._lost_reasons[peer] = link.lost_reason
         if link.remote is not None:
             self._reached[peer] = Reached(*link.remote, is_ours=link.is_initiator)
 

@@ -100,6 +100,9 @@ class Links:
     memory: DialMemory = field(default_factory=DialMemory)
     """What became of the addresses that were dialled; shared with the directory's dials."""
 
+    met: trio.Event = field(default_factory=trio.Event)
+    """Set once a peer of the run has been linked, or is not needed to begin."""
+
     _strikes: Strikes = field(default_factory=Strikes)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
@@ -411,6 +414,7 @@ class Links:
         send, receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
         self._queues[peer] = send
         self._refusals.pop(peer, None)
+        self.met.set()
         self._note_change()
         await self.tell(ev.Linked(peer))
         try:

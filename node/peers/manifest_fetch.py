@@ -17,6 +17,7 @@ from protocol.errors import (
     BarnraiseError,
     NetworkError,
     PeerError,
+    PeerFullError,
     RefusedError,
     SwarmKeyError,
     UnreachableError,
@@ -74,8 +75,8 @@ async def fetch_manifest(
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
     Raises RefusedError if peers answered but none with that run's manifest, UnreachableError if
-    none answered, its SwarmKeyError if the PSK was why; all list every address that was tried, and
-    why it failed.
+    none answered, its SwarmKeyError if the PSK was why, its PeerFullError if one that may have it
+    had no place for us; all list every address that was tried, and why it failed.
     """
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:
@@ -101,6 +102,8 @@ async def fetch_manifest(
         return found[0]
     reasons = [_line(peer, peers[peer], failures[peer]) for peer in peers]
     tried = "\n".join(reasons)
+    if any(isinstance(error, PeerFullError) for error in failures.values()):
+        raise PeerFullError(f"a peer is there, but has no place for this node now:\n{tried}")
     if any(isinstance(error, PeerError) for error in failures.values()):
         raise RefusedError(f"no peer has the manifest of this run:\n{tried}")
     if failures and all(isinstance(error, SwarmKeyError) for error in failures.values()):

@@ -31,10 +31,10 @@ def people_console(*, is_json: bool) -> Console:
     return _Console(stderr=is_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def say(console: Console, line: str) -> None:
+def say(console: Console, line: str, *, end: str = "\n") -> None:
     """One line, or several; nowhere once the terminal is gone, or where a disk takes no more."""
     try:
-        console.print(line)
+        console.print(line, end=end)
     except OSError:
         console.quiet = True
 
