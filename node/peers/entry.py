@@ -32,6 +32,9 @@ TABLE_MAX = 8
 ALONE_S = 30.0
 """Without a link to a peer of the run, a newcomer is told that it has been told the wrong ones."""
 
+KNOWN_AT_ONCE_MAX = 16
+"""Of the peers of earlier starts, how many are asked at once; the others are dialled in turn."""
+
 GRACE_S = 1.0
 """For the others once one peer is reached."""
 
@@ -80,9 +83,13 @@ class Entry:
     async def knock(self) -> list[str]:
         """Ask them; if none answered, a line for each that says why, else nothing."""
         peers: dict[PeerId, list[str]] = {}
+        named = {one.peer for one in self._named}
         for one in (*self._named, *self._known):
             if one.peer != self._me:
-                self._links.know(one)
+                # Whoever was linked once has said itself where it listens, and may say anything.
+                self._links.know(one, is_chosen=one.peer in named)
+                if one.peer not in peers and len(peers) - len(named) >= KNOWN_AT_ONCE_MAX:
+                    continue
                 addresses = peers.setdefault(one.peer, [])
                 if one.address not in addresses:
                     addresses.append(one.address)

@@ -1,6 +1,6 @@
 """Entering a run: who is asked, who is given up on, and when a node waits for ever."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ import trio
 from node.assembly import Node
 from node.config import NodeConfig
 from node.hooks import NodeHooks
-from node.peers.entry import ALONE_S, Entry
+from node.peers.entry import ALONE_S, KNOWN_AT_ONCE_MAX, Entry
 from node.peers.listening import full_addresses
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.status.board import EventLog, Field
@@ -234,3 +234,28 @@ async def test_node_with_a_person_in_front_of_it_waits_for_peers_that_are_away(
             async with town.network.open(signer_seed=b"g" * 32) as late:
                 await trio.sleep(70.0)
                 assert late.peer_id in newcomer.transport.connected()
+
+
+async def test_peers_of_earlier_starts_are_not_all_dialled_at_once(
+    tmp_path: Path, autojump_clock: trio.abc.Clock
+) -> None:
+    async with AsyncExitStack() as stack:
+        town = Town(stack, tmp_path)
+        seeds = [bytes([number]) * 32 for number in range(150, 200)]
+        town.remember(*(Ed25519Signer(seed).peer_id for seed in seeds))
+        entry, newcomer = await town.entry()
+        dialled: dict[PeerId, float] = {}
+        connect = newcomer.transport.connect
+
+        async def noted(peer: PeerId, addresses: Sequence[str]) -> None:
+            dialled.setdefault(peer, trio.current_time())
+            await connect(peer, addresses)
+
+        newcomer.transport.connect = noted  # type: ignore[method-assign]  # to see whom
+        async with town.living():
+            began_s = trio.current_time()
+            await entry.knock()
+            await trio.sleep(60.0)
+        first = [peer for peer, at_s in dialled.items() if at_s < began_s + 1.0]
+        assert KNOWN_AT_ONCE_MAX <= len(first) <= KNOWN_AT_ONCE_MAX + 10
+        assert len(dialled) == len(seeds)  # All get their turn.
