@@ -197,3 +197,17 @@ def test_nothing_is_left_of_whoever_has_left() -> None:
     hall.places.leave(proven)
     hall.places.leave(proven)
     assert len(hall.places) == 0
+
+
+def test_who_holds_most_gives_a_place_before_those_that_hold_one() -> None:
+    hall = Hall()
+    for number in range(20):
+        hall.enter(number, f"192.168.2.{number}")
+    for number in range(20, 240):
+        hall.enter(number, HOME, now_s=1.0)
+    guest = hall.places.knock("192.168.3.1", 2.0)
+    assert guest is not None
+    hall.places.turn(2.0)
+    is_in, gone = hall.places.prove(guest, peer(1000), 2.0)
+    assert is_in
+    assert [one.host for one in gone] == [HOME]

@@ -200,3 +200,12 @@ def test_what_the_user_named_is_tried_again_and_again_at_all_of_its_addresses() 
     hall.run(20.0)
     assert {address for _, address in hall.dialled} == set(map(place, range(9)))
     assert hall.most_a_second() <= SECOND_MAX
+
+
+def test_members_that_are_away_are_dialled_ten_a_second_at_most_and_all_of_them() -> None:
+    hall = Hall(members=frozenset(map(peer, range(64))))
+    for number in range(64):
+        hall.book.announce(peer(number), tuple(place(4 * number + at) for at in range(4)))
+    hall.run(60.0)
+    assert hall.most_a_second() <= SECOND_MAX
+    assert len({address for _, address in hall.dialled}) == 4 * 64
