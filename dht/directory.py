@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from dht.dial_memory import DialMemory
 from dht.kademlia.announcements import Announcement, Announcements
 from dht.kademlia.kademlia import Kademlia, KademliaConfig
 from dht.kademlia.keyspace import Key, topic_key
@@ -126,7 +127,9 @@ class KademliaDirectory:
             connected=transport.connected,
         )
         self._announcements = Announcements(signer, replicas=self.config.kademlia.lookup.width)
-        self._requester = Requester(transport, self.config.requests)
+        self.memory = DialMemory()
+        """What became of the addresses that were dialled; shared with whoever dials for the run."""
+        self._requester = Requester(transport, self.config.requests, self.memory)
         self._searcher = Searcher(
             self.kademlia, transport, self._requester, nursery=self._running, answered=self._heard
         )
@@ -167,6 +170,7 @@ class KademliaDirectory:
         answered: `run` asks them again every few seconds as long as the table is empty.
         """
         others = tuple(c for c in contacts if c.peer != self._transport.peer_id)
+        self._requester.trust(others)
         known = {contact.peer: contact for contact in others}
         for peer, contact in self._first_contacts.items():
             known.setdefault(peer, contact)

@@ -1,6 +1,7 @@
 """One node's machines and edges, made and connected. Nothing runs yet."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -24,6 +25,7 @@ from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
 from node.peers.access import Access
 from node.peers.bent_links import BentLinks
+from node.peers.dialling import Standing
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
@@ -51,6 +53,7 @@ from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_train
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
+from protocol.join_puzzle import solve
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import SealCertificate
 from training.arithmetic import joined
@@ -76,6 +79,10 @@ class Node:
     log: EventLog
     is_new_peer: bool = True
     """Whether its key was made at this start, so that it cannot have signed anything before."""
+
+    waits_for_peers: bool = False
+    """Whether it goes on where none of the peers that it was told answers: a person is there to
+    end it."""
 
     attached: Attachment | None = None
     """The user's process whose child this is, and which is the trainer; None starts one."""
@@ -156,13 +163,26 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         access=access,
         private_addresses=node.config.records_private,
         started_ms=round(time.time() * 1000),
+        standing=lambda: Standing(core.machine.head.roster.member_set, core.machine.head.round),
+        work=_solves_puzzle(node),
+        memory=directory.memory,
     )
-    work = _trainer_work(node, folder, driver, model_file, desk)
+    work = _trainer_work(node, folder, driver, model_file, desk, links.met)
     driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
     )
+
+
+def _solves_puzzle(node: Node) -> Callable[[], Awaitable[bytes]] | None:
+    """Does the run's join puzzle in a thread; a joiner that has its seat has done it already."""
+    manifest = node.signed.manifest
+    bits = manifest.admission.puzzle_bits
+    if not bits:
+        return None
+    me = node.signer.peer_id
+    return partial(trio.to_thread.run_sync, partial(solve, manifest.digest, me, bits))
 
 
 def _round_config(node: Node) -> RoundConfig:
@@ -184,7 +204,12 @@ def _work_desk(node: Node, core: NodeCore, store: ShardStore, folder: Path) -> W
 
 
 def _trainer_work(
-    node: Node, folder: Path, driver: Driver, model_file: Path | None, desk: WorkDesk | None
+    node: Node,
+    folder: Path,
+    driver: Driver,
+    model_file: Path | None,
+    desk: WorkDesk | None,
+    met: trio.Event,
 ) -> TrainerWork:
     config = node.config
     return TrainerWork(
@@ -199,6 +224,7 @@ def _trainer_work(
             opens_trainer=_opens_trainer(node),
             uplink_mbit=lambda: driver.bulk.uplink.mbit,
             desk=desk,
+            met=met,
         ),
         TrainerConfig(
             folder=folder,

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from node.assembly import Node
@@ -14,10 +15,11 @@ from node.config import NodeConfig, parse_dialable
 from node.exit_codes import user_error
 from node.hooks import NodeHooks
 from node.peers.departure import Departure
-from node.peers.joining import Target, join_run
+from node.peers.joining import Target, join_patiently, join_run
 from node.peers.listening import transport_config
 from node.peers.neighbours import look_around, says_so
 from node.processes.loop import run_loop
+from node.reporting.countdown import Countdown
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
     Occasion,
@@ -65,8 +67,9 @@ class Obtained:
     """What of it may not be meant."""
 
 
-Obtain = Callable[[Ed25519Signer, bytes | None], Awaitable[Obtained]]
-"""The run of this start; the second argument is the PSK of a private swarm."""
+Obtain = Callable[[Ed25519Signer, bytes | None, Countdown], Awaitable[Obtained]]
+"""The run of this start; the second argument is the PSK of a private swarm, the third waits for
+peers that are away."""
 
 
 _OTHER_KEY = (
@@ -87,7 +90,7 @@ def _has_other_key(obtained: Obtained, signer: Ed25519Signer, *, is_new_peer: bo
 def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
     """Found or resume the run of a run.toml, and run it to its end; the exit status."""
 
-    async def obtain(signer: Ed25519Signer, _psk: bytes | None) -> Obtained:
+    async def obtain(signer: Ed25519Signer, _psk: bytes | None, _: Countdown) -> Obtained:
         warnings: list[str] = []
         signed, is_founded = found_or_resume(
             path, start.state, signer, time.time, is_new=is_new, warn=warnings.append
@@ -99,13 +102,17 @@ def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
 
 
 def join_in_foreground(start: Start, target: Target) -> int:
-    """Join the run of a link or address, or resume it, and run it to its end; the exit status."""
+    """Join the run of a link or address, or resume it, and run it to its end; the exit status.
 
-    async def obtain(signer: Ed25519Signer, psk: bytes | None) -> Obtained:
+    Waits for peers that are away, or have no place for this node, for as long as the user does.
+    """
+
+    async def obtain(signer: Ed25519Signer, psk: bytes | None, countdown: Countdown) -> Obtained:
         file = read_node_file(start.state)
         config = node_config(file, start.options, state=start.state, manifest=Path())
         look = look_around if says_so(config) else None
-        joined = await join_run(target, start.state, signer, psk=psk, look_around=look)
+        once = partial(join_run, target, start.state, signer, psk=psk, look_around=look)
+        joined = await join_patiently(once, countdown.pause)
         how = "joined now" if joined.is_first else "resumed"
         return Obtained(joined.signed, how, joined.bootstrap, is_to_explain=True)
 
@@ -136,7 +143,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         given = {**start.options, "bootstrap": named}
         early = node_config(node_file, given, state=start.state, manifest=Path())
         psk = transport_config(early).psk
-        obtained = await obtain(signer, psk)
+        obtained = await obtain(signer, psk, Countdown(console, log))
         manifest = obtained.signed.manifest
         folder = make_run_folder(start.state, manifest.digest)
         check_private(folder, psk)
@@ -161,6 +168,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 log=log,
                 is_new_peer=is_new_peer,
                 trace=trace,
+                waits_for_peers=obtained.is_to_explain,
             )
             for text in obtained.warnings:
                 log.emit("warning", key="model", text=text)

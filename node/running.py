@@ -94,6 +94,9 @@ async def run_node(node: Node, around: Around) -> None:
         told = DirectoryConfig(private_addresses=private)
         directory = KademliaDirectory(transport, node.signer, time.time, config=told)
         made = assemble(node, transport, directory)
+        transport.keep_places_for(lambda: made.driver.core.machine.head.roster.member_set)
+        if is_resumed or not node.config.bootstrap or _is_founder(node):
+            made.links.met.set()
         transport.serve(CONTROL_PROTOCOL, made.links.accept)
         transport.serve(BULK_PROTOCOL, made.driver.bulk.accept)
         transport.serve(MANIFEST_PROTOCOL, ManifestServer(node.signed).serve)
@@ -117,6 +120,7 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(_watch_connections, transport, made.links, made.driver)
                 neighbours = _meet_neighbours(node, transport, directory, made.links, nursery)
                 entry = Entry(node, transport, directory, made.links, neighbours)
+                nursery.start_soon(entry.watch_company)
                 if is_resumed:
                     nursery.start_soon(entry.knock)
                 else:
@@ -145,6 +149,11 @@ async def run_node(node: Node, around: Around) -> None:
     _trace_end(node, "left" if departure.is_asked else ending)
     if departure.is_asked:
         node.log.emit("left", reason=departure.signal_name)
+
+
+def _is_founder(node: Node) -> bool:
+    """Whether the run was founded with this node's key."""
+    return node.signed.manifest.founder == node.signer.peer_id
 
 
 def _trace_end(node: Node, reason: str) -> None:
@@ -275,7 +284,9 @@ def _meet_neighbours(
     if node.hooks.finds_nobody or not says_so(node.config):
         return None
     me, run = node.signer.peer_id, node.signed.manifest.digest
-    said = Neighbourhood(me=me, run=run, addresses=transport.addresses, know=links.know)
+    # Whoever is on the network may say so: it is dialled as others' words are.
+    know = partial(links.know, is_chosen=False)
+    said = Neighbourhood(me=me, run=run, addresses=transport.addresses, know=know)
     neighbours = Neighbours(said, directory)
     nursery.start_soon(neighbours.run)
     return neighbours

@@ -15,7 +15,8 @@
     │           └── WireVersionError   of the wire
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
-    │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
+    │   │   ├── SwarmKeyError  one answered: it has another PSK than we, or none
+    │   │   └── PeerFullError  one answered: it takes no more connections now
     │   └── StreamClosedError  the stream ended before the message did
     └── StateError             our own state is not what the swarm sealed: resync
         ├── CheckpointError    a checkpoint is torn, foreign or of another run
@@ -127,6 +128,13 @@ class UnreachableError(NetworkError):
 
 class SwarmKeyError(UnreachableError):
     """A peer is there, but of a private swarm whose PSK we do not have, or not of ours."""
+
+
+FULL = "it is there, but takes no more connections at the moment: try again later"
+
+
+class PeerFullError(UnreachableError):
+    """A peer is there, and has no place for one more connection: try again a little later."""
 
 
 class StreamClosedError(NetworkError):

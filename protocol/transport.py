@@ -116,6 +116,10 @@ class Transport(Protocol):
         """Whether this node dialled a connected peer; None if each has dialled the other."""
         ...
 
+    def dialled(self, peer: PeerId) -> str:
+        """The address at which this node has dialled a connected peer, directly; else nothing."""
+        ...
+
     def traffic(self) -> tuple[int, int]:
         """Payload bytes (sent, received) over all streams since the start."""
         ...

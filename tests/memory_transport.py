@@ -239,5 +239,9 @@ class MemoryTransport:
     def has_dialled(self, peer: PeerId) -> bool | None:
         return peer in self._dialled if peer in self._connections else None
 
+    def dialled(self, peer: PeerId) -> str:
+        other = self._connections.get(peer)
+        return other[0].addresses()[0] if other is not None and peer in self._dialled else ""
+
     def traffic(self) -> tuple[int, int]:
         return self.sent_bytes, self.received_bytes

@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
+import dht.dial_memory
+import dht.inbound_places
 import dht.kademlia.routing
 import node.cells.cell_store
 import node.rules.admission
 import protocol.evidence
+from dht.inbound_places import Guest, InboundPlaces
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import node_key, topic_key
 from dht.kademlia.messages import FindValue, Values
 from dht.kademlia.records import sign_record
 from dht.kademlia.routing import Contact, RoutingTable
 from dht.kademlia.storage import StoreBounds
+from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.rules.ramp import weighed
 from protocol import limits
 from protocol.entry_kinds import Accusation
@@ -32,6 +36,9 @@ from tests.dht.kademlia.test_kademlia import node as keeper_of
 from tests.dht.network import WALL_S, peer_id
 from tests.node.builders import Voice, head_of, peers_named
 from tests.node.cells.test_shard_store import LIST, contribution, entry, store_of
+from tests.node.peers.test_dialling import Hall
+from tests.node.peers.test_dialling import peer as made_up
+from tests.node.peers.test_dialling import place as aimed_at
 from tests.node.script import FIRST, Script, faults, one
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +106,69 @@ def test_one_subnet_surrounds_a_table_that_does_not_look_where_peers_are(is_shar
     honest = Contact(peer_id(far[61]), ("/ip4/9.1.1.1/tcp/1",))
     table.seen(honest, 0.0, stale_after_s=60)
     assert (honest in table.contacts()) is is_shared
+
+
+# Dials and connections ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+def test_made_up_records_have_a_third_party_dialled_again_and_again_by_who_remembers_peers_alone(
+    is_remembered, monkeypatch
+):
+    if not is_remembered:
+        monkeypatch.setattr(dht.dial_memory.DialMemory, "is_due", lambda *_, **__: True)
+    hall = Hall()
+    for number in range(200):
+        hall.book.announce(made_up(number), (aimed_at(0),))
+    hall.run(55.0)
+    assert (len(hall.dialled) == 1) is is_remembered
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_flood_of_records_keeps_an_honest_one_out_of_a_book_that_gives_way_to_whoever_comes(
+    is_mixed, monkeypatch
+):
+    book, honest = AddressBook(), made_up(0)
+    hall = Hall(book=book)
+    merit = (lambda one: hall.decider.merit(one, ())) if is_mixed else (lambda _: (9, 9.0))
+    for number in range(3 * KNOWN_MAX):
+        newcomer = made_up(number)
+        if book.make_room(newcomer, hall.decider.merit(newcomer, ()), (), merit):
+            book.announce(newcomer, (aimed_at(number),))
+    assert (honest in book) is is_mixed
+
+
+@pytest.mark.parametrize("is_taken_in_turn", [False, True])
+def test_half_open_connections_keep_everybody_out_where_nobody_has_to_go_on(
+    is_taken_in_turn, monkeypatch
+):
+    if not is_taken_in_turn:
+        monkeypatch.setattr(dht.inbound_places, "STALL_S", float("inf"))
+    places = InboundPlaces(20)
+    for _ in range(40):
+        places.knock("127.0.0.1", 0.0)
+    places.turn(0.0)
+    late, admitted = places.knock("127.0.0.1", 0.1), list[Guest]()
+    for second in range(1, 5):
+        admitted += places.turn(float(second))[0]
+    assert (late in admitted) is is_taken_in_turn
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_strangers_with_streams_keep_a_member_out_where_no_place_is_kept(is_kept):
+    members, busy = {made_up(1000)}, set[Guest]()
+    places = InboundPlaces(300, has_stream=busy.__contains__)
+    if is_kept:
+        places.members = lambda: members
+    for number in range(300):
+        if (guest := places.knock(f"45.{number >> 8}.{number & 255}.7", 0.0)) is not None:
+            places.turn(0.0)
+            places.prove(guest, made_up(number), 0.0)
+            busy.add(guest)
+    guest = places.knock("46.1.1.1", 0.0)
+    assert guest is not None
+    places.turn(0.0)
+    assert places.prove(guest, made_up(1000), 0.0)[0] is is_kept
 
 
 # What is said of work, and of others --------------------------------------------------------------

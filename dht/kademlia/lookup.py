@@ -191,7 +191,10 @@ class Lookup:
             candidate.state = _State.FAILED
             return self._advance(now_s)
         self._learn(reply.contacts[: self.config.contacts_per_reply])
-        if isinstance(reply, Values) and reply.has_more:
+        # Nobody keeps so many for one key. But where writers flood it they come and go between two
+        # pages, and an honest peer shows more than it ever held: that is the end, and no fault.
+        is_cut = candidate.num_records > limits.DHT_WRITERS_PER_KEY_MAX
+        if isinstance(reply, Values) and reply.has_more and not is_cut:
             queries = [self._ask(candidate, now_s)]
             return queries + self._advance(now_s)
         candidate.state = _State.ANSWERED
@@ -267,8 +270,6 @@ class Lookup:
         if not is_ascending or any(record.key != self.key for record in reply.records):
             return False
         candidate.num_records += len(writers)
-        if candidate.num_records > limits.DHT_WRITERS_PER_KEY_MAX:
-            return False  # Nobody keeps so many for one key.
         num_bytes = sum(len(record.value) + RECORD_OVERHEAD_BYTES for record in reply.records)
         is_last = candidate.pages >= limits.DHT_PAGES_MAX
         if reply.has_more and (is_last or num_bytes <= _PAGE_BYTES_MIN):

@@ -6,11 +6,12 @@ one), so a few idle ones per peer are kept.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import trio
 
+from dht.dial_memory import DialMemory
 from dht.kademlia.messages import (
     PROTOCOL,
     Reply,
@@ -25,6 +26,9 @@ from protocol import limits
 from protocol.errors import StreamClosedError, UnreachableError
 from protocol.identity import PeerId, short_id
 from protocol.transport import Stream, Transport
+
+TRUSTED_MAX = 256
+"""Contacts that are dialled whenever they are asked: first ones, not those that replies name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +59,14 @@ class _Idle:
 class Requester:
     """Sends requests over a Transport. All its state is idle streams, and who is being dialled."""
 
-    def __init__(self, transport: Transport, config: RequestConfig) -> None:
+    def __init__(
+        self, transport: Transport, config: RequestConfig, memory: DialMemory | None = None
+    ) -> None:
+        """`memory` is of the addresses that were dialled; replies may name anybody's."""
         self._transport = transport
         self._config = config
+        self._memory = DialMemory() if memory is None else memory
+        self._trusted: dict[Contact, None] = {}
         self._dials: dict[Contact, trio.Event] = {}
         self._idle: OrderedDict[PeerId, deque[_Idle]] = OrderedDict()
 
@@ -73,6 +82,12 @@ class Requester:
         with trio.move_on_after(self._config.reply_time_out_s):
             return await self._ask(contact.peer, request)
         raise UnreachableError(f"{short_id(contact.peer)} did not answer in time")
+
+    def trust(self, contacts: Iterable[Contact]) -> None:
+        """Dial these whenever they are asked: no reply names them, but the user or a last start."""
+        self._trusted.update(dict.fromkeys(contacts))
+        while len(self._trusted) > TRUSTED_MAX:
+            del self._trusted[next(iter(self._trusted))]
 
     async def aclose(self) -> None:
         """Close the idle streams."""
@@ -100,7 +115,7 @@ class Requester:
         if dialled is None:
             dialled = self._dials[contact] = trio.Event()
             try:
-                await self._transport.connect(contact.peer, contact.addresses)
+                await self._dial(contact)
             finally:
                 del self._dials[contact]
                 dialled.set()
@@ -108,6 +123,20 @@ class Requester:
             await dialled.wait()
             if contact.peer not in self._transport.connected():
                 raise UnreachableError(f"{short_id(contact.peer)}: another dial has just failed")
+
+    async def _dial(self, contact: Contact) -> None:
+        now_s, memory = trio.current_time(), self._memory
+        is_trusted = contact in self._trusted
+        due = tuple(one for one in contact.addresses if is_trusted or memory.is_due(one, now_s))
+        if contact.addresses and not due:
+            raise UnreachableError(f"{short_id(contact.peer)}: was dialled there a moment ago")
+        for address in due:
+            memory.note_tried(address, now_s, is_trusted=is_trusted)
+        try:
+            await self._transport.connect(contact.peer, due)
+        finally:
+            at, connected = self._transport.dialled(contact.peer), self._transport.connected()
+            memory.note_outcome(due, at, connected, trio.current_time())
 
     async def _exchange(self, stream: Stream, request: Request) -> Reply:
         is_clean = False

@@ -24,7 +24,14 @@ from dht.transport.libp2p_links import Links
 from dht.transport.libp2p_names import LOOKUPS_MAX, located
 from dht.transport.libp2p_psk import WRONG_KEY
 from dht.transport.libp2p_stream import root_message
-from protocol.errors import NetworkError, PeerError, SwarmKeyError, UnreachableError
+from protocol.errors import (
+    FULL,
+    NetworkError,
+    PeerError,
+    PeerFullError,
+    SwarmKeyError,
+    UnreachableError,
+)
 from protocol.identity import PeerId, short_id
 from protocol.transport import Transport
 
@@ -104,8 +111,9 @@ class Dialer:
                 why = await self._dial(peer, address)
                 if why is None:
                     nursery.cancel_scope.cancel()
-                else:
-                    failures[address] = why
+                    # It may be lost again before anybody looks.
+                    why = self._links.lost_reason(peer)
+                failures[address] = why
                 finished.set()
 
             for address in dial_order(addresses):
@@ -117,6 +125,8 @@ class Dialer:
             tried = "; ".join(f"{address!r}: {why}" for address, why in failures.items())
             is_keyless = not WRONG_KEY.isdisjoint(failures.values())
             kind = SwarmKeyError if is_keyless else UnreachableError
+            if FULL in failures.values():
+                kind = PeerFullError
             raise kind(f"{short_id(peer)}: {tried or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:

@@ -12,19 +12,23 @@ offers plaintext, dials peers on its own, and cannot be told otherwise. What is 
 import contextlib
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import trio
 from libp2p.abc import IMuxedConn, IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
@@ -40,6 +44,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from psutil import net_if_addrs
 
 from dht.reaching.interfaces import loopback_host, told_hosts
+from dht.transport.libp2p_knocking import FULL_PROTOCOL, Door
 from dht.transport.libp2p_link import OpenLink
 from dht.transport.libp2p_psk import (
     NOT_PRIVATE,
@@ -49,11 +54,14 @@ from dht.transport.libp2p_psk import (
     PskNoise,
 )
 from dht.transport.libp2p_security import TunedNoise, link_of
+from dht.transport.libp2p_stream import root_message
 from dht.transport.libp2p_tls import TunedTls
-from dht.transport.libp2p_yamux import Muxers
+from dht.transport.libp2p_yamux import FULL_CODE, Muxers, Yamux
 from protocol import limits
-from protocol.errors import ConfigError
+from protocol.errors import FULL, ConfigError
 from protocol.identity import PeerId, peer_id_text
+
+NO_WORD = "it closed the connection, or said nothing: it may have no place at the moment"
 
 UPGRADE_TIMEOUT_S = 5.0
 """For the handshakes of a connection, each way: five round trips over a bad satellite link."""
@@ -153,8 +161,11 @@ class _Swarm(Swarm):
     """The library's network, which gives back the place of a closed inbound connection."""
 
     def __init__(
-        self, peer_id: ID, peerstore: PeerStore, upgrader: TransportUpgrader, num_max: int
+        self, peer_id: ID, peerstore: PeerStore, upgrader: TransportUpgrader, door: Door
     ) -> None:
+        # The library turns away whoever comes last, whoever that is. Its numbers leave room for all
+        # whom the door lets in.
+        num_max = door.connections_max + door.places.num_knocking_max
         super().__init__(
             peer_id,
             peerstore,
@@ -172,6 +183,35 @@ class _Swarm(Swarm):
             ),
         )
         self.auto_connector = _NoAutoConnector(self)
+        self._door = door
+        # The door counts; whom it has just cut off still holds a place of the library's.
+        self._inbound_limiter = trio.CapacityLimiter(math.inf)
+
+    async def _handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
+    ) -> None:
+        """As the library does, with whom the door lets to its handshake."""
+        knocking = await self._door.come_in(read_write_closer)
+        if knocking is None:
+            return
+        try:
+            await super()._handle_inbound_connection(knocking, maddr)
+        finally:
+            self._door.leave(knocking.guest)
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """As the library does, where there is a place. Raises SwarmException."""
+        link = link_of(muxed_conn)
+        assert isinstance(muxed_conn, Yamux)
+        assert link is not None
+        if not link.is_initiator:
+            has_place = self._door.let_in(link)
+        else:
+            has_place = len(self.get_connections()) < self._door.connections_max
+        if not has_place:
+            await muxed_conn.close(FULL_CODE)
+            raise SwarmException("no place for one more connection")
+        return await super().add_conn(muxed_conn, direction)
 
     async def upgrade_inbound_raw_conn(
         self, raw_conn: IRawConnection, maddr: Multiaddr
@@ -206,9 +246,17 @@ class _Upgrader(TransportUpgrader):
             return await super().upgrade_security(raw_conn, is_initiator, peer_id)
         except SecurityUpgradeFailure as error:
             if isinstance(error.__cause__, MultiselectError | MultiselectClientError):
-                why = NOT_PRIVATE if self._is_private else PRIVATE
+                why = self._why(root_message(error))
                 raise SecurityUpgradeFailure(why) from None
             raise
+
+    def _why(self, said: str) -> str:
+        """What the library's words mean. Only who answers that it has none of ours is private."""
+        if FULL_PROTOCOL in said:
+            return FULL
+        if "not supported" in said:
+            return NOT_PRIVATE if self._is_private else PRIVATE
+        return NO_WORD
 
 
 class _Host(BasicHost):
@@ -226,8 +274,11 @@ def _from_listener(raw: IRawConnection) -> bool:
     return isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream)
 
 
-def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink) -> BasicHost:
-    """A host that does not run yet. `open_link` wraps each connection before its handshake."""
+def build_host(
+    config: TransportConfig, signer_seed: bytes, open_link: OpenLink, door: Door
+) -> BasicHost:
+    """A host that does not run yet. `open_link` wraps each connection before its handshake; `door`
+    says who has a place."""
     # The library reports every failed dial and every disconnect as an error, some with a traceback.
     # The same facts reach our callers as exceptions.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
@@ -244,7 +295,7 @@ def build_host(config: TransportConfig, signer_seed: bytes, open_link: OpenLink)
     upgrader.muxer_multistream = Muxers(int(UPGRADE_TIMEOUT_S))
     announce = [Multiaddr(address) for address in config.announce]
     return _Host(
-        _Swarm(peer_id, peerstore, upgrader, config.connections_max),
+        _Swarm(peer_id, peerstore, upgrader, door),
         addrs_factory=lambda found: (
             announce or list(reachable(found, _interfaces(), config.interface))
         ),

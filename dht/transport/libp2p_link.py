@@ -19,6 +19,7 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from multiaddr import Multiaddr
 
+from dht.inbound_places import Guest
 from protocol import limits
 from protocol.identity import PeerId
 
@@ -54,6 +55,26 @@ Spawn = Callable[[Task], None]
 """Run this in the background until it ends or the transport closes."""
 
 
+class KnockingStream(TrioTCPStream):
+    """The socket of somebody who has connected, and what it has said so far."""
+
+    def __init__(self, stream: trio.SocketStream, guest: Guest) -> None:
+        super().__init__(stream)
+        self.guest = guest
+
+    async def read(self, n: int | None = None) -> bytes:
+        """As the library's."""
+        data = await super().read(n)
+        self.guest.num_bytes += len(data)
+        self.guest.heard_s = trio.current_time()
+        return data
+
+    def lose(self, reason: str) -> None:
+        """Close it now, whoever reads of it."""
+        del reason
+        self.stream.socket.close()
+
+
 class Link(IRawConnection):
     """One connection to a peer, below Noise. Tells at once when it is lost.
 
@@ -75,6 +96,9 @@ class Link(IRawConnection):
     num_inbound = 0
     """Streams of the peer's that are served; kept by the transport."""
 
+    guest: Guest | None = None
+    """Whose place it holds, if the listener took it."""
+
     on_patient: Callable[[], None] = staticmethod(lambda: None)
     """Called where this end waits for more than the next byte: `wake_sooner` is due a little later;
     set by the transport."""
@@ -83,6 +107,8 @@ class Link(IRawConnection):
         self, raw: IRawConnection, *, spawn: Spawn, on_lost: Callable[["Link"], None]
     ) -> None:
         self.is_initiator = raw.is_initiator
+        if isinstance(raw, RawConnection) and isinstance(raw.stream, KnockingStream):
+            self.guest = raw.stream.guest
         self.remote = _remote_of(raw)  # A closed socket would not know.
         self.lost = trio.Event()
         self.lost_reason = ""
@@ -317,8 +343,11 @@ OpenLink = Callable[[IRawConnection], Link]
 def _remote_of(raw: IRawConnection) -> tuple[str, int] | None:
     """The other end of `raw`. The library knows none over IPv6, where four things name it."""
     socket = _socket_of(raw)
-    if socket is None:
-        return raw.get_remote_address()
+    return raw.get_remote_address() if socket is None else remote_of(socket)
+
+
+def remote_of(socket: trio.socket.SocketType) -> tuple[str, int] | None:
+    """The other end of a socket; None once it is gone, and of what is no TCP over IP."""
     if socket.family not in (AF_INET, AF_INET6):
         return None
     try:

@@ -7,6 +7,7 @@ connection into use until our `Link` below it is lost.
 
 import logging
 import weakref
+from collections.abc import Callable
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee, IRawConnection
@@ -29,6 +30,8 @@ LOOKS_EVERY_S = 0.25
 REACHED_MAX = 1024
 """Peers of whom it is kept where the last connection led."""
 
+OnGone = Callable[[Link], None]
+
 ConnectionEvent = tuple[PeerId, bool]
 """A peer, and whether it is connected from now on."""
 
@@ -45,10 +48,13 @@ class Links(INotifee):
         self._patient = trio.Event()
         """Set while a reader may wait for more than the next byte."""
         self._subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
+        self._lost_reasons: dict[PeerId, str] = {}
+        self.on_gone: OnGone = lambda _: None
+        """Hears of each link that is lost, also in the middle of a handshake."""
 
     def open(self, raw: IRawConnection) -> Link:
         """Wrap a connection before its handshake."""
-        link = Link(raw, spawn=self._spawn, on_lost=self.mark_down)
+        link = Link(raw, spawn=self._spawn, on_lost=self._lose)
         link.on_patient = self._set_patient
         self._all.add(link)
         return link
@@ -134,6 +140,19 @@ class Links(INotifee):
         if len(links) == 1:
             logger.debug("peer connected peer=%s", short_id(link.peer))
             self._tell(link.peer, up=True)
+
+    def _lose(self, link: Link) -> None:
+        self.on_gone(link)
+        if link.peer is not None:
+            self._lost_reasons.pop(link.peer, None)
+            while len(self._lost_reasons) >= REACHED_MAX:
+                del self._lost_reasons[next(iter(self._lost_reasons))]
+            self._lost_reasons[link.peer] = link.lost_reason
+        self.mark_down(link)
+
+    def lost_reason(self, peer: PeerId) -> str:
+        """Why the last connection to a peer was lost, if it is remembered."""
+        return self._lost_reasons.get(peer, "")
 
     def mark_down(self, link: Link) -> None:
         """The link is lost, or about to be closed by us."""

@@ -11,7 +11,7 @@ length: no await on it that a caller cannot leave, and no end of ours that waits
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,12 +35,20 @@ from dht.transport.libp2p_host import (
     reserved_port,
 )
 from dht.transport.libp2p_inbound import BAD_BYTES, Inbound
+from dht.transport.libp2p_knocking import Door
 from dht.transport.libp2p_link import Task
 from dht.transport.libp2p_links import ConnectionEvent, Links
 from dht.transport.libp2p_reach import Reach
 from dht.transport.libp2p_security import link_of
 from dht.transport.libp2p_stream import Libp2pStream, Traffic, root_message
-from protocol.errors import ConfigError, RefusedError, StreamClosedError, UnreachableError
+from protocol.errors import (
+    FULL,
+    ConfigError,
+    PeerFullError,
+    RefusedError,
+    StreamClosedError,
+    UnreachableError,
+)
 from protocol.identity import Ed25519Signer, PeerId, short_id
 from protocol.transport import Stream, StreamHandler
 
@@ -71,7 +79,8 @@ class Libp2pTransport:
         self._traffic = Traffic()
         self._nursery: trio.Nursery | None = None
         self._links = Links(self._spawn)
-        self._host = build_host(config, signer_seed, self._links.open)
+        self._door = Door(config.connections_max, self._links)
+        self._host = build_host(config, signer_seed, self._links.open, self._door)
         assert self._host.get_id() == library_id(self._peer_id)
         self._inbound = Inbound(
             self._host.multiselect,
@@ -109,6 +118,10 @@ class Libp2pTransport:
         """The address that a connected peer comes from, whoever dialled; or nothing."""
         return self._links.seen(peer)
 
+    def keep_places_for(self, members: Callable[[], Collection[PeerId]]) -> None:
+        """Of those that dial us, `members` have a place before all others."""
+        self._door.places.members = members
+
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run `handler` for each inbound stream of `protocol`; at any time, for later streams.
 
@@ -144,6 +157,10 @@ class Libp2pTransport:
     def has_dialled(self, peer: PeerId) -> bool | None:
         """Whether this node dialled a connected peer; None if each has dialled the other."""
         return self._links.has_dialled(peer)
+
+    def dialled(self, peer: PeerId) -> str:
+        """The address at which this node has dialled a connected peer, directly; else nothing."""
+        return self._links.dialled(peer)
 
     def traffic(self) -> tuple[int, int]:
         """Payload bytes (sent, received) over all streams since the start."""
@@ -200,6 +217,7 @@ class Libp2pTransport:
                 agreed = True
                 return stream
         except (trio.TooSlowError, StreamClosedError) as error:
+            self._raise_if_full(peer)
             why = str(error) or "no answer in time"
             raise UnreachableError(f"{short_id(peer)} {protocol}: {why}") from error
         finally:
@@ -214,11 +232,16 @@ class Libp2pTransport:
         }
         links = [link for link in self._links.of(peer) if link in connections]
         if not links:
+            self._raise_if_full(peer)
             raise UnreachableError(f"{short_id(peer)}: not connected")
         # A punched hole supersedes the relayed connection before it.
         direct = [link for link in links if link.is_direct]
         is_bulk = protocol in self._config.bulk_protocols
         return connections[(direct or links)[-1 if is_bulk else 0]]
+
+    def _raise_if_full(self, peer: PeerId) -> None:
+        if not self._links.is_up(peer) and self._links.lost_reason(peer) == FULL:
+            raise PeerFullError(f"{short_id(peer)}: {FULL}")
 
     async def _new_stream(self, connection: INetConn) -> INetStream:
         """Open a stream in a task of its own: cancelled in the middle, it would never be freed."""
@@ -291,6 +314,7 @@ class Libp2pTransport:
             self._nursery = nursery
             try:
                 await nursery.start(self._run_host, host_scope)
+                nursery.start_soon(self._door.keep_clear)
                 task_status.started()
                 await self._links.keep_awake()
             finally:

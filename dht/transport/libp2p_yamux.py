@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START, MuxedStream
 from dht.transport.libp2p_session import SEND_BYTES_MAX, Bytes, Session, gathered
 from protocol import limits
+from protocol.errors import FULL
 
 HEADER = struct.Struct("!BBHII")
 """Version, type, flags, stream, length."""
@@ -55,6 +56,10 @@ GOODBYE_S = 0.1
 
 
 logger = logging.getLogger(__name__)
+
+
+FULL_CODE = 0x66756C6C
+"""The reason of a goodbye of a node that has no place for the peer."""
 
 
 class ProtocolError(Exception):
@@ -156,10 +161,13 @@ class Yamux(IMuxedConn):
         except trio.EndOfChannel:
             raise MuxedConnUnavailable("the connection is gone") from None
 
-    async def close(self) -> None:
-        """Say goodbye, if the other end takes it at once, and close the connection."""
+    async def close(self, code: int = 0) -> None:
+        """Say goodbye, if the other end takes it at once, and close the connection.
+
+        A `code` of `FULL_CODE` tells it why.
+        """
         if not self.is_closed:
-            self.post(GO_AWAY, 0, 0, 0)
+            self.post(GO_AWAY, 0, 0, code)
             with trio.move_on_after(GOODBYE_S):
                 await self._send_unsent()
         self._end()
@@ -308,7 +316,8 @@ class Yamux(IMuxedConn):
             if flags & SYN:
                 self.post(PING, ACK, 0, length)
         elif kind == GO_AWAY:
-            raise ConnectionClosedError("the other end says goodbye", transport="tcp")
+            why = FULL if length == FULL_CODE else "the other end says goodbye"
+            raise ConnectionClosedError(why, transport="tcp")
         else:
             self._stream_frame(kind, flags, stream_id, length)
 

@@ -29,6 +29,12 @@ DIAL_S = 8.0
 TABLE_MAX = 8
 """Of the last start's table, how many are asked besides the peers of this run."""
 
+ALONE_S = 30.0
+"""Without a link to a peer of the run, a newcomer is told that it has been told the wrong ones."""
+
+KNOWN_AT_ONCE_MAX = 16
+"""Of the peers of earlier starts, how many are asked at once; the others are dialled in turn."""
+
 GRACE_S = 1.0
 """For the others once one peer is reached."""
 
@@ -46,6 +52,8 @@ class Entry:
     ) -> None:
         self._neighbours = neighbours
         self._me = node.signer.peer_id
+        self._log = node.log
+        self._waits = node.waits_for_peers
         self._founder = node.signed.manifest.founder
         self._transport = transport
         self._directory = directory
@@ -57,12 +65,17 @@ class Entry:
         self._table = read_table(node.config.state)[:TABLE_MAX]
 
     async def enter(self) -> None:
-        """Ask them. Raises UnreachableError, with every address, if named ones and none answers."""
+        """Ask them. Raises UnreachableError, with every address, if named ones and none answers,
+        where nobody is there who would rather wait for them."""
         tried = await self.knock()
         if tried and self._named:
             if self._neighbours is not None and await self._neighbours.met(LAN_S):
                 return
             lines = "\n".join(tried)
+            if self._waits:
+                text = f"no peer answers yet; they are tried until Ctrl+C:\n{lines}"
+                self._log.emit("warning", key="entry", text=text)
+                return
             raise UnreachableError(
                 f"no bootstrap peer answered:\n{lines}\nare they running, and in reach from here?"
             )
@@ -70,9 +83,13 @@ class Entry:
     async def knock(self) -> list[str]:
         """Ask them; if none answered, a line for each that says why, else nothing."""
         peers: dict[PeerId, list[str]] = {}
+        named = {one.peer for one in self._named}
         for one in (*self._named, *self._known):
             if one.peer != self._me:
-                self._links.know(one)
+                # Whoever was linked once has said itself where it listens, and may say anything.
+                self._links.know(one, is_chosen=one.peer in named)
+                if one.peer not in peers and len(peers) - len(named) >= KNOWN_AT_ONCE_MAX:
+                    continue
                 addresses = peers.setdefault(one.peer, [])
                 if one.address not in addresses:
                     addresses.append(one.address)
@@ -115,6 +132,27 @@ class Entry:
                 patience.deadline = min(patience.deadline, trio.current_time() + GRACE_S)
         except NetworkError as error:
             failures[peer] = str(error)
+
+    async def watch_company(self) -> None:
+        """Tell a newcomer that all whom it was told of are others than it was told."""
+        with trio.move_on_after(ALONE_S) as patience:
+            await self._links.met.wait()
+        if not patience.cancelled_caught:
+            return
+        named = {one.peer for one in (*self._named, *self._known)} - {self._me}
+        connected = named.intersection(self._transport.connected())
+        num, num_there = len(named), len(connected)
+        who = "the peer" if num == 1 else f"none of the {num} peers"
+        verb = "is not" if num == 1 else "is"
+        text = (
+            f"{who} that this node was told of {verb} of this run ({num_there} of {num} answer): "
+            "ask whoever invited you for another link. It trains nothing until it meets a peer "
+            "of the run, and goes on looking for one"
+        )
+        logger.warning("no peer of this run named=%d there=%d", num, num_there)
+        self._log.emit("warning", key="company", text=text)
+        await self._links.met.wait()
+        self._log.emit("warning", key="company", text="")
 
     async def watch_refusals(self) -> None:
         """Raise why, once all peers that we can ask have refused us, and nobody is linked.

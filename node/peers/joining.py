@@ -27,6 +27,10 @@ LookAround = Callable[[bytes], Awaitable[tuple[PeerAddress, ...]]]
 """The nodes of a run, by its digest, on this machine's own network."""
 
 
+Pause = Callable[[str], Awaitable[None]]
+"""Waits for the next try, and says why there is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What somebody wants to join: peers, and the run if a link named it."""
@@ -104,6 +108,22 @@ async def join_run(
         store_manifest(state, fetched.signed)
     _take_up(target, fetched.signed.manifest, state, signer)
     return Joined(fetched.signed, bootstrap, is_first=is_first)
+
+
+async def join_patiently(join: Callable[[], Awaitable[Joined]], pause: Pause) -> Joined:
+    """What `join` comes to, tried again behind each pause while no peer answers or has a place.
+
+    Raises what no waiting mends: SwarmKeyError where the PSK is not theirs, RefusedError where
+    peers train another run, ConfigError.
+    """
+    while True:
+        try:
+            return await join()
+        except SwarmKeyError:
+            raise
+        except UnreachableError as error:
+            why = str(error)
+        await pause(why)
 
 
 def _texts(addresses: Iterable[PeerAddress]) -> tuple[str, ...]:

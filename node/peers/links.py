@@ -8,14 +8,17 @@ what the driver sends is queued per peer, and a peer that does not drain its que
 """
 
 import logging
+import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
 
+from dht.dial_memory import DialMemory
 from dht.directory import Directory
+from dht.kademlia.records import SignedRecord
 from dht.reaching.circuits import may_be_dialled
 from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
 from node import events as ev
@@ -23,8 +26,9 @@ from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
+from node.peers.dialling import Around, Dial, DialDecider, Standing, Worth
 from node.peers.handshake import shake_hands
-from node.peers.retrying import Retry, pause_s
+from node.peers.retrying import pause_s
 from node.peers.strikes import Strikes
 from node.peers.twins import TWIN, Twins
 from protocol import limits
@@ -39,6 +43,7 @@ from protocol.errors import (
 )
 from protocol.frames import Frame, Refusal, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
+from protocol.join_puzzle import is_solved
 from protocol.manifest import SignedManifest
 from protocol.transport import Stream, Transport
 from protocol.wire import decode, encode
@@ -51,9 +56,6 @@ QUEUE_FRAMES = 1024
 """Frames waiting for one peer; a healthy one drains dozens per second."""
 
 DIAL_S = 8.0
-REDIAL_S = 1.0
-"""A peer that was reached is dialled again at once when its connection breaks, but so long after
-the last time."""
 
 SEARCH_FIRST_S, SEARCH_S = 1.0, 10.0
 """The directory is asked often while the swarm forms, then now and then."""
@@ -68,6 +70,9 @@ the other, the lower id; it may not have found us yet."""
 WRITE_S = 30.0
 """A peer that takes no frame for so long is unlinked. Its queue alone would hold up to a minute of
 a busy swarm, and the end of a full queue wakes no writer that waits in the middle of a frame."""
+
+NEW_A_SEARCH_MAX = 32
+"""Writers that come into a full book by one search, for others that were out of reach."""
 
 ANNOUNCE_TTL_S = 600.0
 
@@ -95,21 +100,43 @@ class Links:
 
     _twins: Twins = field(default_factory=Twins)
     _is_twin: trio.Event = field(default_factory=trio.Event)
+    standing: Callable[[], Standing] = Standing
+    """The roster and the last seal: members are dialled first, and nobody new while rounds seal."""
+
+    work: Callable[[], Awaitable[bytes]] | None = None
+    """Solves this run's join puzzle for this node; None where the run has none."""
+
+    memory: DialMemory = field(default_factory=DialMemory)
+    """What became of the addresses that were dialled; shared with the directory's dials."""
+
+    met: trio.Event = field(default_factory=trio.Event)
+    """Set once a peer of the run has been linked, or is not needed to begin."""
+
     _strikes: Strikes = field(default_factory=Strikes)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
     _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
-    _retries: dict[PeerId, Retry] = field(default_factory=dict)
     _known: AddressBook = field(default_factory=AddressBook)
     _starts: dict[PeerId, int] = field(default_factory=dict)
     """Of linked peers, what their hello said."""
 
+    _dials: DialDecider = field(init=False)
+    _work: bytes = b""
+    _rng: random.Random = field(default_factory=random.SystemRandom)
     _said: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
     _refusals: dict[PeerId, ManifestMismatch | RefusedError] = field(default_factory=dict)
     _num_changes: int = 0
     _changed: trio.Event = field(default_factory=trio.Event)
     _wanted: trio.Event = field(default_factory=trio.Event)
     _stranger_came: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self._dials = DialDecider(
+            me=self.transport.peer_id,
+            founder=self.signed.manifest.founder,
+            book=self._known,
+            memory=self.memory,
+        )
 
     def linked(self) -> tuple[PeerId, ...]:
         """Peers with a control stream, ascending."""
@@ -138,10 +165,13 @@ class Links:
         self._changed.set()
         self._changed = trio.Event()
 
-    def know(self, address: PeerAddress) -> None:
-        """Remember where a peer may be dialled; the search dials it."""
-        self._make_room(address.peer)
-        self._known.name(address.peer, address.address)
+    def know(self, address: PeerAddress, *, is_chosen: bool = True) -> None:
+        """Remember where a peer may be dialled; the search dials it.
+
+        `is_chosen` of what the user named; what others say is dialled as rarely as theirs.
+        """
+        if self._has_room(address.peer, is_chosen=is_chosen):
+            self._known.name(address.peer, address.address, is_chosen=is_chosen)
 
     def send(self, peer: PeerId, frame: Frame) -> None:
         """Queue a frame; silently nothing if the peer is gone: its end is under way as an event."""
@@ -207,63 +237,93 @@ class Links:
 
     async def _announce_and_search(self, nursery: trio.Nursery) -> None:
         topic = b"run/" + self.signed.manifest.digest
-        announced: tuple[str, ...] | None = None
-        searches = 0
+        announced: Announcement | None = None
+        work, searches = self.work, 0
         while True:
+            if work is not None and self.transport.peer_id in self.standing().members:
+                nursery.start_soon(self._show_work, work)
+                work = None
             # A node behind a router gets its address when it has found a relay.
             told = told_in_records(self.transport.addresses(), self.private_addresses)
-            addresses = told[: limits.ADDRESSES_PER_PEER_MAX]
-            if addresses != announced:
-                announced = addresses
-                value = encode(Announcement(addresses))
-                await self.directory.announce(topic, value, ttl_s=ANNOUNCE_TTL_S)
+            said = Announcement(told[: limits.ADDRESSES_PER_PEER_MAX], self._work)
+            if said != announced:
+                announced = said
+                await self.directory.announce(topic, encode(said), ttl_s=ANNOUNCE_TTL_S)
             searches, began_s = searches + 1, trio.current_time()
             if not self.finds_nobody:
-                for record in await self.directory.find(topic):
-                    self._note_record(record.writer, record.value)
+                self._note_records(await self.directory.find(topic))
             await trio.sleep(pause_s(SEARCH_FIRST_S, trio.current_time() - began_s))
             if searches >= SEARCHES_AT_FIRST:
                 with trio.move_on_after(SEARCH_S - SEARCH_FIRST_S):
                     await self._stranger_came.wait()
             self._stranger_came = trio.Event()
 
-    def _note_record(self, writer: PeerId, value: bytes) -> None:
+    async def _show_work(self, work: Callable[[], Awaitable[bytes]]) -> None:
+        """Say in this member's record what shows that it is of this run; the next search says it.
+
+        A joiner has done it for its seat by then: it is not computed twice.
+        """
+        self._work = await work()
+
+    def _note_records(self, records: Iterable[SignedRecord]) -> None:
+        """Take what a search found, members first; most of it may be made up."""
+        found = [(record.writer, self._read_record(record)) for record in records]
+        self._rng.shuffle(found)
+        num_new = 0
+        for writer, said in sorted(found, key=lambda one: self._merit(one[0])):
+            if said is None:
+                continue
+            # Each that is to push another out costs a look at all of them.
+            num_new += writer not in self._known
+            if writer in self._known or len(self._known) < KNOWN_MAX or num_new <= NEW_A_SEARCH_MAX:
+                self._note_record(writer, said)
+
+    def _read_record(self, record: SignedRecord) -> Announcement | None:
+        """What a record says, and whether its writer has done the work of this run."""
+        writer = record.writer
         try:
-            said = decode(Announcement, value)
+            said = decode(Announcement, record.value)
         except DecodeError as error:
             logger.debug("announcement ignored peer=%s reason=%s", short_id(writer), error)
-            return
-        self._make_room(writer)
-        # Those that a user named come another way, and are dialled wherever they lead.
-        here = self.transport.addresses()
-        self._known.announce(writer, may_be_dialled(said.addresses, here))
+            return None
+        run = self.signed.manifest
+        bits = run.admission.puzzle_bits
+        if bits and said.work and is_solved(run.digest, writer, bits, said.work):
+            self._dials.note_proven(writer)
+        return said
 
-    def _make_room(self, newcomer: PeerId) -> None:
-        def delay_s(peer: PeerId) -> float:
-            return self._retries.get(peer, Retry()).delay_s
+    def _note_record(self, writer: PeerId, said: Announcement) -> None:
+        if self._has_room(writer):
+            # Those that a user named come another way, and are dialled wherever they lead.
+            here = self.transport.addresses()
+            self._known.announce(writer, may_be_dialled(said.addresses, here))
 
-        for gone in self._known.make_room(newcomer, set(self.transport.connected()), delay_s):
-            self._refusals.pop(gone, None)
-            self._retries.pop(gone, None)
+    def _has_room(self, newcomer: PeerId, *, is_chosen: bool = False) -> bool:
+        merit = (Worth.NAMED, 1.0) if is_chosen else self._merit(newcomer)
+        return self._known.make_room(newcomer, merit, self.transport.connected(), self._merit)
+
+    def _merit(self, peer: PeerId) -> tuple[int, float]:
+        return self._dials.merit(peer, self.standing().members)
 
     def _dial_known(self, nursery: trio.Nursery) -> None:
-        now_s = trio.current_time()
-        connected = set(self.transport.connected())
-        for peer in self._known:
-            is_known = peer in connected or peer in self._queues or peer == self.transport.peer_id
-            retry = self._retries.setdefault(peer, Retry())
-            if not is_known and now_s >= retry.due_s and not self._is_paused(peer):
-                retry.postpone(now_s)
-                nursery.start_soon(self._dial, peer, self._known.of(peer))
+        around = Around(
+            connected=frozenset(self.transport.connected()),
+            linked=frozenset(self._queues),
+            standing=self.standing(),
+            is_paused=self._is_paused,
+        )
+        for dial in self._dials.choose(around, trio.current_time()):
+            nursery.start_soon(self._dial, dial)
 
-    async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+    async def _dial(self, dial: Dial) -> None:
         try:
             with trio.move_on_after(DIAL_S):
-                await self.transport.connect(peer, addresses)
-                # Not more often: it may take every connection, and close it.
-                self._retries[peer] = Retry(trio.current_time() + REDIAL_S)
+                await self.transport.connect(dial.peer, dial.addresses)
         except NetworkError as error:
-            logger.info("unreachable peer=%s reason=%s", short_id(peer), error)
+            logger.info("unreachable peer=%s reason=%s", short_id(dial.peer), error)
+        finally:
+            at, connected = self.transport.dialled(dial.peer), self.transport.connected()
+            self._dials.ended(dial, at, connected, trio.current_time())
         self._wanted.set()
 
     # Links --------------------------------------------------------------------------------------
@@ -400,6 +460,7 @@ class Links:
         send, receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
         self._queues[peer] = send
         self._refusals.pop(peer, None)
+        self.met.set()
         self._note_change()
         await self.tell(ev.Linked(peer))
         try:

@@ -17,6 +17,7 @@ from protocol.errors import (
     BarnraiseError,
     NetworkError,
     PeerError,
+    PeerFullError,
     RefusedError,
     SwarmKeyError,
     UnreachableError,
@@ -76,8 +77,8 @@ async def fetch_manifest(
 
     Raises RefusedError if peers answered but none with that run's manifest, its VersionError if
     all who answered are of another wire version, UnreachableError if none answered, its
-    SwarmKeyError if the PSK was why; all but the second list every address that was tried, and why
-    it failed.
+    SwarmKeyError if the PSK was why, its PeerFullError if one that may have it had no place for us;
+    all but the second list every address that was tried, and why it failed.
     """
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:
@@ -106,6 +107,8 @@ async def fetch_manifest(
     refused = [error for error in failures.values() if isinstance(error, PeerError)]
     if refused and all(isinstance(error, VersionError) for error in refused):
         raise refused[0]
+    if any(isinstance(error, PeerFullError) for error in failures.values()):
+        raise PeerFullError(f"a peer is there, but has no place for this node now:\n{tried}")
     if refused:
         raise RefusedError(f"no peer has the manifest of this run:\n{tried}")
     if failures and all(isinstance(error, SwarmKeyError) for error in failures.values()):

@@ -361,7 +361,7 @@ class EntryExchange:
             before = self._dialled.get(peer, frozenset())
             news = [a for a in self.told[peer].addresses if a not in before]
             for address in news[: TOLD_ADDRESSES_MAX - len(before)]:
-                self._links.know(PeerAddress(peer, address))
+                self._links.know(PeerAddress(peer, address), is_chosen=False)
                 before |= {address}
             self._dialled[peer] = before
 

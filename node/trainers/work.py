@@ -56,6 +56,9 @@ class WorkParts:
     desk: WorkDesk | None = None
     """In runs with audits."""
 
+    met: trio.Event | None = None
+    """Training begins once it is set: a newcomer that meets nobody of its run trains for nobody."""
+
 
 class TrainerWork:
     """Keeps one trainer busy with what the core wants. `run` owns the process.
@@ -233,6 +236,8 @@ class TrainerWork:
 
     async def _feed(self, trainer: Trainer) -> None:
         """Start the trainer with the first lease, then answer each contribution once sealed."""
+        if self._parts.met is not None:
+            await self._parts.met.wait()
         while True:
             await self._changed.wait()
             self._changed = trio.Event()

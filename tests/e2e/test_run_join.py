@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.demo.anchors import anchors_equal, final_checkpoint
+from node.peers.listening import full_addresses
 from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
 from node.state.stored_manifest import read_signed_manifest
 from protocol.identity import Ed25519Signer
@@ -150,16 +151,36 @@ def test_what_cannot_work_ends_with_its_status_and_what_to_do(tmp_path: Path) ->
         done = command(tmp_path, *other, "--state", "d")
         assert done.returncode == 4, done.stderr
         assert "manifest differs at founder" in done.stderr
-    # Now it is down.
-    done = command(tmp_path, "join", link, *LOOPBACK, "--state", "e")
-    assert done.returncode == 3, done.stderr
-    assert there in done.stderr
-    done = command(tmp_path, "join", there, *LOOPBACK, "--state", "e")
-    assert (done.returncode, there in done.stderr) == (3, True)
     done = command(tmp_path, "join", link[:-5], "--state", "e")
     assert (done.returncode, "barnraise://join/" in done.stderr) == (2, True)
     for line in done.stderr.splitlines():
         assert "Traceback" not in line
+
+
+@pytest.mark.parametrize("is_link", [True, False], ids=["link", "address"])
+def test_joiner_waits_for_a_founder_that_is_away(tmp_path: Path, is_link: bool) -> None:
+    write_run_file(tmp_path, **LONG)
+    with node(tmp_path, "a", "run", "run.toml", *LOOPBACK) as a:
+        link = a.link()
+    port = int((tmp_path / "a" / "port").read_text())
+    there = f"/ip4/127.0.0.1/tcp/{port}/p2p/{read_peer(tmp_path, link)}"
+    with node(tmp_path, "b", "join", link if is_link else there, *LOOPBACK) as b:
+        b.wait_for("tries again in [0-9]+ s; Ctrl.C ends")
+        assert there in b.said()
+        with node(tmp_path, "a", "run", "run.toml", *LOOPBACK):
+            b.wait_for("joined now")
+            b.wait_for("linked now")
+
+
+def test_joiner_that_waits_ends_with_ctrl_c(tmp_path: Path) -> None:
+    gone = Ed25519Signer(b"g" * 32).peer_id
+    (address,) = full_addresses(gone, ["/ip4/127.0.0.1/tcp/1"])
+    with node(tmp_path, "b", "join", address, *LOOPBACK) as b:
+        b.wait_for("tries again in", 2)
+        assert b.said().count("no peer answered") == 1  # And not with every try.
+        b.interrupt()
+        assert b.process.returncode == 130
+        assert "Traceback" not in b.said()
 
 
 def read_peer(folder: Path, link: str) -> str:

@@ -330,6 +330,9 @@ def test_endless_pages_are_cut() -> None:
         pages += 1
     assert pages == limits.DHT_WRITERS_PER_KEY_MAX // PAGE_RECORDS + 1
     assert pages < limits.DHT_PAGES_MAX
+    # Who answers honestly while writers come and go under a flooded key shows as many.
+    assert search.result().liars == frozenset()
+    assert len(search.result().closest) == 1
 
 
 def test_pages_that_come_just_in_time_hold_up_a_search_for_a_moment_only() -> None:

@@ -1,6 +1,6 @@
 """Where peers may be dialled: what was named and what is announced stand beside each other."""
 
-from node.peers.address_book import KNOWN_MAX, NAMED_MAX, AddressBook
+from node.peers.address_book import KNOWN_MAX, NAMED_MAX, AddressBook, Merit
 from protocol.identity import Ed25519Signer, PeerId
 
 PEER = Ed25519Signer(b"p" * 32).peer_id
@@ -38,18 +38,43 @@ def test_addresses_of_a_peer_are_bounded_and_the_first_ones_stay() -> None:
     assert book.of(PEER)[0] == HOME
 
 
-def test_full_book_forgets_the_announced_before_the_named_and_the_hopeless_first() -> None:
+def full_book() -> AddressBook:
     book = AddressBook()
     book.name(PEER, HOME)
     for number in range(KNOWN_MAX - 1):
         book.announce(made_up(number), (NEAR,))
-    delays = {PEER: 600.0, made_up(7): 60.0, made_up(8): 90.0}
+    return book
 
-    def forgotten(connected: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-        return book.make_room(made_up(KNOWN_MAX), connected, lambda peer: delays.get(peer, 1.0))
 
-    assert book.make_room(PEER, (), lambda _peer: 1.0) == ()
-    assert forgotten((made_up(8),)) == (made_up(7),)
-    assert forgotten(()) == ()  # There is room now.
-    assert len(book) == KNOWN_MAX - 1
+def test_full_book_forgets_whoever_is_worth_least_and_was_out_of_reach_most_often() -> None:
+    book = full_book()
+    merits = {PEER: (0, 600.0), made_up(7): (1, 60.0), made_up(8): (1, 90.0)}
+
+    def merit(peer: PeerId) -> Merit:
+        return merits.get(peer, (1, 1.0))
+
+    newcomer = made_up(KNOWN_MAX)
+    assert book.make_room(PEER, (0, 0.0), (), merit)  # It is in there.
+    assert book.make_room(newcomer, (1, 0.0), (made_up(8),), merit)
+    assert made_up(7) not in book
+    assert made_up(8) in book
     assert PEER in book
+    assert len(book) == KNOWN_MAX - 1
+
+
+def test_nobody_is_forgotten_for_a_newcomer_that_is_worth_no_more() -> None:
+    book = full_book()
+    merit: Merit = (1, 0.0)
+    assert not book.make_room(made_up(KNOWN_MAX), merit, (), lambda _: merit)
+    assert not book.make_room(made_up(KNOWN_MAX), (1, 60.0), (), lambda _: merit)
+    assert len(book) == KNOWN_MAX
+    assert book.make_room(made_up(KNOWN_MAX), (0, 0.0), (), lambda _: merit)
+
+
+def test_what_others_say_is_not_what_the_user_chose() -> None:
+    book = AddressBook()
+    book.name(PEER, NEAR, is_chosen=False)
+    assert not book.is_chosen(PEER)
+    book.name(PEER, HOME)
+    assert book.chosen(PEER) == {HOME}
+    assert book.of(PEER) == (NEAR, HOME)

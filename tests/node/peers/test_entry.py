@@ -1,6 +1,6 @@
 """Entering a run: who is asked, who is given up on, and when a node waits for ever."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +11,10 @@ import trio
 from node.assembly import Node
 from node.config import NodeConfig
 from node.hooks import NodeHooks
-from node.peers.entry import Entry
+from node.peers.entry import ALONE_S, KNOWN_AT_ONCE_MAX, Entry
 from node.peers.listening import full_addresses
 from node.state.known_peers import KnownPeer, KnownPeers
-from node.status.board import EventLog
+from node.status.board import EventLog, Field
 from protocol.errors import ManifestMismatch, UnreachableError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
@@ -34,14 +34,20 @@ class Town:
         self.network = MemoryNetwork()
         self.folder = folder
         self.parties: list[Party] = []
+        self.warnings: list[str] = []
         self._stack = stack
+
+    def emit(self, event: str, **fields: Field) -> None:
+        """See EventSink."""
+        if event == "warning":
+            self.warnings.append(str(fields["text"]))
 
     async def settle(self, name: str, manifest: RunManifest = RUN) -> Party:
         one = await party(self._stack, self.network, name, manifest=manifest)
         self.parties.append(one)
         return one
 
-    async def entry(self, *bootstrap: str) -> tuple[Entry, Party]:
+    async def entry(self, *bootstrap: str, waits: bool = False) -> tuple[Entry, Party]:
         newcomer = await self.settle("n")
         config = NodeConfig(state=self.folder, manifest=Path(), bootstrap=bootstrap)
         node = Node(
@@ -49,7 +55,8 @@ class Town:
             signed=signed(RUN),
             signer=Ed25519Signer(NEW_SEED),
             hooks=NodeHooks(),
-            log=EventLog(None, 0.0),
+            log=EventLog(None, 0.0, also=(self,)),
+            waits_for_peers=waits,
         )
         return Entry(node, newcomer.transport, newcomer.directory, newcomer.links), newcomer
 
@@ -170,3 +177,85 @@ async def test_node_that_was_told_nobody_goes_on_whatever_its_known_peers_train_
     tmp_path: Path, autojump_clock: trio.abc.Clock
 ) -> None:
     assert await refusal_after(tmp_path, others=2, friends=0, told=False) is None
+
+
+@pytest.mark.parametrize("friends", [0, 1])
+async def test_newcomer_whose_peers_are_none_of_its_run_is_told_so_after_half_a_minute(
+    tmp_path: Path, autojump_clock: trio.abc.Clock, friends: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        town = Town(stack, tmp_path)
+        # They answer as the DHT does, and have nothing to do with any run.
+        stage = [
+            await stack.enter_async_context(town.network.open(signer_seed=bytes([n]) * 32))
+            for n in range(3)
+        ]
+        named = [address(one.peer_id) for one in stage]
+        named += [address((await town.settle("a")).peer) for _ in range(friends)]
+        entry, newcomer = await town.entry(*named)
+        late = await party(stack, town.network, "l", manifest=RUN)
+        async with town.living(), trio.open_nursery() as nursery:
+            nursery.start_soon(entry.watch_company)
+            await entry.knock()
+            await trio.sleep(ALONE_S - 5.0)
+            assert town.warnings == []
+            assert newcomer.links.met.is_set() == (friends > 0)
+            await trio.sleep(10.0)
+            assert len(town.warnings) == 1 - friends
+            if friends:
+                return
+            (text,) = town.warnings
+            for words in (
+                "none of the 3 peers",
+                "(3 of 3 answer)",
+                "another link",
+                "trains nothing",
+            ):
+                assert words in text
+            # Whom it should have been told of comes after all: that is told once, and it goes on.
+            await start(nursery, late, newcomer)
+            await trio.sleep(10.0)
+            assert newcomer.links.met.is_set()
+            assert town.warnings[1:] == [""]
+            nursery.cancel_scope.cancel()
+
+
+async def test_node_with_a_person_in_front_of_it_waits_for_peers_that_are_away(
+    tmp_path: Path, autojump_clock: trio.abc.Clock
+) -> None:
+    async with AsyncExitStack() as stack:
+        town = Town(stack, tmp_path)
+        entry, newcomer = await town.entry(address(GONE), waits=True)
+        async with town.living():
+            await entry.enter()
+            (text,) = town.warnings
+            assert address(GONE) in text
+            assert "until Ctrl+C" in text
+            async with town.network.open(signer_seed=b"g" * 32) as late:
+                await trio.sleep(70.0)
+                assert late.peer_id in newcomer.transport.connected()
+
+
+async def test_peers_of_earlier_starts_are_not_all_dialled_at_once(
+    tmp_path: Path, autojump_clock: trio.abc.Clock
+) -> None:
+    async with AsyncExitStack() as stack:
+        town = Town(stack, tmp_path)
+        seeds = [bytes([number]) * 32 for number in range(150, 200)]
+        town.remember(*(Ed25519Signer(seed).peer_id for seed in seeds))
+        entry, newcomer = await town.entry()
+        dialled: dict[PeerId, float] = {}
+        connect = newcomer.transport.connect
+
+        async def noted(peer: PeerId, addresses: Sequence[str]) -> None:
+            dialled.setdefault(peer, trio.current_time())
+            await connect(peer, addresses)
+
+        newcomer.transport.connect = noted  # type: ignore[method-assign]  # to see whom
+        async with town.living():
+            began_s = trio.current_time()
+            await entry.knock()
+            await trio.sleep(60.0)
+        first = [peer for peer, at_s in dialled.items() if at_s < began_s + 1.0]
+        assert KNOWN_AT_ONCE_MAX <= len(first) <= KNOWN_AT_ONCE_MAX + 10
+        assert len(dialled) == len(seeds)  # All get their turn.

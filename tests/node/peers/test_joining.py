@@ -1,23 +1,39 @@
 """Joining over real connections: what is fetched, what is on the disk already, what is refused."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress
 from node.peers.invite import invite_link, invite_to
-from node.peers.joining import Joined, join_run, parse_target
+from node.peers.joining import Joined, join_patiently, join_run, parse_target
 from node.peers.listening import full_addresses
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.state.folder import run_folder
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from protocol.errors import ConfigError, RefusedError, SwarmKeyError, UnreachableError
+from protocol.errors import (
+    BarnraiseError,
+    ConfigError,
+    PeerFullError,
+    RefusedError,
+    SwarmKeyError,
+    UnreachableError,
+)
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import SignedManifest
+from protocol.transport import Stream
 from tests.dht.loopback import DEADLINE_S, open_loopback
 from tests.node.edge import signed, toy_manifest
+
+if TYPE_CHECKING:
+    # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
+    from trio_typing import TaskStatus
 
 pytestmark = pytest.mark.net
 
@@ -158,3 +174,90 @@ def test_target_is_a_link_or_an_address() -> None:
 def test_runs_folder_is_closed_to_others(tmp_path: Path) -> None:
     store_manifest(tmp_path, RUN)
     assert run_folder(tmp_path, RUN.manifest.digest).stat().st_mode & 0o077 == 0
+
+
+async def test_founder_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    seed, whys = b"f" * 32, list[str]()
+    here = TransportConfig(listen_host="127.0.0.1")
+    served = {MANIFEST_PROTOCOL: ManifestServer(RUN).serve}
+    async with open_transport(here, signer_seed=seed) as first:
+        (address,) = first.addresses()
+    port = int(address.rpartition("/")[2])
+    target = parse_target(link_to(RUN, first.peer_id, address))
+    again = TransportConfig(listen_host="127.0.0.1", listen_port=port)
+    async with trio.open_nursery() as nursery:
+
+        async def serve(*, task_status: "TaskStatus[None]") -> None:
+            async with open_transport(again, signer_seed=seed, handlers=served):
+                task_status.started()
+                await trio.sleep_forever()
+
+        async def pause(why: str) -> None:
+            whys.append(why)
+            if len(whys) == 2:
+                await nursery.start(serve)
+
+        with trio.fail_after(DEADLINE_S):
+            joined = await join_patiently(partial(join_run, target, tmp_path, SIGNER), pause)
+        nursery.cancel_scope.cancel()
+    assert joined.signed == RUN
+    assert len(whys) == 2
+    assert all(address in why for why in whys)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_waited_for"),
+    [
+        (PeerFullError("full"), True),
+        (UnreachableError("gone"), True),
+        (SwarmKeyError("private"), False),
+        (RefusedError("another run"), False),
+        (ConfigError("a typing error"), False),
+    ],
+)
+async def test_only_what_time_mends_is_waited_for(
+    error: BarnraiseError, is_waited_for: bool
+) -> None:
+    whys, num = list[str](), 0
+    here = Joined(RUN, (), is_first=True)
+
+    async def join() -> Joined:
+        nonlocal num
+        num += 1
+        if num == 1:
+            raise error
+        return here
+
+    async def pause(why: str) -> None:
+        whys.append(why)
+
+    if is_waited_for:
+        assert await join_patiently(join, pause) is here
+        assert whys == [str(error)]
+    else:
+        with pytest.raises(type(error)):
+            await join_patiently(join, pause)
+        assert (whys, num) == ([], 1)
+
+
+async def test_peer_that_has_no_place_is_no_private_swarm_and_outweighs_who_trains_another_run(
+    tmp_path: Path,
+) -> None:
+    async def sit(_stream: Stream) -> None:
+        await trio.sleep_forever()
+
+    served = {MANIFEST_PROTOCOL: ManifestServer(RUN).serve, "/test/sit/1": sit}
+    async with (
+        open_loopback(served, connections_max=1) as full,
+        serving(OTHER) as other,
+        open_loopback() as stranger,
+    ):
+        await stranger.connect(full.peer_id, full.addresses())
+        await stranger.open_stream(full.peer_id, "/test/sit/1")
+        invite = invite_to(RUN.manifest, full.peer_id, full.addresses())
+        target = parse_target(invite_link(invite))
+        also = PeerAddress(other.peer_id, other.addresses()[0])
+        target = replace(target, addresses=(also, *target.addresses))
+        with trio.fail_after(DEADLINE_S), pytest.raises(PeerFullError, match="no place") as caught:
+            await join_run(target, tmp_path, SIGNER)
+    assert "private" not in str(caught.value)

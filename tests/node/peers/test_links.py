@@ -5,24 +5,37 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import trio
 
 from dht.directory import KademliaDirectory
+from dht.kademlia.keyspace import topic_key
+from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.address_book import KNOWN_MAX
 from node.peers.announcement import Announcement
+from node.peers.dialling import Around, Standing, Worth
 from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
 from protocol.errors import ManifestMismatch
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer, PeerId
+from protocol.join_puzzle import solve
+from protocol.limits import PUZZLE_BITS_MIN
 from protocol.manifest import RunManifest
+from protocol.transport import Stream
 from protocol.wire import decode, encode
 from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
 from tests.node.edge import signed, toy_manifest
+
+NOBODY_HERE = Around(connected=(), linked=(), standing=Standing())
+
+
+async def deaf(_stream: Stream) -> None:
+    """A control stream of a peer that is in no run."""
 
 
 @dataclass
@@ -252,7 +265,7 @@ async def test_a_writer_whose_peer_takes_no_frame_gives_up(
 
 async def test_made_up_announcements_push_out_each_other_and_no_connected_peer() -> None:
     network = MemoryNetwork()
-    value = encode(Announcement(("/ip4/203.0.113.1/tcp/1",)))
+    value = Announcement(("/ip4/203.0.113.1/tcp/1",))
     async with AsyncExitStack() as stack:
         one, other = await party(stack, network, "a"), await party(stack, network, "b")
         await one.transport.connect(other.peer, other.transport.addresses())
@@ -268,12 +281,13 @@ async def test_named_peers_are_bounded_and_keep_what_was_named() -> None:
         one = await party(stack, MemoryNetwork(), "a")
         named = PeerAddress(PeerId(bytes(38)), "/dns4/home.example.org/tcp/4001")
         one.links.know(named)
-        one.links._note_record(named.peer, encode(Announcement(())))
+        one.links._note_record(named.peer, Announcement(()))
         assert one.links.addresses(named.peer) == (named.address,)
         for number in range(1, 2 * KNOWN_MAX):
             peer = PeerId(number.to_bytes(38, "big"))
             one.links.know(PeerAddress(peer, "/ip4/192.168.1.66/tcp/1"))
         assert len(one.links._known) == KNOWN_MAX
+        assert named.peer in one.links._known
 
 
 async def test_a_linked_peer_is_known_by_the_addresses_of_its_hello(
@@ -362,3 +376,103 @@ async def test_strangers_who_read_the_records_learn_nothing_of_a_home(
     assert NEAR not in contact.addresses
     assert (NEAR in heard) == (trust == "friends")
     assert FAR in heard
+
+
+def made_up_records(run: RunManifest, num: int, *, work: bytes = b"") -> list[SignedRecord]:
+    """Of writers that nobody has met, who say that they listen where nobody does."""
+    records = []
+    for number in range(num):
+        said = Announcement((f"/ip4/45.{number >> 8}.{number & 255}.7/tcp/4001",), work)
+        signer = Ed25519Signer(number.to_bytes(32, "big"))
+        key = topic_key(b"run/" + run.digest)
+        sign = partial(sign_record, sequence=1, expires_unix_s=int(1e9) + 3600)
+        records.append(sign(signer, key, encode(said)))
+    return records
+
+
+async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network, run = MemoryNetwork(), toy_manifest()
+    tried: list[tuple[float, str]] = []
+    async with AsyncExitStack() as stack:
+        # Newcomers are told of the DHT alone, where made-up writers fill the run's topic.
+        dht = await party(stack, network, "d", finds_nobody=True)
+        member = await party(stack, network, "m")
+        newcomer = await party(stack, network, "n")
+        connect = newcomer.transport.connect
+
+        async def counted(peer: PeerId, addresses: Sequence[str]) -> None:
+            tried.extend((trio.current_time(), one) for one in addresses)
+            await connect(peer, addresses)
+
+        newcomer.transport.connect = counted  # type: ignore[method-assign]  # to count them
+        dht.transport._handlers[CONTROL_PROTOCOL] = deaf
+        async with trio.open_nursery() as nursery:
+            await start(nursery, member, None)
+            await nursery.start(dht.directory.run)
+            await dht.directory.join([Contact(member.peer, member.transport.addresses())])
+            await trio.sleep(3.0)
+            for record in made_up_records(run, KNOWN_MAX):
+                dht.directory.kademlia.keep(record, 1e9)
+            await nursery.start(newcomer.directory.run)
+            nursery.start_soon(newcomer.links.run)
+            contact = Contact(dht.peer, dht.transport.addresses())
+            nursery.start_soon(newcomer.directory.join, [contact])
+            with trio.fail_after(30.0):
+                await newcomer.links.met.wait()
+            await trio.sleep(120.0)
+            nursery.cancel_scope.cancel()
+    made_up = [one for one in tried if one[1].startswith("/ip4/")]
+    assert len(made_up) > 50
+    assert max(sum(at <= one[0] < at + 1.0 for one in made_up) for at, _ in made_up) <= 10
+    for _, address in made_up:
+        times = [at for at, one in made_up if one == address]
+        assert all(later - before >= 60.0 for before, later in pairwise(times))
+
+
+async def test_member_says_the_work_it_has_done_and_is_dialled_before_who_says_none() -> None:
+    run = toy_manifest(admission=replace(toy_manifest().admission, puzzle_bits=PUZZLE_BITS_MIN))
+    async with AsyncExitStack() as stack:
+        one = await party(stack, MemoryNetwork(), "a", manifest=run)
+        records = made_up_records(run, 40)
+        honest = Ed25519Signer(b"h" * 32)
+        work = solve(run.digest, honest.peer_id, PUZZLE_BITS_MIN)
+        said = encode(Announcement(("/ip4/203.0.113.1/tcp/4001",), work))
+        key = topic_key(b"run/" + run.digest)
+        sign = partial(sign_record, sequence=1, expires_unix_s=int(1e9) + 3600)
+        # Work that was done for somebody else is none.
+        copied = made_up_records(run, 41, work=work)[40]
+        one.links._note_records([*records, copied, sign(honest, key, said)])
+        (first, *_) = one.links._dials.choose(NOBODY_HERE, 0.0)
+        assert first.peer == honest.peer_id
+        assert one.links._dials.worth(copied.writer, ()) is Worth.STRANGER
+
+
+async def test_member_shows_its_work_in_its_record(autojump_clock: trio.abc.Clock) -> None:
+    network, work = MemoryNetwork(), bytes(range(64))
+    async with AsyncExitStack() as stack:
+        one, other = await party(stack, network, "a"), await party(stack, network, "b")
+
+        async def worked() -> bytes:
+            return work
+
+        one.links.work = worked
+        members: set[PeerId] = set()
+        one.links.standing = lambda: Standing(frozenset(members), 1)
+        topic = b"run/" + toy_manifest().digest
+        async with trio.open_nursery() as nursery:
+            await start(nursery, other, None)
+            await start(nursery, one, other)
+            await trio.sleep(5.0)
+
+            async def shown() -> bytes:
+                found = await other.directory.find(topic)
+                (record,) = [record for record in found if record.writer == one.peer]
+                return decode(Announcement, record.value).work
+
+            assert await shown() == b""
+            members.add(one.peer)
+            await trio.sleep(5.0)
+            assert await shown() == work
+            nursery.cancel_scope.cancel()

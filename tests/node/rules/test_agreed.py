@@ -19,11 +19,11 @@ from node.rules.agreed import (
 )
 from node.rules.agreement import is_given_up
 from node.rules.ballots import Entry
+from node.rules.bit_maps import pack_senders
 from node.rules.proposal import (
     complete_senders,
     held_runs,
     holds_all_expected,
-    pack_senders,
 )
 from node.rules.roster import blocking, has_quorum, liars
 from node.rules.round_view import RoundView

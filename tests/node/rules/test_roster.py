@@ -1,8 +1,9 @@
 """R1, R8: who takes part follows from a seal, and from nothing else."""
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def after(roster: Roster, *entries: Listed, index: int = 5, trust: str = "friend
 def telling(roster: Roster, *entries: Listed, **maps: Collection[PeerId]) -> list[Listed]:
     """The same COMMITs, each of which says so of the members: by default that it saw all."""
     said = {"committed": roster.members, "sealed": (), "lapsed": ()} | maps
-    bits = {name: pack_senders(set(peers), roster.members) for name, peers in said.items()}
+    bits: dict[str, Any] = {n: pack_senders(set(p), roster.members) for n, p in said.items()}
     return [replace(entry, commit=replace(entry.commit, **bits)) for entry in entries]
 
 
@@ -124,7 +125,7 @@ OPEN = (A, B, C, D)
 """Voters of an open run, of whom one may lie."""
 
 
-def seen_by(roster: Roster, says: dict[PeerId, Collection[PeerId]], **maps) -> list[Listed]:
+def seen_by(roster: Roster, says: Mapping[PeerId, Collection[PeerId]], **maps) -> list[Listed]:
     """COMMITs of these members, each of which saw the COMMITs of some."""
     return [
         entry

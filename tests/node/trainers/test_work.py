@@ -65,7 +65,9 @@ class Heard:
 class Scene:
     """A work whose core wants what a test says."""
 
-    def __init__(self, folder, manifest: RunManifest | None = None) -> None:
+    def __init__(
+        self, folder, manifest: RunManifest | None = None, met: trio.Event | None = None
+    ) -> None:
         manifest = manifest or toy_manifest()
         self.mbit: float | None = None
         self.desk = Desk(FOUNDER_SEED, manifest)
@@ -79,6 +81,7 @@ class Scene:
             validate_every=0,
             is_observer=False,
             uplink_mbit=lambda: self.mbit,
+            met=met,
         )
         config = TrainerConfig(
             folder=folder, manifest=manifest, manifest_path=folder, inner_folder=folder
@@ -99,8 +102,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def working(folder, manifest: RunManifest | None = None) -> AsyncIterator[Scene]:
-    scene = Scene(folder, manifest)
+async def working(
+    folder, manifest: RunManifest | None = None, met: trio.Event | None = None
+) -> AsyncIterator[Scene]:
+    scene = Scene(folder, manifest, met)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.work._feed, scene.trainer)
         yield scene
@@ -251,3 +256,15 @@ async def test_trainer_of_a_codec_without_grades_hears_of_none(tmp_path):
         scene.wants(0)
         await wait_all_tasks_blocked()
     assert scene.trainer.grades == []
+
+
+async def test_newcomer_that_has_met_nobody_of_its_run_trains_nothing(tmp_path):
+    met = trio.Event()
+    async with working(tmp_path, met=met) as scene:
+        scene.wants(0)
+        await wait_all_tasks_blocked()
+        assert scene.trainer.starts == []
+        scene.wants(4)
+        met.set()
+        await wait_all_tasks_blocked()
+        assert [start.clock.round for start in scene.trainer.starts] == [5]

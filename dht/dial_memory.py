@@ -1,0 +1,143 @@
+"""Which addresses were dialled of late, and when each may be dialled again. Pure.
+
+Anybody can say in the directory that somebody listens anywhere, under as many names as he likes.
+So what is remembered hangs on the address and its host, and not on the peer whose it is said to be:
+forgetting a peer, or hearing the same from a hundred others, has nobody dialled more often.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from dht.reaching.circuits import first_hop, is_public, parse_circuit
+from dht.reaching.gone import host_and_port
+from protocol.identity import PeerId
+
+STRANGE_S = 60.0
+"""An address that has never answered is not dialled again for so long, whoever names it."""
+
+AGAIN_FIRST_S, AGAIN_MAX_S = 1.0, 60.0
+"""One that has answered, or that a member or the user named, is dialled again soon, then later and
+later: a peer that was away comes back at the same place."""
+
+STRANGE_A_HOST_MAX = 16
+"""Addresses at one public host that have never answered, dialled in each `STRANGE_S`: so many
+peers may share a router, and nobody has us knock at each port of a third party."""
+
+STRANGE_A_NEAR_HOST_MAX = 64
+"""The same at a host of one's own network. On the own machine all ports may be dialled."""
+
+REMEMBERED_MAX = 8192
+"""Addresses. Budgets of whoever dials allow for a sixteenth of it in the time that counts."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    at_s: float
+    delay_s: float = AGAIN_FIRST_S
+    has_answered: bool = False
+
+
+@dataclass(slots=True)
+class _Host:
+    since_s: float
+    num: int = 0
+
+
+class DialMemory:
+    """What became of the dials of one node, by address and by host."""
+
+    def __init__(self) -> None:
+        self._tried: OrderedDict[str, _Tried] = OrderedDict()
+        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tried)
+
+    def is_strange(self, address: str) -> bool:
+        """Whether nothing has ever answered there, as far as is remembered."""
+        tried = self._tried.get(first_hop(address))
+        return tried is None or not tried.has_answered
+
+    def tried_s(self, address: str) -> float:
+        """When it was dialled last; who was never dialled comes before all others."""
+        tried = self._tried.get(first_hop(address))
+        return float("-inf") if tried is None or tried.has_answered else tried.at_s
+
+    def is_due(self, address: str, now_s: float, *, is_trusted: bool = False) -> bool:
+        """Whether it may be dialled now. `is_trusted` of what the user or a member named."""
+        place = first_hop(address)
+        tried = self._tried.get(place)
+        if tried is not None and (is_trusted or tried.has_answered):
+            return now_s >= tried.at_s + tried.delay_s
+        if tried is not None and now_s < tried.at_s + STRANGE_S:
+            return False
+        return is_trusted or self._has_room(place, now_s)
+
+    def note_tried(self, address: str, now_s: float, *, is_trusted: bool = False) -> None:
+        """It is being dialled now."""
+        place = first_hop(address)
+        tried = self._tried.pop(place, None)
+        if tried is None:
+            tried = _Tried(now_s)
+        else:
+            tried.at_s, tried.delay_s = (
+                now_s,
+                min(max(AGAIN_FIRST_S, 2 * tried.delay_s), AGAIN_MAX_S),
+            )
+        self._tried[place] = tried
+        while len(self._tried) > REMEMBERED_MAX:
+            self._tried.popitem(last=False)
+        if not (is_trusted or tried.has_answered):
+            self._count(place, now_s)
+
+    def note_answered(self, address: str, now_s: float) -> None:
+        """The peer that was looked for is there; of a circuit, the relay is."""
+        place = first_hop(address)
+        self._tried.pop(place, None)
+        self._tried[place] = _Tried(now_s, 0.0, has_answered=True)
+
+    def note_outcome(
+        self, addresses: Iterable[str], at: str, connected: Collection[PeerId], now_s: float
+    ) -> None:
+        """What a dial of `addresses` came to: one answered `at`, or none; who is connected now."""
+        for address in addresses:
+            circuit = parse_circuit(address)
+            is_there = address == at if circuit is None else circuit.relay in connected
+            # The name of a host leads to an address of which the dialler alone knows.
+            if is_there or (at and circuit is None and host_and_port(address) is None):
+                self.note_answered(address, now_s)
+
+    def _has_room(self, place: str, now_s: float) -> bool:
+        most, host = _most_of(place), self._hosts.get(_host_of(place))
+        if most is None or host is None or now_s >= host.since_s + STRANGE_S:
+            return True
+        return host.num < most
+
+    def _count(self, place: str, now_s: float) -> None:
+        name = _host_of(place)
+        host = self._hosts.pop(name, None)
+        if host is None or now_s >= host.since_s + STRANGE_S:
+            host = _Host(now_s)
+        host.num += 1
+        self._hosts[name] = host
+        while len(self._hosts) > REMEMBERED_MAX:
+            self._hosts.popitem(last=False)
+
+
+def _host_of(place: str) -> str:
+    where = host_and_port(place)
+    # Of a name, the name: it leads to the same host whatever the port is.
+    return place.split("/")[2] if where is None and place.count("/") > 1 else (where or ("",))[0]
+
+
+def _most_of(place: str) -> int | None:
+    where = host_and_port(place)
+    try:
+        host = ipaddress.ip_address(where[0]) if where is not None else None
+    except ValueError:
+        return STRANGE_A_HOST_MAX
+    if host is None or is_public(place):
+        return STRANGE_A_HOST_MAX
+    return None if host.is_loopback else STRANGE_A_NEAR_HOST_MAX
