@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from rich.console import Console
 
 from node.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
 from node.durable.checkpoints import stored_states
@@ -20,6 +19,7 @@ from node.exit_codes import exit_status, user_error
 from node.peers.joining import parse_target
 from node.peers.listening import listening
 from node.reporting.people import Occasion, PeopleLog
+from node.reporting.terminal import PeopleConsole
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
 from node.state.run_store import found_or_resume
 from protocol.errors import (
@@ -210,7 +210,7 @@ def test_checkpoint_that_is_skipped_is_told_to_people(tmp_path: Path) -> None:
     assert str(torn) in line
     out = io.StringIO()
     occasion = Occasion(state=tmp_path, manifest=run.manifest, how="resumed", is_usual_state=True)
-    log = PeopleLog(Console(file=out, width=1000, soft_wrap=True), occasion)
+    log = PeopleLog(PeopleConsole(file=out, width=1000, soft_wrap=True), occasion)
     log.emit("warning", key="checkpoint", text=line + "\x1b[2J")
     log.emit("warning", key="checkpoint", text="")
     assert out.getvalue() == f"warning: {line}\\x1b[2J\n"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from node.demo import events
 from node.reporting.tracing import Adopted, Began, Convicted, Record, Synced, trace_line
-from node.using.checkpoint_find import ANY_SIGNER
+from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
 from sim.attacks.alone import Lies
