@@ -31,9 +31,15 @@ class Countdown:
             await trio.sleep(pause_s)
             return
         for left_s in range(pause_s, 0, -1):
-            say(self._console, _line(left_s), end="\r")
+            self._show(_line(left_s))
             await trio.sleep(1.0)
-        say(self._console, " " * len(_line(pause_s)), end="\r")
+        self._show(" " * len(_line(pause_s)))
+
+    def _show(self, line: str) -> None:
+        try:
+            self._console.overwrite(line)
+        except OSError:
+            self._console.quiet = True
 
 
 def _line(left_s: int) -> str:

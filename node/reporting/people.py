@@ -16,10 +16,10 @@ _TITLE_CHARACTERS_MAX = 128
 _WARNING_CHARACTERS_MAX = 800
 
 
-def say(console: PeopleConsole, line: str, *, end: str = "\n") -> None:
+def say(console: PeopleConsole, line: str) -> None:
     """One line, or several; nowhere once the terminal is gone, or where a disk takes no more."""
     try:
-        console.print(line, end=end)
+        console.print(line)
     except OSError:
         console.quiet = True
 

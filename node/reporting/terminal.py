@@ -27,8 +27,10 @@ class PeopleConsole(Console):
         file: IO[str] | None = None,
         width: int | None = None,
         soft_wrap: bool = False,
+        force_terminal: bool | None = None,
     ) -> None:
         super().__init__(
+            force_terminal=force_terminal,
             stderr=stderr,
             file=file,
             width=width,
@@ -37,6 +39,12 @@ class PeopleConsole(Console):
             markup=False,
             emoji=False,
         )
+
+    def overwrite(self, line: str) -> None:
+        """Show a line whose place the next one takes."""
+        if not self.quiet:
+            self.file.write(escaped(line) + "\r")
+            self.file.flush()
 
     def on_broken_pipe(self) -> None:
         """See the class: a node trains on."""

@@ -26,8 +26,6 @@ async def said_in(num: int, *, is_terminal: bool) -> tuple[str, float, Events]:
         width=80,
         force_terminal=is_terminal,
         soft_wrap=True,
-        highlight=False,
-        markup=False,
     )
     countdown = Countdown(console, EventLog(None, 0.0, also=(events,)))
     started_s = trio.current_time()
