@@ -6,6 +6,8 @@ next COMMIT who kept it waiting, and whom more voters name than may lie comes la
 and closers for some rounds (`node.rules.told`). Nothing else follows from it: no seat, no vote.
 """
 
+from collections.abc import Set as AbstractSet
+
 from node.rules.proposal import (
     awaited_haves,
     complete_senders,
@@ -24,7 +26,7 @@ is on its way has a quarter more."""
 
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Remember who owes a HAVE or a LIST by now, while this node waits for it; and a closer that
-    left somebody out whom enough others hold."""
+    left somebody out whom it had to list."""
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
         closer = proposal.message.sender
@@ -32,13 +34,32 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
             view.looked_at.add(("list", view.attempt))
             listed = {sender for sender, _, _ in view.listed(proposal.body) or ()}
             is_free = bool(proposal.body.certificate) or view.lock is not None or view.bound
-            if listed and not is_free and complete_senders(view) - listed:
+            if listed and not is_free and _to_list(view) - listed:
                 view.lapsed.add(closer)
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
         view.lapsed |= awaited_haves(view)
+        if view.attempt not in view.to_list:
+            view.to_list[view.attempt] = frozenset(complete_senders(view))
     if now_s >= start_s + LIST_LAPSES_AFTER * deadline_s and _can_propose(view):
         view.lapsed.add(view.closer(view.attempt))
+
+
+def _to_list(view: RoundView) -> AbstractSet[PeerId]:
+    """Whom a LIST has to name, by what its closer had as well when it made it.
+
+    An honest one proposes early only when it has heard all first HAVEs that it waits for, and is
+    behind them else. What comes just before a LIST its closer may not have had: who wants it to be
+    named tells the others alone. So those count who were complete when HAVEs were late, or of an
+    early LIST those who are by first HAVEs that all wait for; no newcomers, who are not waited for.
+    """
+    found = view.to_list.get(view.attempt)
+    if found is not None:
+        return found
+    said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
+    awaited = {peer for peers in view.gathering().first_keeping for peer in peers} - view.set_back
+    by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
+    return by_first - view.newcomers
 
 
 def _can_propose(view: RoundView) -> bool:

@@ -1,6 +1,6 @@
 """What members say about the bytes they hold, and what the closer proposes from it (R2)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from node.rules.belief import liars
@@ -131,13 +131,13 @@ def said_haves(view: RoundView, attempt: int) -> dict[PeerId, Have]:
     return dict(sorted((first | second).items())) if second else first
 
 
-def complete_senders(view: RoundView) -> set[PeerId]:
+def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None) -> set[PeerId]:
     """Senders whose every cell is held by a reducer that says so in this attempt; none convicted.
 
     In open runs by enough besides the sender (`Belief.holders`), or by all others in reach where
     there are not so many: of the only copy, the word of whoever has it would be all that one has.
     """
-    said = said_haves(view, view.attempt)
+    said = said_haves(view, view.attempt) if said is None else said
     if not said:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}

@@ -229,10 +229,10 @@ class Agreement:
             for option in range(len(self._options)):
                 have = ("hear", self._haves[option, attempt])
                 label = f"{name}{told} finds {self._name(option)} complete"
-                yield self._after(state, seat, label, (*reports, have, ("deadline", 3)))
+                yield self._after(state, seat, label, (*reports, have, ("deadline", 4)))
             if attempt >= EMPTY_AFTER_ATTEMPTS:
                 label = f"{name}{told} finds nobody complete"
-                yield self._after(state, seat, label, (*reports, ("deadline", 3)))
+                yield self._after(state, seat, label, (*reports, ("deadline", 4)))
 
     def _quorums_of_reports(
         self, state: State, view: RoundView

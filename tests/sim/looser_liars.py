@@ -47,7 +47,7 @@ def one_word_is_enough() -> Loosened:
 
     def init(self: Any, *arguments: Any) -> None:
         shipped_init(self, *arguments)
-        self._needed = 1
+        self.may_lie = 0
 
     return mock.patch.object(node.rules.roster._Named, "__init__", init)
 

@@ -176,7 +176,7 @@ class Unreduced(Agreement):
             if view.attempt + 1 < self.scope.attempts:
                 deeds.append(("time-out",))
             if self._closers[view.attempt] == view.me:
-                deeds.append(("deadline", 3))
+                deeds += [("deadline", 3), ("deadline", 4)]
                 if self.table.helpers[0] not in view.ballots.of(Kind.HAVE, view.attempt):
                     options = range(len(self._options))
                     deeds += [("hear", self._haves[option, view.attempt]) for option in options]
