@@ -71,12 +71,16 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
     has_heard_all = is_late or not awaited_haves(view)
     if has_heard_all and waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s):
         return None
-    is_all = complete >= view.awaited and _can_sum(view)
-    if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
+    if is_all_there(view, complete) or (complete and (has_heard_all or view.rare("closer-early"))):
         return _list_of(view, set() if view.rare("closer-carries") else complete)
     if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
         return List(commits=(), drifts=(), certificate=())
     return None
+
+
+def is_all_there(view: RoundView, complete: Collection[PeerId]) -> bool:
+    """Whether a LIST need not wait: who is awaited is complete."""
+    return view.awaited.issubset(complete) and _can_sum(view)
 
 
 def _highest_lock(view: RoundView) -> List | None:

@@ -119,6 +119,8 @@ class RoundView(Holding):
     lapsed: set[PeerId] = field(default_factory=set)
     """Who kept this node waiting in this round for what it owed (R8)."""
     looked_at: set[tuple[str, int]] = field(default_factory=set)
+    ready_s: dict[int, float] = field(default_factory=dict)
+    """Since when the closer of each attempt need wait for nobody."""
     to_list: dict[int, frozenset[PeerId]] = field(default_factory=dict)
     """Who was complete in each attempt when HAVEs were late: whom a later LIST has to name."""
     second_call_s: dict[int, float] = field(default_factory=dict)

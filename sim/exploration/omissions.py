@@ -17,7 +17,6 @@ from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Body,
-    Commit,
     Have,
     Held,
     Kind,
@@ -142,6 +141,8 @@ class Omissions:
         self.names |= {peer: "LMNO"[i] for i, peer in enumerate(self.liars)}
         peers = Peers(self.post, config, frozenset(self.liars))
         everybody = [peers.fresh(peer, head) for peer in (*self.honest, *self.liars)]
+        for peer in everybody:
+            peer.machine.rates.linked = frozenset((*self.honest, *self.liars))
         self._swarms: dict[tuple[Habits, ...], list[Peer]] = {(): everybody}
         self._habits = plan.habits or (*silences(), *slights(LETTERS[: len(self.honest)]))
 
@@ -275,6 +276,16 @@ class OneRound(GoodRun):
         self._tell_late()
         super()._settle(helper_finds)
 
+    def _train(self) -> None:
+        """Who denies somebody in its COMMIT has forgotten all that it had of it."""
+        for peer in self._open_peers():
+            view = peer.machine.view
+            is_due = view.contribution is None and view.me in self._model.liars
+            for habit in self._habits if is_due and view.ended is not None else ():
+                if habit.kind is Kind.COMMIT and habit.how == DENY and view.ended is not None:
+                    _forget(view.ended, self._by_name[habit.whom])
+        super()._train()
+
     # What is told -------------------------------------------------------------------------------
 
     def _exchange(self) -> bool:
@@ -325,7 +336,8 @@ class OneRound(GoodRun):
                 told_s = self._told_s.setdefault(message.digest, now_s)
                 if now_s < told_s + RELAY_S:
                     return None
-            if habit.how == DENY and is_first and whom is not None:
+            is_bent = habit.how == DENY and kind is not Kind.COMMIT
+            if is_bent and is_first and whom is not None:
                 message = self._deny(source, message, whom)
         return message
 
@@ -408,9 +420,15 @@ def _without(view: RoundView, body: Body, whom: PeerId) -> Body:
         case List(commits=commits):
             kept = [d for d in commits if (found := view.ballots.commit_of(d)) and found[0] != whom]
             return replace(body, commits=tuple(kept))
-        case Commit(committed=committed, sealed=sealed, lapsed=lapsed):
-            named = unpack_senders(lapsed, members) | {whom}
-            said = pack_senders(named, members) if lapsed else lapsed
-            return replace(body, committed=left(committed), sealed=left(sealed), lapsed=said)
         case _:
             return body
+
+
+def _forget(ended: RoundView, whom: PeerId) -> None:
+    """All that came of one in a round that is sealed; it is said to have kept others waiting."""
+    ended.lapsed.add(whom)
+    ended.ballots._commits.pop(whom, None)
+    ended.ballots._commits_sorted = None
+    for (kind, _, _), there in ended.ballots._slots.items():
+        if kind is Kind.SEAL:
+            there.pop(whom, None)

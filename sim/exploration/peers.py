@@ -15,7 +15,7 @@ from node.rules.agreed import result_place
 from node.rules.agreement import time_out_s
 from node.rules.ballots import Ballots, Entry
 from node.rules.gathering import Gathering, GatheringAll
-from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER
+from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
 from node.rules.proposal import (
     LIST_AFTER,
     SECOND_CALL_AFTER,
@@ -44,7 +44,7 @@ from training.gram import wire_bytes
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""
 
-ONLY_FOR_PULLS = ("asked", "certified_s", "measured", "summable_s", "second_call_s")
+ONLY_FOR_PULLS = ("asked", "certified_s", "measured", "summable_s", "second_call_s", "ready_s")
 """They time the asking for bytes; here bytes arrive by moves of their own, whoever asked."""
 
 STEPS = (
@@ -285,7 +285,7 @@ class Peer:
         self.now_s = max(self.now_s, time_out_s(view, deadline()))
         self.tell(ev.Tick())
 
-    def phase(self) -> tuple[bool | bytes | int, ...]:
+    def phase(self) -> tuple[bool | bytes | int | str, ...]:
         """Whether the rules need not be asked, and the phase of the round they are asked about."""
         view = self.machine.view
         is_quiet = self.machine._agenda.is_quiet(view, self.now_s, with_pulls=False)
@@ -293,7 +293,7 @@ class Peer:
         other = self.phase_of(beside) if beside is not None else ()
         return is_quiet, *self.phase_of(view), *other
 
-    def phase_of(self, view: RoundView) -> tuple[bool | bytes | int, ...]:
+    def phase_of(self, view: RoundView) -> tuple[bool | bytes | int | str, ...]:
         """Whether the round is open, which deadlines are past, where substitutes were called."""
         if view.opened_s is None:
             return ()
@@ -306,9 +306,10 @@ class Peer:
         late = sorted(digest for digest, at_s in since if self.now_s - at_s >= length_s)
         summable = view.summable_s.items() if view.copies > 1 else ()
         late += sorted(digest for digest, at_s in summable if self.now_s - at_s >= length_s)
-        called = sorted(view.second_call_s)
+        called = [*sorted(view.second_call_s), "ready", *sorted(view.ready_s)]
+        ready = [self.now_s - at_s >= LIST_LATE_AFTER * length_s for at_s in view.ready_s.values()]
         passed = sum(waited_s >= step * length_s for step in STEPS)
-        return (*late, *called, True, is_timed, passed, is_over)
+        return (*late, *called, *ready, True, is_timed, passed, is_over)
 
     def propose(self, body: List) -> None:
         """As the closer of its attempt, propose this LIST, whatever its duty is."""
