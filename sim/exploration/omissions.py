@@ -6,6 +6,7 @@ whatever happens is the liars' doing, and is allowed to cost nobody else anythin
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -45,6 +46,9 @@ OWED = (
     Kind.COMMIT,
 )
 """What a member owes the others in a round."""
+
+COSTLY_MAX = 2
+"""So many rounds somebody may cost time before it is known for it: it is told in the next one."""
 
 TRAINING_S = 2 * DEADLINE_S
 RELAY_S = 0.2 * DEADLINE_S
@@ -143,6 +147,7 @@ class Omissions:
         everybody = [peers.fresh(peer, head) for peer in (*self.honest, *self.liars)]
         for peer in everybody:
             peer.machine.rates.linked = frozenset((*self.honest, *self.liars))
+        self._costly: dict[tuple[Habits, ...], int] = {}
         self._swarms: dict[tuple[Habits, ...], list[Peer]] = {(): everybody}
         self._habits = plan.habits or (*silences(), *slights(LETTERS[: len(self.honest)]))
 
@@ -165,7 +170,7 @@ class Omissions:
         for habits in self._choices(state.done):
             swarm = [fork(peer) for peer in self._swarms[state.done]]
             done = (*state.done, habits)
-            wrong = OneRound(self, swarm, habits).wrong()
+            wrong = OneRound(self, swarm, habits).wrong() or self._unnamed(swarm, done)
             self._swarms[done] = swarm
             words = ", ".join(map(str, habits)) or "nothing wrong"
             yield f"round {len(done)}: {words}", State(done, wrong)
@@ -223,6 +228,23 @@ class Omissions:
             return f"L1: a round takes {attempts + 1} attempts"
         return ""
 
+    def _unnamed(self, swarm: Sequence[Peer], done: tuple[Habits, ...]) -> str:
+        """Whoever has cost rounds time again and again comes last, or has no seat; but of parts that
+        one lacks no third can tell who is at fault, and a late COMMIT is what deadlines are for."""
+        honest = next(peer for peer in swarm if peer.machine.view.me in self.honest)
+        view, roster = honest.machine.previous, honest.chain[-1].value.roster
+        assert view is not None
+        is_told = all(
+            habit.kind is not Kind.COMMIT and (habit.kind or not habit.whom) for habit in done[-1]
+        )
+        is_costly = is_told and honest.now_s - (view.opened_s or 0.0) >= DEADLINE_S / 2
+        self._costly[done] = self._costly.get(done[:-1], 0) + is_costly
+        named = {seat.peer for seat in roster.seats if seat.set_backs}
+        is_named = named.intersection(self.liars) or not roster.member_set.issuperset(self.liars)
+        if is_named or not is_costly or self._costly[done] <= COSTLY_MAX:
+            return ""
+        return "R8: who keeps the others waiting is named by nobody"
+
 
 class OneRound(GoodRun):
     """A round in which the liars have those habits, and all else goes well."""
@@ -244,7 +266,8 @@ class OneRound(GoodRun):
         unsummable = self._unsummable()
         if failed or unsummable:
             return unsummable or failed
-        return self._model.wrong_of(list(self._peers.values()), self._attempts)
+        swarm = list(self._peers.values())
+        return self._model.wrong_of(swarm, self._attempts)
 
     # Time ---------------------------------------------------------------------------------------
 
@@ -347,7 +370,7 @@ class OneRound(GoodRun):
             if view.basis == message.slot.basis:
                 is_in = view.attempt == message.slot.attempt or not message.slot.attempt
                 start_s = view.opened_s if not message.slot.attempt else view.attempt_start_s
-                return (start_s or 0.0) if is_in else 0.0
+                return (math.inf if start_s is None else start_s) if is_in else 0.0
         return 0.0
 
     def _deny(self, source: Peer, message: SignedMessage, whom: PeerId) -> SignedMessage:
