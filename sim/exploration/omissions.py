@@ -51,9 +51,6 @@ COSTLY_MAX = 2
 """So many rounds somebody may cost time before it is known for it: it is told in the next one."""
 
 TRAINING_S = 2 * DEADLINE_S
-RELAY_S = 0.2 * DEADLINE_S
-"""What a liar tells to one comes to the others so much later: the honest pass it on."""
-
 LATER = (1.2, 1.45, 2.9)
 """In deadlines since the round began: behind the HAVEs, just before the LIST, behind all of it."""
 
@@ -101,7 +98,8 @@ def slights(honest: Iterable[str]) -> Iterator[Habit]:
 class Plan:
     """How much is explored: `rounds` on end, in which the liars change what they do up to `changes`
     times. They are of the `voters`, from the place `liar` on so many as may lie, and all `members`
-    without a vote. `habits` are what they may do, of which they do up to `at_once`.
+    without a vote. `habits` are what they may do, of which they do up to `at_once`. What is told to
+    one comes to the others `relay` deadlines later: the honest pass it on.
     """
 
     rounds: int
@@ -111,6 +109,7 @@ class Plan:
     changes: int = 0
     at_once: int = 1
     cells: int = 1
+    relay: float = 0.2
     habits: Habits = ()
     without: frozenset[str] = frozenset()
 
@@ -229,7 +228,7 @@ class Omissions:
         return ""
 
     def _unnamed(self, swarm: Sequence[Peer], done: tuple[Habits, ...]) -> str:
-        """Whoever has cost rounds time again and again comes last, or has no seat; but of parts that
+        """Whoever has cost rounds time again comes last, or has no seat; but of parts that
         one lacks no third can tell who is at fault, and a late COMMIT is what deadlines are for."""
         honest = next(peer for peer in swarm if peer.machine.view.me in self.honest)
         view, roster = honest.machine.previous, honest.chain[-1].value.roster
@@ -357,7 +356,7 @@ class OneRound(GoodRun):
                 return None
             if habit.how == ONE and whom != to:
                 told_s = self._told_s.setdefault(message.digest, now_s)
-                if now_s < told_s + RELAY_S:
+                if now_s < told_s + self._model.plan.relay * DEADLINE_S:
                     return None
             is_bent = habit.how == DENY and kind is not Kind.COMMIT
             if is_bent and is_first and whom is not None:

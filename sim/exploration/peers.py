@@ -58,6 +58,8 @@ STEPS = (
 )
 """So many deadlines after its attempt began something falls due for a peer."""
 
+FAR_SAMPLES = 1 << 20
+
 LATE_KINDS = (Kind.COMMIT, Kind.SEAL)
 """What still counts of a round that is sealed (R1)."""
 
@@ -360,7 +362,10 @@ class Peers:
         if self.config.clock.lag == 1:
             return Peer(machine, (head,), liars=self._liars)
         # Two seals name the rounds in flight (R5): the one before has the same roster.
-        before = replace(head, value=replace(head.value, round=head.value.round - 1))
+        # No sample that it leases is leased again by the next one.
+        clock = replace(head.value.clock, cursor=FAR_SAMPLES)
+        value = replace(head.value, round=head.value.round - 1, clock=clock)
+        before = replace(head, value=value)
         machine.reset(head, now_s=0.0, before=before.value)
         return Peer(machine, (before, head))
 
