@@ -6,10 +6,15 @@ next COMMIT who kept it waiting, and whom more voters name than may lie comes la
 and closers for some rounds (`node.rules.told`). Nothing else follows from it: no seat, no vote.
 """
 
+import math
+from collections.abc import Set as AbstractSet
+
 from node.rules.proposal import (
+    SECOND_CALL_AFTER,
     awaited_haves,
     complete_senders,
     held_throughout,
+    is_all_there,
     said_haves,
 )
 from node.rules.reducers import Slice
@@ -21,24 +26,57 @@ HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
 """HAVEs are due after one deadline, LISTs after one and a half, after two with a second call; what
 is on its way has a quarter more."""
 
+LIST_LATE_AFTER = 0.5
+"""A LIST is due at once where nobody is waited for: so many deadlines later it is late."""
+
 
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
-    """Remember who owes a HAVE or a LIST by now, while this node waits for it; and a closer that
-    left somebody out whom enough others hold."""
+    """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
+    out whom it had to list."""
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
-        closer = proposal.message.sender
         if ("list", view.attempt) not in view.looked_at and isinstance(proposal.body, List):
             view.looked_at.add(("list", view.attempt))
-            listed = {sender for sender, _, _ in view.listed(proposal.body) or ()}
-            is_free = bool(proposal.body.certificate) or view.lock is not None or view.bound
-            if listed and not is_free and complete_senders(view) - listed:
-                view.lapsed.add(closer)
+            ready_s = view.ready_s.get(view.attempt, math.inf)
+            is_late = now_s >= ready_s + LIST_LATE_AFTER * deadline_s
+            if is_late or _leaves_out(view, proposal.body):
+                view.lapsed.add(proposal.message.sender)
+            if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
+                view.lapsed |= awaited_haves(view)  # It was waited for, until others had spoken.
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
         view.lapsed |= awaited_haves(view)
+        if view.attempt not in view.to_list:
+            view.to_list[view.attempt] = frozenset(complete_senders(view))
+    may_be_ready = view.attempt not in view.ready_s and not awaited_haves(view)
+    if may_be_ready and _can_propose(view) and is_all_there(view, complete_senders(view)):
+        view.ready_s[view.attempt] = now_s
     if now_s >= start_s + LIST_LAPSES_AFTER * deadline_s and _can_propose(view):
         view.lapsed.add(view.closer(view.attempt))
+
+
+def _leaves_out(view: RoundView, body: List) -> bool:
+    """Whether a LIST is without somebody whom its closer had to list."""
+    listed = {sender for sender, _, _ in view.listed(body) or ()}
+    is_free = bool(body.certificate) or view.lock is not None or bool(view.bound)
+    return bool(listed) and not is_free and bool(_to_list(view) - listed)
+
+
+def _to_list(view: RoundView) -> AbstractSet[PeerId]:
+    """Whom a LIST has to name, by what its closer had as well when it made it.
+
+    An honest one proposes early only when it has heard all first HAVEs that it waits for, and is
+    behind them else. What comes just before a LIST its closer may not have had: who wants it to be
+    named tells the others alone. So those count who were complete when HAVEs were late, or of an
+    early LIST those who are by first HAVEs that all wait for; no newcomers, who are not waited for.
+    """
+    found = view.to_list.get(view.attempt)
+    if found is not None:
+        return found
+    said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
+    awaited = {peer for peers in view.gathering().first_keeping for peer in peers} - view.set_back
+    by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
+    return by_first - view.newcomers
 
 
 def _can_propose(view: RoundView) -> bool:

@@ -1,6 +1,6 @@
 """What members say about the bytes they hold, and what the closer proposes from it (R2)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from node.rules.belief import liars
@@ -71,12 +71,16 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
     has_heard_all = is_late or not awaited_haves(view)
     if has_heard_all and waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s):
         return None
-    is_all = complete >= view.awaited and _can_sum(view)
-    if is_all or (complete and (has_heard_all or view.rare("closer-early"))):
+    if is_all_there(view, complete) or (complete and (has_heard_all or view.rare("closer-early"))):
         return _list_of(view, set() if view.rare("closer-carries") else complete)
     if has_heard_all and view.attempt >= EMPTY_AFTER_ATTEMPTS:
         return List(commits=(), drifts=(), certificate=())
     return None
+
+
+def is_all_there(view: RoundView, complete: Collection[PeerId]) -> bool:
+    """Whether a LIST need not wait: who is awaited is complete."""
+    return view.awaited.issubset(complete) and _can_sum(view)
 
 
 def _highest_lock(view: RoundView) -> List | None:
@@ -131,13 +135,13 @@ def said_haves(view: RoundView, attempt: int) -> dict[PeerId, Have]:
     return dict(sorted((first | second).items())) if second else first
 
 
-def complete_senders(view: RoundView) -> set[PeerId]:
+def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None) -> set[PeerId]:
     """Senders whose every cell is held by a reducer that says so in this attempt; none convicted.
 
     In open runs by enough besides the sender (`Belief.holders`), or by all others in reach where
     there are not so many: of the only copy, the word of whoever has it would be all that one has.
     """
-    said = said_haves(view, view.attempt)
+    said = said_haves(view, view.attempt) if said is None else said
     if not said:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}

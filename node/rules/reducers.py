@@ -155,8 +155,8 @@ def _owner(bounds: Sequence[int], cell: int) -> int:
 def _weights(roster: Roster) -> dict[PeerId, int]:
     """What each that most others reach may sum, relative to the others; never nobody."""
     back = set_back(roster)
-    reached = [seat for seat in roster.seats if seat.reached and seat.peer not in back]
-    seats = reached or list(roster.seats)
+    ahead = [seat for seat in roster.seats if seat.peer not in back] or list(roster.seats)
+    seats = [seat for seat in ahead if seat.reached] or ahead
     known = [seat.rate for seat in seats if seat.rate]
     middle = median_high(known) if known else 0
     return {seat.peer: _weight(seat.rate or middle, middle) for seat in seats}

@@ -119,6 +119,10 @@ class RoundView(Holding):
     lapsed: set[PeerId] = field(default_factory=set)
     """Who kept this node waiting in this round for what it owed (R8)."""
     looked_at: set[tuple[str, int]] = field(default_factory=set)
+    ready_s: dict[int, float] = field(default_factory=dict)
+    """Since when the closer of each attempt need wait for nobody."""
+    to_list: dict[int, frozenset[PeerId]] = field(default_factory=dict)
+    """Who was complete in each attempt when HAVEs were late: whom a later LIST has to name."""
     second_call_s: dict[int, float] = field(default_factory=dict)
     """When substitutes were called in each attempt, to hold what too few said that they hold."""
     belief: Belief = field(init=False)
@@ -134,7 +138,8 @@ class RoundView(Holding):
     is_member: bool = field(init=False)
     set_back: frozenset[PeerId] = field(init=False)
     """Who comes last among reducers and closers here, and is not waited for as such (R8)."""
-    _newcomers: frozenset[PeerId] = field(init=False)
+    newcomers: frozenset[PeerId] = field(init=False)
+    """Of whom no SEAL was seen yet, in open runs."""
     _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
     _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
     _gathering: Gathering = field(init=False)
@@ -156,7 +161,7 @@ class RoundView(Holding):
         is_enough = rosters.has_quorum(self.roster, ahead, trust=self.trust)
         self.set_back = back if is_enough else frozenset()
         is_open = self.trust == "open"
-        self._newcomers = frozenset(s.peer for s in self.roster.seats if is_open and s.proved < 0)
+        self.newcomers = frozenset(s.peer for s in self.roster.seats if is_open and s.proved < 0)
         self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
         if self.everybody_sums:
@@ -256,8 +261,8 @@ class RoundView(Holding):
     def awaited(self) -> frozenset[PeerId]:
         """Whose COMMIT and parts the round waits for. In open runs not for those of whom no SEAL
         was seen yet, until they commit: anybody can hold a proof for a key that does nothing."""
-        newcomers = self._newcomers.difference(self.ballots.commits)
-        return self.expected - newcomers if newcomers else self.expected
+        absent = self.newcomers.difference(self.ballots.commits)
+        return self.expected - absent if absent else self.expected
 
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from node.rules.proposal import EMPTY_AFTER_ATTEMPTS
 from node.rules.roster import closer
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
@@ -227,12 +226,22 @@ class Agreement:
                 yield self._after(state, seat, f"{name}{told}", reports)
                 continue
             for option in range(len(self._options)):
-                have = ("hear", self._haves[option, attempt])
+                number = self._haves[option, attempt]
+                if self._has_said_else(view, number):
+                    continue
+                have = ("hear", number)
                 label = f"{name}{told} finds {self._name(option)} complete"
-                yield self._after(state, seat, label, (*reports, have, ("deadline", 3)))
-            if attempt >= EMPTY_AFTER_ATTEMPTS:
-                label = f"{name}{told} finds nobody complete"
-                yield self._after(state, seat, label, (*reports, ("deadline", 3)))
+                yield self._after(state, seat, label, (*reports, have, ("deadline", 4)))
+            # Without a HAVE it calls itself, and lists whose parts it holds: nobody's if they are
+            # lost. From the third attempt on the round then carries.
+            waited: tuple[Deed, ...] = (*reports, ("deadline", 4))
+            if self.peers.do(state.peers[seat], waited)[1].sent:
+                yield self._after(state, seat, f"{name}{told} has waited", waited)
+
+    def _has_said_else(self, view: RoundView, number: int) -> bool:
+        """Whether the helper is known to have said another HAVE: it says one in an attempt."""
+        there = view.ballots.of(Kind.HAVE, view.attempt).get(self.table.helpers[0])
+        return there is not None and there.message != self.post.letters[number].message
 
     def _quorums_of_reports(
         self, state: State, view: RoundView

@@ -80,7 +80,7 @@ class BranchMoves:
             if view.own_slices() and view.me not in view.ballots.of(Kind.HAVE, view.attempt):
                 yield "waits until its deadline", (("deadline", 2),)
             if view.closer(view.attempt) == view.me and view.proposal() is None:
-                yield "waits no longer for HAVEs", (("deadline", 3),)
+                yield "waits no longer for HAVEs", (("deadline", 4),)
         if view.is_voter and view.attempt + 1 < span.attempts:
             yield f"enters attempt {view.attempt + 1}", (("time-out",),)
 

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 from blake3 import blake3
 
 from node.rules import branch_tree, branches
+from node.rules.bit_maps import pack_senders
 from node.rules.branch_tree import Drift, Tree
 from node.rules.branches import Position
 from node.rules.roster import ClockRules, Listed, next_clock, next_roster
@@ -116,6 +117,9 @@ class Seals:
         self, sender: int, basis: int, root: bytes, joins: tuple[int, ...], proof: Kind | None
     ) -> int:
         value, peer = self.values[basis], self.peers[sender]
+        # Whoever is not listed is cut off, and nobody hears of its COMMIT later.
+        were = {self._senders[digest] for digest in value.commits}
+        committed = pack_senders(were, value.roster.members) if value.round else b""
         body = Commit(
             root=root,
             cell_norms=(1.0,),
@@ -131,6 +135,9 @@ class Seals:
             gone=(),
             bans=(),
             is_past_end=False,
+            committed=committed,
+            sealed=bytes(len(committed)),
+            lapsed=bytes(len(committed)),
         )
         slot = branches.slot_of(value, Kind.COMMIT)
         message = _message(slot, peer, encode(body))

@@ -8,6 +8,7 @@ from typing import Any
 from sim.exploration import branch_cases, lies
 from sim.exploration.agreement import Agreement, Scope
 from sim.exploration.liars import Lying
+from sim.exploration.omissions import Omissions, Plan
 from sim.exploration.overlap import Overlap
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import RunningBranches
@@ -89,6 +90,18 @@ LIARS = {
 LIARS_WALK = lies.Scope(
     attempts=6, liar=2, lists=("ABC", "AB", "ABC1"), commits=3, others=2, sums=True, restarts=2
 )
+
+
+OMISSIONS = {
+    "4 voters, the same for 7 rounds": Plan(rounds=7),
+    "4 voters, L closes the third attempt": Plan(rounds=7, liar=2),
+    "4 voters, 2 things at once": Plan(rounds=5, at_once=2),
+    "4 voters, another thing later": Plan(rounds=5, changes=1),
+    "4 voters, 3 cells": Plan(rounds=6, cells=3),
+    "4 voters, 2 seats of liars more": Plan(rounds=5, members=2),
+    "7 voters, 2 liars": Plan(rounds=5, voters=7, liar=1),
+}
+"""Open rules: what liars owe and do not give, round after round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +196,8 @@ def cases() -> Iterator[Case]:
         yield Case("liars", name, partial(Lying, scope_of_lies))
     name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
     yield Case("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
+    for name, plan in OMISSIONS.items():
+        yield Case("omissions", name, partial(Omissions, plan))
     for name, overlap in branch_cases.OVERLAPS.items():
         yield Case("overlap", name, partial(Overlap, overlap))
 

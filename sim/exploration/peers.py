@@ -6,7 +6,7 @@ once by the shipped code and remembered by number. A state of the swarm is then 
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from node import events as ev
@@ -15,7 +15,13 @@ from node.rules.agreed import result_place
 from node.rules.agreement import time_out_s
 from node.rules.ballots import Ballots, Entry
 from node.rules.gathering import Gathering, GatheringAll
-from node.rules.proposal import LIST_AFTER
+from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
+from node.rules.proposal import (
+    LIST_AFTER,
+    SECOND_CALL_AFTER,
+    SECOND_HAVE_AFTER,
+    SECOND_LIST_AFTER,
+)
 from node.rules.restart import Restart
 from node.rules.round_view import RoundConfig, RoundView
 from protocol.evidence import Evidence
@@ -38,8 +44,24 @@ from training.gram import wire_bytes
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""
 
-ONLY_FOR_PULLS = ("asked", "certified_s", "measured")
+ONLY_FOR_PULLS = ("asked", "certified_s", "measured", "summable_s", "second_call_s", "ready_s")
 """They time the asking for bytes; here bytes arrive by moves of their own, whoever asked."""
+
+STEPS = (
+    1.0,
+    SECOND_CALL_AFTER,
+    HAVE_LAPSES_AFTER,
+    LIST_AFTER,
+    SECOND_HAVE_AFTER,
+    SECOND_LIST_AFTER,
+    LIST_LAPSES_AFTER,
+)
+"""So many deadlines after its attempt began something falls due for a peer."""
+
+FAR_SAMPLES = 1 << 20
+
+LATE_KINDS = (Kind.COMMIT, Kind.SEAL)
+"""What still counts of a round that is sealed (R1)."""
 
 DERIVED = (
     "slices",
@@ -50,6 +72,8 @@ DERIVED = (
     "is_member",
     "is_voter",
     "expected",
+    "set_back",
+    "newcomers",
     "values",
     "draw",
     "_closers",
@@ -77,7 +101,18 @@ INDEX = (
     "_certified_sorted",
     "_certified_lists",
 )
-FOUND_AGAIN = ("summing", "keeping", "own", "kept", "_slices", "_me", "_belief", "_seen")
+FOUND_AGAIN = (
+    "summing",
+    "keeping",
+    "own",
+    "kept",
+    "first_keeping",
+    "first_kept",
+    "_slices",
+    "_me",
+    "_belief",
+    "_seen",
+)
 IGNORED = {
     RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
     RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
@@ -117,8 +152,11 @@ class Peer:
 
     def tell(self, event: ev.RoundEvent) -> None:
         """Hand an event to the machine, and carry out what it asks for, in order."""
+        self._ask(lambda: self.machine.handle(event, self.now_s))
+
+    def _ask(self, ask: Callable[[], list[ev.RoundAction]]) -> None:
         try:
-            self._carry_out(self.machine.handle(event, self.now_s))
+            self._carry_out(ask())
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             # A machine that cannot go on is a finding like any other, with the trace to it.
             self.broken = f"{type(error).__name__}: {error}"
@@ -168,6 +206,10 @@ class Peer:
     def hear(self, message: SignedMessage) -> None:
         """A message arrives; as in a core, the VOTEs that it quotes before it."""
         _, body = decode_message(message.encoded)
+        ended = self.machine.ended_on(message.slot.basis)
+        if ended is not None and message.slot.kind in LATE_KINDS:
+            self._ask(lambda: self.machine.hear_late(ended, Entry(message, body)))
+            return
         if isinstance(body, List | NewAttempt):
             for data in body.certificate:
                 self.tell(ev.Heard(*decode_message(data)))
@@ -245,7 +287,7 @@ class Peer:
         self.now_s = max(self.now_s, time_out_s(view, deadline()))
         self.tell(ev.Tick())
 
-    def phase(self) -> tuple[bool | bytes, ...]:
+    def phase(self) -> tuple[bool | bytes | int | str, ...]:
         """Whether the rules need not be asked, and the phase of the round they are asked about."""
         view = self.machine.view
         is_quiet = self.machine._agenda.is_quiet(view, self.now_s, with_pulls=False)
@@ -253,8 +295,8 @@ class Peer:
         other = self.phase_of(beside) if beside is not None else ()
         return is_quiet, *self.phase_of(view), *other
 
-    def phase_of(self, view: RoundView) -> tuple[bool | bytes, ...]:
-        """Whether the round is open, which deadlines are past."""
+    def phase_of(self, view: RoundView) -> tuple[bool | bytes | int | str, ...]:
+        """Whether the round is open, which deadlines are past, where substitutes were called."""
         if view.opened_s is None:
             return ()
         waited_s = self.now_s - view.attempt_start_s
@@ -264,14 +306,12 @@ class Peer:
         # Where several sum, whoever waits too long for their words calls the next one.
         since = view.certified_s.items() if view.copies > 1 else ()
         late = sorted(digest for digest, at_s in since if self.now_s - at_s >= length_s)
-        return (
-            *late,
-            True,
-            is_timed,
-            waited_s >= length_s,
-            waited_s >= LIST_AFTER * length_s,
-            is_over,
-        )
+        summable = view.summable_s.items() if view.copies > 1 else ()
+        late += sorted(digest for digest, at_s in summable if self.now_s - at_s >= length_s)
+        called = [*sorted(view.second_call_s), "ready", *sorted(view.ready_s)]
+        ready = [self.now_s - at_s >= LIST_LATE_AFTER * length_s for at_s in view.ready_s.values()]
+        passed = sum(waited_s >= step * length_s for step in STEPS)
+        return (*late, *called, *ready, True, is_timed, passed, is_over)
 
     def propose(self, body: List) -> None:
         """As the closer of its attempt, propose this LIST, whatever its duty is."""
@@ -322,7 +362,10 @@ class Peers:
         if self.config.clock.lag == 1:
             return Peer(machine, (head,), liars=self._liars)
         # Two seals name the rounds in flight (R5): the one before has the same roster.
-        before = replace(head, value=replace(head.value, round=head.value.round - 1))
+        # No sample that it leases is leased again by the next one.
+        clock = replace(head.value.clock, cursor=FAR_SAMPLES)
+        value = replace(head.value, round=head.value.round - 1, clock=clock)
+        before = replace(head, value=value)
         machine.reset(head, now_s=0.0, before=before.value)
         return Peer(machine, (before, head))
 

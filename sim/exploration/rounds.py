@@ -193,10 +193,10 @@ class Rounds:
         if self.span.is_late and view.opened_s is not None:
             if view.own_slices() and not self._said(peer, Kind.HAVE, view.attempt):
                 yield "waits until its deadline", (("deadline", 2),)
-            if view.closer(view.attempt) == view.me and view.me in view.ballots.of(
-                Kind.HAVE, view.attempt
-            ):
-                yield "waits no longer for HAVEs", (("deadline", 3),)
+            if view.closer(view.attempt) == view.me and self._said(peer, Kind.HAVE, view.attempt):
+                yield "waits no longer for HAVEs", (("deadline", 4),)
+            if view.attempt not in view.second_call_s:
+                yield "waits until substitutes are called", (("deadline", 3),)
         if view.is_voter and view.opened_s is not None and view.attempt + 1 < self.span.attempts:
             yield f"enters attempt {view.attempt + 1}", (("time-out",),)
 

@@ -120,7 +120,7 @@ class Supply(Agreement):
                 told_all = (*reports, *heard(list(chosen)))
                 whose = ", ".join(self.table.names[letter.sender] for letter in chosen)
                 what = f"hears the HAVE of {whose}" if chosen else "has waited"
-                for deeds in (told_all, (*told_all, ("deadline", 3))):
+                for deeds in (told_all, (*told_all, ("deadline", 4))):
                     if self._proposes(state.peers[seat], deeds):
                         label = f"{name}{told} {what}"
                         yield self._after(state, seat, label, deeds)

@@ -1,7 +1,8 @@
 """R1 over many rounds: who votes when the shipped roster rule follows any sequence of LISTs.
 
-Every round lists any subset of the living, or nobody; the others came too late. Whoever is listed
-may have proved that it sealed the round before, or not. Whoever has no seat asks for one, and is
+Every round lists any subset of the living, or nobody; the others came too late, so that nobody saw
+them. Whoever is listed says whom it saw in the round before, and may have proved that it sealed
+that, or not. Whoever has no seat asks for one, and is
 named. The living must stay a quorum though nobody died since.
 
 With some who wait for a seat all take turns. One may die at any time, if the others are a quorum
@@ -15,6 +16,7 @@ from itertools import product
 from typing import NamedTuple
 
 from node.rules import roster as rosters
+from node.rules.bit_maps import pack_senders
 from node.rules.turns import TURN_ROUNDS
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
@@ -24,11 +26,12 @@ from sim.nodes import peer_named
 
 
 class State(NamedTuple):
-    """The roster after so many rounds, and who is dead."""
+    """The roster after so many rounds, who is dead, and whom the last round saw."""
 
     roster: Roster
     round: int
     dead: frozenset[PeerId]
+    seen: frozenset[PeerId]
 
 
 class Windows:
@@ -50,7 +53,8 @@ class Windows:
             for peer in peers[:voters]
         )
         roster = Roster(seats=seats, window=tuple(range(before - 3, before + 1)))
-        self._start = State(roster, before, frozenset() if waiting else frozenset(peers[:1]))
+        dead = frozenset() if waiting else frozenset(peers[:1])
+        self._start = State(roster, before, dead, frozenset(peers))
 
     def start(self) -> State:
         """All vote, and were listed in each of the last four rounds."""
@@ -62,7 +66,7 @@ class Windows:
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """The next round is final, with any LIST, if the living are a quorum."""
-        roster, before, dead = state
+        roster, before, dead, seen = state
         if before - self._start.round >= self._rounds or not self._is_quorum(state):
             return
         for peer in self._peers if not dead else ():
@@ -72,7 +76,7 @@ class Windows:
         living = [peer for peer in self._peers if peer not in dead]
         seated = [peer for peer in roster.members if peer in living]
         joins = tuple(peer for peer in living if peer not in roster.members)
-        commit = commit_naming(joins)
+        commit = commit_naming(joins, pack_senders(seen, roster.members))
         for kinds in product((None, True, False), repeat=len(seated)):
             late = [peer for peer, is_proved in zip(seated, kinds, strict=True) if not is_proved]
             if self._has_turns and not self._may_be_late(late, state):
@@ -88,7 +92,9 @@ class Windows:
                 for entry in listed
             )
             label = f"round {before + 1 - self._start.round} lists {{{names}}}"
-            yield label, State(after, before + 1, dead)
+            # Of an empty LIST, too, nobody knows who was there.
+            were = frozenset(entry.sender for entry in listed)
+            yield label, State(after, before + 1, dead, were)
 
     def _may_be_late(self, late: list[PeerId], state: State) -> bool:
         """With turns: one, and not the one that was in the round before."""
@@ -116,8 +122,8 @@ class Windows:
         )
 
 
-def commit_naming(joins: tuple[PeerId, ...]) -> Commit:
-    """A COMMIT that says nothing but who asks for a seat."""
+def commit_naming(joins: tuple[PeerId, ...], committed: bytes) -> Commit:
+    """A COMMIT that says nothing but who asks for a seat, and who was there."""
     return Commit(
         root=bytes(32),
         cell_norms=(1.0,),
@@ -133,4 +139,7 @@ def commit_naming(joins: tuple[PeerId, ...]) -> Commit:
         gone=(),
         bans=(),
         is_past_end=False,
+        committed=committed,
+        sealed=bytes(len(committed)),
+        lapsed=bytes(len(committed)),
     )

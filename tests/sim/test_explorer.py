@@ -176,7 +176,7 @@ class Unreduced(Agreement):
             if view.attempt + 1 < self.scope.attempts:
                 deeds.append(("time-out",))
             if self._closers[view.attempt] == view.me:
-                deeds.append(("deadline", 3))
+                deeds += [("deadline", 3), ("deadline", 4)]
                 if self.table.helpers[0] not in view.ballots.of(Kind.HAVE, view.attempt):
                     options = range(len(self._options))
                     deeds += [("hear", self._haves[option, view.attempt]) for option in options]
@@ -241,7 +241,7 @@ def test_exploration_goes_where_the_rules_of_closers_are_rare(monkeypatch):
 
     for name, module in RARE.items():
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
-    explore(Agreement(Scope(voters=1, attempts=4)), Bound(states=200))
+    explore(Agreement(Scope(voters=1, attempts=4, restarts=1)), Bound(states=600))
     explore(Agreement(Scope(voters=2, attempts=2)), Bound())
     explore(Supply(Scope(voters=2, attempts=2), Losses(num_cells=2)), Bound(states=200))
     assert any(answers["_highest_lock"])

@@ -1,0 +1,94 @@
+"""Rules of absence, votes and LISTs, each a little too loose (R1, R2, R8): what a few may then do.
+
+They are what the rules said before, or readings that one could make of them.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import node.rules.lapses
+import node.rules.proposal
+import node.rules.roster
+from node.rules.belief import Belief
+from node.rules.bit_maps import unpack_senders
+from node.rules.proposal import said_haves
+from node.rules.round_view import RoundView
+from node.rules.told import Told
+from protocol.identity import PeerId
+from protocol.messages import Have, SeatRecord
+
+Loosened = AbstractContextManager[Any]
+
+SHIPPED_ABSENCES = Told.absences
+SHIPPED_SET_BACK = Told.with_set_back
+
+
+def absent_by_list() -> Loosened:
+    """Whoever a LIST leaves out was absent, whatever others have seen of it."""
+    return mock.patch.object(Told, "absences", lambda told, seat: seat.absent + 1)
+
+
+def one_word_vouches() -> Loosened:
+    """One word shows that somebody was there, and that it sealed."""
+
+    def absences(told: Told, seat: SeatRecord) -> int:
+        return 0 if told._committed[seat.peer] else SHIPPED_ABSENCES(told, seat)
+
+    return mock.patch.multiple(
+        Told, absences=absences, says_sealed=lambda told, peer: told._sealed[peer] > 0
+    )
+
+
+def any_number_of_words_judges() -> Loosened:
+    """A LIST of whatever size says who was absent."""
+
+    def absences(told: Told, seat: SeatRecord) -> int:
+        told._num_words = len(told._roster.seats)
+        return SHIPPED_ABSENCES(told, seat)
+
+    return mock.patch.object(Told, "absences", absences)
+
+
+def one_word_sets_back() -> Loosened:
+    """Whoever one names to have kept it waiting comes last."""
+
+    def with_set_back(told: Told, seat: SeatRecord) -> SeatRecord:
+        may_lie, told._may_lie = told._may_lie, 0
+        found = SHIPPED_SET_BACK(told, seat)
+        told._may_lie = may_lie
+        return found
+
+    return mock.patch.object(Told, "with_set_back", with_set_back)
+
+
+def all_lose_their_votes_at_once() -> Loosened:
+    """Whoever is not seen for long enough loses its vote, however many they are."""
+    return mock.patch.object(node.rules.roster, "_held_votes", return_value=frozenset())
+
+
+def closers_know_what_all_know() -> Loosened:
+    """A closer is named for whoever is complete when its LIST comes, also by what came then."""
+    return mock.patch.object(node.rules.lapses, "_to_list", node.rules.proposal.complete_senders)
+
+
+def members_without_a_vote_hold() -> Loosened:
+    """Whoever has a seat says what it holds, and is believed."""
+    return mock.patch.object(Belief, "counts", return_value=True)
+
+
+def senders_hold_their_own() -> Loosened:
+    """Whoever says that it holds its own parts counts among those who hold them."""
+
+    def complete(view: RoundView, said: Mapping[PeerId, Have] | None = None) -> set[PeerId]:
+        holders: dict[PeerId, int] = {}
+        for holder, body in (said_haves(view, view.attempt) if said is None else said).items():
+            whole = unpack_senders(body.held[0].senders, view.members) if body.held else ()
+            for sender in whole if view.belief.counts(holder) else ():
+                holders[sender] = holders.get(sender, 0) + 1
+        needed = max(1, min(view.belief.holders, len(view.expected) - 1))
+        committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+        return {sender for sender in committed if holders.get(sender, 0) >= needed}
+
+    return mock.patch.multiple(node.rules.proposal, complete_senders=complete)
