@@ -4,6 +4,7 @@ A node that runs with hooks says so at start. Only `sim` and the tests make othe
 """
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from protocol.errors import ConfigError
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId, Signer
 
+if TYPE_CHECKING:
+    from node.core import NodeCore
+
 
 class NodeHooks:
     """Bends nothing."""
@@ -20,6 +24,9 @@ class NodeHooks:
     name = ""
     bends_frames = False
     """Whether `sent_frame` is to be asked."""
+
+    floods = False
+    """Whether `flood` is to be asked."""
 
     bends_anchor = False
     """Whether `adopted_anchor` is to be asked."""
@@ -31,6 +38,12 @@ class NodeHooks:
         """A control frame on its way to a peer."""
         del peer
         return frame
+
+    def flood(self, core: "NodeCore", to: PeerId) -> Frame | None:
+        """A frame more for that peer, which nothing asks for; None where there is none to say now.
+        Asked again and again, as fast as the line takes them."""
+        del core, to
+        return None
 
     def sent_item(self, bulk: Bulk, item: Item) -> Item:
         """A cell on its way out, proof and all."""

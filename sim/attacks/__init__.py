@@ -9,6 +9,8 @@ from sim.attacks.crowds_out import CrowdsOut
 from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
+from sim.attacks.flood_gram import FloodGram
+from sim.attacks.flood_want import FloodWant
 from sim.attacks.gaussian import Gaussian
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
@@ -47,6 +49,8 @@ ATTACKS.register("crowds_out", CrowdsOut)
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
 ATTACKS.register("fang_krum", FangKrum)
+ATTACKS.register("flood_gram", FloodGram)
+ATTACKS.register("flood_want", FloodWant)
 ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("ipm", Ipm)
 ATTACKS.register("label_flip", LabelFlip)

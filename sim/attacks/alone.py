@@ -25,6 +25,8 @@ ALONE = (
     "constant_direction",
     "crowds_out",
     "equivocation",
+    "flood_gram",
+    "flood_want",
     "gaussian",
     "lazy",
     "leaves_out",

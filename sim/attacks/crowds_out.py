@@ -81,9 +81,14 @@ class AsksUnderMadeUpKeys(NodeHooks):
 
     def _seat(self, number: int, slot: Slot) -> SignedMessage:
         assert self._signer is not None
-        made_up = _made_up(self._signer.peer_id, number, isinstance(self._signer, Ed25519Signer))
-        work = solve(slot.run, made_up.peer_id, PUZZLE_BITS)
-        return sign_message(made_up, slot, Seat(proof=bytes(32), device="", work=work))
+        key = made_up(self._signer, number)
+        work = solve(slot.run, key.peer_id, PUZZLE_BITS)
+        return sign_message(key, slot, Seat(proof=bytes(32), device="", work=work))
+
+
+def made_up(liar: Signer, number: int) -> Signer:
+    """One of the keys that a liar makes up, of its own kind."""
+    return _made_up(liar.peer_id, number, isinstance(liar, Ed25519Signer))
 
 
 @lru_cache(maxsize=4096)
