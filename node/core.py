@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from node import events as ev
 from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
-from node.peers.budgets import NOBODY, message_cost_s
+from node.peers.budgets import NOBODY, OVER, OVERDRAWN_S, message_cost_s
 from node.peers.relay import pack
 from node.rules.auditing import AUDIT_KINDS
 from node.rules.quoting import quoted_votes
@@ -111,6 +111,7 @@ class NodeCore(CoreState):
             and self._newest <= view.index
             and self.catchup.is_at_rest
             and not machine.is_held
+            and not self._overdrawn
             and not self._owes_beat(now_s)
         )
 
@@ -141,6 +142,10 @@ class NodeCore(CoreState):
                 self._meeting.left(peer)
                 self._rounds.pop(peer, None)
                 self._newest = max(self._rounds.values(), default=0)
+            case ev.Overdrawn(peer=peer):
+                # Nobody waits for whose words lie behind its own flood.
+                self._overdrawn[peer] = now_s + OVERDRAWN_S
+                yield ev.Fault(peer, OVER, is_strike=False)
             case ev.BytesArrived(peer=peer, is_state=is_state, subject=subject):
                 self.liveness.spoke(peer, now_s)
                 self.machine.rates.took(peer, event.num_bytes, event.seconds)
@@ -180,6 +185,9 @@ class NodeCore(CoreState):
         suspects = self.liveness.suspects(machine.watched, now_s)
         if self.audits.shunned:
             suspects |= self.audits.shunned
+        if self._overdrawn:
+            self._overdrawn = {p: end_s for p, end_s in self._overdrawn.items() if now_s < end_s}
+            suspects |= self._overdrawn.keys()
         if suspects != self._suspects:
             self._suspects = suspects
             actions += self._round(ev.SuspicionsChanged(suspects), now_s)

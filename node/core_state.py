@@ -68,6 +68,8 @@ class CoreState:
         self._newest = 0
         """The newest of them."""
         self._suspects: frozenset[PeerId] = frozenset()
+        self._overdrawn: dict[PeerId, float] = {}
+        """Who sends more than its share, and until when it counts as suspected for that."""
         self._nonce = 0
         self.wants_seat = True
         self.may_sit: Callable[[PeerId], bool] = lambda _: True

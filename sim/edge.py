@@ -11,7 +11,7 @@ from math import inf
 from node import events as ev
 from node.durable.batch import batch_of
 from node.peers.bent_links import FLOOD_BYTES_PER_S
-from node.peers.budgets import OVER, Budgets, about_bytes, cost_s
+from node.peers.budgets import Budgets, about_bytes, cost_s
 from node.peers.lingering import Lingering
 from node.peers.strikes import Strikes
 from node.reporting.tracing import (
@@ -228,7 +228,7 @@ class Edge(Storing):
             wait_s = charge.wait_s / self.clock.rate
             self.world.push(self.world.now_s + wait_s, self, self._read_on, peer)
             if charge.is_over:
-                self.world.accuse(self, peer, OVER)
+                self.tell(ev.Overdrawn(peer))
 
     def _take(self, wire: Wire, event: ev.FrameArrived) -> None:
         """What was read reaches the core; nothing of a link that is over by then."""
@@ -323,8 +323,8 @@ class Edge(Storing):
                 self.work.train(action, self.store.state.anchor_N)
             case ev.FetchState() | ev.FetchSteps():
                 world.push(world.now_s, self, self.transfers.order, action)
-            case ev.Fault(peer=peer, reason=reason):
-                world.accuse(self, peer, reason)
+            case ev.Fault(peer=peer, reason=reason, is_strike=is_strike):
+                world.accuse(self, peer, reason, is_strike=is_strike)
             case ev.Rerun():
                 self.work.audit(action)
             case ev.Accuse(evidence=evidence):

@@ -290,7 +290,7 @@ class Around(ABC):
         """A node is about to carry out an action, or None: is through with all of an event."""
 
     @abstractmethod
-    def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
+    def accuse(self, node: SimNode, peer: PeerId, reason: str, *, is_strike: bool = True) -> None:
         """A node holds that another broke the protocol."""
 
     @abstractmethod

@@ -3,7 +3,8 @@
 A frame costs its reader more than its sender: a signature to check, a body to read, an answer to
 put together. Each peer has a share of this node's time for that. Beyond its share its next frame
 is read later, so that its stream stands still and nobody else waits; whoever keeps its stream full
-for seconds is told of as a fault, again and again, which leads to a pause (`node.peers.strikes`).
+is told of as a fault, again and again, and nobody waits for it in a round. Its link stays: where
+some had cut it and some had not, its rounds would be slower than with the flood.
 
 What somebody passes on for others costs it the reading alone. The rest is charged to who signed it
 (`PASSED_ON`): whoever forwards for a flooder is not taken for one.
@@ -24,6 +25,7 @@ from protocol.frames import (
     Want,
     WantBranch,
     WantChain,
+    encode_frame,
 )
 from protocol.gossip import Entries
 from protocol.identity import PeerId
@@ -78,6 +80,9 @@ class Charge(NamedTuple):
     is_over: bool
 
 
+OVERDRAWN_S = 2.0
+"""So long after it was told of last, a peer counts as suspected."""
+
 OVER = "sends more than its share: a flood"
 """The reason that is told."""
 
@@ -104,15 +109,15 @@ class Budgets:
             account = self._accounts[peer] = _Account(SHARE.burst, now_s)
             if len(self._accounts) > PEERS_MAX:
                 self._accounts.popitem(last=False)
-        level_s = account.level_s + (now_s - account.at_s) * SHARE.per_s
-        account.level_s = level_s = min(SHARE.burst, level_s) - cost_s
+        level_s = min(SHARE.burst, account.level_s + (now_s - account.at_s) * SHARE.per_s)
+        if account.over_s and level_s > SHARE.burst / 2:
+            account.over_s = 0.0  # That was a burst, and is over.
+        account.level_s = level_s = level_s - cost_s
         account.at_s = now_s
         if level_s >= 0.0:
-            if account.over_s and level_s > SHARE.burst / 2:
-                account.over_s = 0.0
             return _FREE
         self._accounts.move_to_end(peer)
-        account.over_s += cost_s
+        account.over_s += min(cost_s, -level_s)
         is_over = account.over_s >= OVER_S
         if is_over:
             account.over_s -= OVER_S
@@ -152,4 +157,4 @@ def about_bytes(frame: Frame) -> int:
         return sum(len(seal.encoded) for seal in frame.seals)
     if isinstance(frame, Want):
         return 48 + len(frame.bits)
-    return 64
+    return len(encode_frame(frame))

@@ -22,7 +22,7 @@ from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
-from node.peers.budgets import OVER, Budgets, cost_s
+from node.peers.budgets import Budgets, cost_s
 from node.peers.handshake import shake_hands
 from node.peers.retrying import Retry, pause_s
 from node.peers.strikes import Strikes
@@ -380,7 +380,7 @@ class Links:
             await self.tell(ev.FrameArrived(peer, frame))
             charge = self._budgets.charge(peer, cost_s(peer, frame, len(data)), trio.current_time())
             if charge.is_over:
-                await self.tell(ev.Fault(peer, OVER))
+                await self.tell(ev.Overdrawn(peer))
             if charge.wait_s:
                 await trio.sleep(charge.wait_s)
                 if peer not in self.transport.connected():
