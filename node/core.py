@@ -5,6 +5,7 @@ simulator's world) feeds it events with the monotonic time and carries out its a
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from node import events as ev
 from node.core_state import CHAIN_KEPT as CHAIN_KEPT
@@ -372,7 +373,11 @@ class NodeCore(CoreState):
                 return [ev.Fault(source, f"{slot.kind.name} with a bad certificate: {error}")]
             for vote in quoted:
                 actions += self._message(source, vote, now_s)
-        actions += self._round(ev.Heard(message, body), now_s)
+        due = self._round(ev.Heard(message, body), now_s)
+        if slot.kind is Kind.SEAT:
+            # Keys cost nothing: at fault is who brings a SEAT that nobody honest passes on.
+            due = [replace(a, peer=source) if isinstance(a, ev.Fault) else a for a in due]
+        actions += due
         if view.ballots.find(digest):
             if slot.kind is Kind.COMMIT:
                 view.moved(digest, message.sender, now_s)  # It announces its parts.

@@ -127,7 +127,12 @@ def test_words_that_others_pass_on_are_checked_up_to_the_share_of_who_signed_the
 
 def test_seats_of_made_up_keys_are_checked_up_to_a_share_that_they_have_together(monkeypatch):
     checked = []
-    monkeypatch.setattr("node.core.is_signed", lambda message, _: not checked.append(message))
+
+    def is_signed(message, signer):
+        checked.append(message)
+        return True
+
+    monkeypatch.setattr("node.core.is_signed", is_signed)
     monkeypatch.setattr(budgets, "MESSAGE_S", 0.05)
     core = core_of(C, A, B)
     head = core.machine.head

@@ -7,7 +7,6 @@ import pytest
 from node import events as ev
 from node.peers.budgets import about_bytes
 from protocol import frames
-from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.attacks.flooding import FLOODS, Flood
 from sim.trials.build import build_world, seat_members
@@ -51,7 +50,7 @@ class Flooded:
         self.world.settings.liars[self.flooder] = self.flood
         seat_members(self.world, asked, SEED, names)
         self.honest = [peer for peer in names.values() if peer != self.flooder]
-        self.sent: Counter[PeerId] = Counter()
+        self.sent = Counter(self.honest)
         self.world.triggers.append(self.count)
 
     def count(self, _: World, node, action: ev.CoreAction | None) -> None:
