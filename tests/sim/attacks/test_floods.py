@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 
 from node import events as ev
+from node.gossip.quotas import Rate
 from node.peers.budgets import about_bytes
+from node.rules.round_view import RoundView
 from protocol import frames
 from protocol.messages import Kind
 from sim.attacks.flooding import FLOODS, Flood
@@ -18,7 +20,7 @@ from sim.world import World
 PEERS, SEED = 5, 3
 BEFORE_S, FLOOD_S, SETTLE_S, AFTER_S, JOIN_S = 10.0, 20.0, 5.0, 10.0, 20.0
 
-AMPLIFIED_BYTES_PER_S = 2e6
+AMPLIFIED_BYTES_PER_S = 1e6
 """What the honest may send more, all together, for up to 10 MB/s that the flooder offers each."""
 
 CHEAP: frozenset[str] = frozenset()
@@ -126,3 +128,30 @@ def test_flood_stops_nobody_keeps_nobody_out_and_names_its_sender(kind):
     assert blamed <= {world.flooder}
     assert blamed or kind in CHEAP, "nobody is told who floods"
     assert flood_bytes < calm_bytes + AMPLIFIED_BYTES_PER_S
+
+
+def test_floods_stop_a_run_whose_nodes_read_everything_at_once(monkeypatch):
+    """So that it is the share of a peer that holds the others."""
+    monkeypatch.setattr("node.peers.budgets.SHARE", Rate(1e6, 1e6))
+    world = Flooded("StatusAsk")
+    before = world.rounds(BEFORE_S)
+    world.flood.is_on = True
+    world.rounds(BEFORE_S)
+    assert world.rounds(FLOOD_S) / FLOOD_S < before / BEFORE_S / 3
+
+
+def test_honest_nodes_multiply_words_about_nothing_where_they_keep_them(monkeypatch):
+    monkeypatch.setattr(RoundView, "is_named", lambda view, digest: True)
+    assert flooded_bytes("GRAM") > AMPLIFIED_BYTES_PER_S
+    monkeypatch.undo()
+    assert flooded_bytes("GRAM") < AMPLIFIED_BYTES_PER_S / 4
+
+
+def flooded_bytes(kind: str) -> float:
+    """What the honest send in a second."""
+    world = Flooded(kind)
+    world.rounds(BEFORE_S)
+    world.take_bytes()
+    world.flood.is_on = True
+    world.rounds(BEFORE_S)
+    return world.take_bytes() / BEFORE_S
