@@ -25,6 +25,7 @@ LIAR = ("nice", sys.executable, "-P", "-m", "sim.local.lying_node", "--flood")
 HONEST = "ABCD"
 BEFORE_S, FLOOD_S, SETTLE_S, AFTER_S, JOIN_S = 12.0, 30.0, 5.0, 12.0, 20.0
 MEMORY_MIB = 32
+LISTENS, SIGN = "listening", "floods"
 WORST = ("AGG", "GRAM", "HAVE", "Heartbeat", "Heartbeat, long", "SEAT", "StatusAsk", "Want")
 KINDS = sorted(FLOODS) if os.environ.get("FLOODS") == "all" else WORST
 
@@ -86,15 +87,14 @@ class Run:
         return {event["peer"] for event in events if event["event"] == "fault"}
 
 
-LISTENS = "listening"
-
-
 @contextmanager
-def run_of(folder: Path) -> Iterator[Run]:
+def run_of(folder: Path, kind: str) -> Iterator[Run]:
+    """Whose last node floods while there is a file SIGN in the folder."""
     run = Run(folder)
     try:
         for name in HONEST:
             run.start(name)
+        run.start("X", (*LIAR, kind, "--while", str(folder / SIGN)))
         (folder / "all-here").touch()
         run.swarm.until_round(3)
         yield run
@@ -107,12 +107,12 @@ def run_of(folder: Path) -> Iterator[Run]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of processes in /proc")
 @pytest.mark.parametrize("kind", KINDS)
 def test_flood_of_a_niced_process_stops_no_round_and_no_newcomer_and_is_named(tmp_path, kind):
-    with run_of(tmp_path / "run") as run:
+    folder = tmp_path / "run"
+    with run_of(folder, kind) as run:
         before, memory = run.pace(BEFORE_S), run.memory_mib()
-        flooder = run.start("X", (*LIAR, kind))
-        run.swarm.wait(
-            "the flooder's seat", lambda: any(e["event"] == "seated" for e in flooder.events)
-        )
+        flooder = run.swarm.nodes[-1]
+        assert not run.blamed()
+        (folder / SIGN).touch()
         during = run.pace(FLOOD_S / 2)
         late = run.start("E")
         run.swarm.wait("a newcomer", lambda: late.sealed() > 0, timeout_s=JOIN_S)
