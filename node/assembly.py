@@ -150,7 +150,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         issued=IssuedTokens(folder),
     )
     core.may_sit, entries.access = access.may_sit, access
-    links_of = partial(BentLinks, hooks=node.hooks) if node.hooks.bends_frames else Links
+    links_of = partial(BentLinks, hooks=node.hooks, core=core) if node.hooks.bends_frames else Links
     node.hooks.began(node.signer)
     node.hooks.runs(core, trio.current_time)
     links = links_of(

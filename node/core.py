@@ -5,10 +5,12 @@ simulator's world) feeds it events with the monotonic time and carries out its a
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from node import events as ev
 from node.core_state import CHAIN_KEPT as CHAIN_KEPT
 from node.core_state import CoreState
+from node.peers.budgets import NOBODY, OVER, OVERDRAWN_S, message_cost_s
 from node.peers.relay import pack
 from node.rules.auditing import AUDIT_KINDS
 from node.rules.ballots import Entry
@@ -90,7 +92,16 @@ class NodeCore(CoreState):
             actions += self._take(event, now_s)
         if not self._is_quiet(now_s):
             actions += self._after(now_s)
+        if self.machine.filed_late:
+            actions += self._pass_on_late(now_s)
         return actions
+
+    def _pass_on_late(self, now_s: float) -> Iterator[ev.CoreAction]:
+        """What was kept here until it could be filed, to those who may not have it."""
+        late, self.machine.filed_late = self.machine.filed_late, []
+        for message in late:
+            self._relay.note(message, now_s)
+            yield from self._relay.forward(message, message.sender, self.liveness.linked)
 
     def _is_quiet(self, now_s: float) -> bool:
         """Whether `_after` would find nothing due, as behind nearly every event."""
@@ -105,6 +116,7 @@ class NodeCore(CoreState):
             and self._newest <= view.index
             and self.catchup.is_at_rest
             and not machine.is_held
+            and not self._overdrawn
             and not self._owes_beat(now_s)
         )
 
@@ -135,6 +147,10 @@ class NodeCore(CoreState):
                 self._meeting.left(peer)
                 self._rounds.pop(peer, None)
                 self._newest = max(self._rounds.values(), default=0)
+            case ev.Overdrawn(peer=peer):
+                # Nobody waits for whose words lie behind its own flood.
+                self._overdrawn[peer] = now_s + OVERDRAWN_S
+                yield ev.Fault(peer, OVER, is_strike=False)
             case ev.BytesArrived(peer=peer, is_state=is_state, subject=subject):
                 self.liveness.spoke(peer, now_s)
                 self.machine.rates.took(peer, event.num_bytes, event.seconds)
@@ -174,6 +190,9 @@ class NodeCore(CoreState):
         suspects = self.liveness.suspects(machine.watched, now_s)
         if self.audits.shunned:
             suspects |= self.audits.shunned
+        if self._overdrawn:
+            self._overdrawn = {p: end_s for p, end_s in self._overdrawn.items() if now_s < end_s}
+            suspects |= self._overdrawn.keys()
         if suspects != self._suspects:
             self._suspects = suspects
             actions += self._round(ev.SuspicionsChanged(suspects), now_s)
@@ -264,9 +283,9 @@ class NodeCore(CoreState):
 
     def _other_frame(self, peer: PeerId, frame: Frame, now_s: float) -> Iterator[ev.CoreAction]:
         match frame:
-            case Want(bulk=bulk, subject=subject, cells=cells):
+            case Want():
                 if not self._rare("want-ignored"):
-                    yield ev.Push(peer, bulk, subject, cells)
+                    yield from self._wanted(peer, frame)
             case Lacking(bulk=bulk, subject=subject):
                 self.catchup.lacks(peer, bulk, subject)
             case WantChain(first=first):
@@ -295,6 +314,22 @@ class NodeCore(CoreState):
                     yield from self._round(ev.StatusHeard(peer, round_index), now_s)
             case Hello() | Refusal() | Welcome():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
+
+    def _wanted(self, peer: PeerId, want: Want) -> Iterator[ev.CoreAction]:
+        """Cells for who asks. Of what is not here they are not looked at: that is said, or nothing
+        is, at once."""
+        subject = want.subject
+        match want.bulk:
+            case Bulk.STATE | Bulk.STEP:
+                is_here = self.sealed(subject) is not None
+                if not is_here:
+                    yield ev.Send(peer, Lacking(bulk=want.bulk, subject=subject))
+            case Bulk.WORK:
+                is_here = self.audits.is_on  # Who may see it is known with the next seal.
+            case _:
+                is_here = any(view.is_about(subject) for view in self.views())
+        if is_here:
+            yield ev.Push(peer, want.bulk, subject, want.cells)
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:
         """File a signed message, after those that it quotes; forward it if it was new."""
@@ -325,6 +360,11 @@ class NodeCore(CoreState):
         is_barred |= not self.may_sit(sender) or machine.proofs.is_shut(sender, slot.round)
         if slot.kind is Kind.SEAT and is_barred:
             return []  # Also one that somebody else passes on, who may not know better.
+        if sender != source:
+            # Whoever passes it on is not charged for what its sender says too much.
+            account = sender if view.may_speak(sender) else NOBODY
+            if not self._passed_on.allows(account, message_cost_s(message), now_s):
+                return []
         if not is_signed(message, self.signer):
             return [ev.Fault(source, f"{slot.kind.name} is not signed by its sender")]
         # Only of peers that matter here: anybody can make up keys, and every entry is memory. Who
@@ -339,7 +379,11 @@ class NodeCore(CoreState):
                 return [ev.Fault(source, f"{slot.kind.name} with a bad certificate: {error}")]
             for vote in quoted:
                 actions += self._message(source, vote, now_s)
-        actions += self._round(ev.Heard(message, body), now_s)
+        due = self._round(ev.Heard(message, body), now_s)
+        if slot.kind is Kind.SEAT:
+            # Keys cost nothing: at fault is who brings a SEAT that nobody honest passes on.
+            due = [replace(a, peer=source) if isinstance(a, ev.Fault) else a for a in due]
+        actions += due
         if view.ballots.find(digest):
             if slot.kind is Kind.COMMIT:
                 view.moved(digest, message.sender, now_s)  # It announces its parts.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from node import events as ev
 from node.cells.shard_store import CellSizes
+from node.gossip.quotas import Quota
+from node.peers.budgets import PASSED_ON
 from node.peers.liveness import Liveness
 from node.peers.relay import Relay, heartbeat
 from node.round import RoundMachine
@@ -18,7 +20,7 @@ from protocol.frames import (
     Bulk,
     Heartbeat,
     Messages,
-    Want,
+    wants,
 )
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
@@ -57,6 +59,8 @@ class CoreState:
         self.signer = signer
         self._me = signer.peer_id
         self._relay = Relay(self._me, settle_s=manifest.timing.heartbeat_s / 2, rare=config.rare)
+        self._passed_on = Quota(PASSED_ON)
+        """What others may have this node check in the name of each peer."""
         self.catchup = CatchUp(signer, config.trust, CellSizes.from_manifest(manifest), config.rare)
         self._meeting = Meeting(signer)
         self._rare = config.rare
@@ -64,6 +68,8 @@ class CoreState:
         self._newest = 0
         """The newest of them."""
         self._suspects: frozenset[PeerId] = frozenset()
+        self._overdrawn: dict[PeerId, float] = {}
+        """Who sends more than its share, and until when it counts as suspected for that."""
         self._nonce = 0
         self.wants_seat = True
         self.may_sit: Callable[[PeerId], bool] = lambda _: True
@@ -208,7 +214,8 @@ class CoreState:
                     if source not in self.liveness.linked and bulk is Bulk.RESULT:
                         source = self._relay.detour(self._rounds, self.machine.view) or source
                     if source in self.liveness.linked:
-                        yield ev.Send(source, Want(bulk=bulk, subject=subject, cells=cells))
+                        for want in wants(bulk, subject, cells):
+                            yield ev.Send(source, want)
                 case ev.Resync():
                     self.catchup.is_forced = True
                     yield action

@@ -234,10 +234,12 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A peer broke the protocol; `reason` is for the log, the strike for `node.trust`."""
+    """A peer broke the protocol; `reason` is for the log, the strike for `node.peers.strikes`. Of
+    what costs it its turn already there is none."""
 
     peer: PeerId
     reason: str
+    is_strike: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,14 @@ class FrameArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdrawn:
+    """A linked peer keeps sending more than its share (`node.peers.budgets`): what it says comes
+    late."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class BytesArrived:
     """Bulk bytes of a peer are arriving: it lives. `is_state` if they are of the wanted state;
     `subject` is what they belong to.
@@ -337,6 +347,7 @@ LocalEvent = (
     RoundEvent
     | Linked
     | Unlinked
+    | Overdrawn
     | BytesArrived
     | SeatProven
     | FetchEvent

@@ -392,6 +392,6 @@ class Driver:
 
     def _fault(self, fault: ev.Fault) -> None:
         self._trace.accused(fault.peer, fault.reason)
-        if self._links is not None:
+        if self._links is not None and fault.is_strike:
             self._links.strike(fault.peer)
         self._narrator.fault(fault)

@@ -27,6 +27,9 @@ class NodeHooks:
     bends_frames = False
     """Whether `outgoing` is to be asked."""
 
+    floods = False
+    """Whether `flood` is to be asked."""
+
     bends_anchor = False
     """Whether `adopted_anchor` is to be asked."""
 
@@ -59,6 +62,12 @@ class NodeHooks:
     def sent_header(self, header: BulkHeader) -> BulkHeader:
         """What is said before cells of what they are."""
         return header
+
+    def flood(self, core: "NodeCore", to: PeerId) -> Frame | None:
+        """A frame more for that peer, which nothing asks for; None where there is none to say now.
+        Asked again and again, as fast as the line takes them."""
+        del core, to
+        return None
 
     def sent_item(self, bulk: Bulk, item: Item) -> Item:
         """A cell on its way out, proof and all."""

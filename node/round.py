@@ -103,7 +103,7 @@ class RoundMachine(RoundSums):
 
     def _settle(self, now_s: float) -> list[ev.RoundAction]:
         """Ask all rules until none has more to do."""
-        actions: list[ev.RoundAction] = []
+        actions = self._hear_listed(now_s)
         passes = 0
         while not (self.view.is_diverged or self.is_held):
             passes += 1

@@ -4,6 +4,7 @@ A control frame is one type byte and the canonical bytes of one of the dataclass
 stream proves who sent it, so these need no signature; nothing in them is passed on.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -112,16 +113,50 @@ class Bulk(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """Please push these cells.
+    """Please push these cells: `first`, and those behind it of which a bit of `bits` is set.
 
     `subject` is a COMMIT digest for parts, a LIST digest for results, a seal digest for state,
     whose cells are those of the anchor and of each outer slot in turn, and for a step: the result
     that leads from the state before that seal to its own. For work it is the root over the cells.
+
+    Bit 0 is the lowest of the first byte, and stands for `first`. So many cells take a byte for
+    eight, and are not looked at where the subject is not here.
     """
 
     bulk: Bulk
     subject: Digest
-    cells: Annotated[tuple[CellIndex, ...], Size(1, limits.WANT_CELLS_MAX)]
+    first: CellIndex
+    bits: Annotated[bytes, Size(1, limits.WANT_CELLS_MAX // 8)]
+
+    def __post_init__(self) -> None:
+        if not (self.bits[:1] and self.bits[0] & 1 and self.bits[-1]):
+            raise ValueError("the bits of a Want begin with its first cell and end with its last")
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """The cells, ascending."""
+        marks = bin(int.from_bytes(self.bits, "little"))[:1:-1]
+        return tuple(self.first + at for at, mark in enumerate(marks) if mark == "1")
+
+
+def wants(bulk: Bulk, subject: bytes, cells: Iterable[int]) -> Iterator[Want]:
+    """As few Wants as name these cells."""
+    near: list[int] = []
+    for cell in sorted(cells):
+        if near and cell - near[0] >= limits.WANT_CELLS_MAX:
+            yield _want(bulk, subject, near)
+            near = []
+        near.append(cell)
+    if near:
+        yield _want(bulk, subject, near)
+
+
+def _want(bulk: Bulk, subject: bytes, cells: Sequence[int]) -> Want:
+    first = cells[0]
+    bits = bytearray((cells[-1] - first) // 8 + 1)
+    for cell in cells:
+        bits[(cell - first) >> 3] |= 1 << ((cell - first) & 7)
+    return Want(bulk=bulk, subject=subject, first=first, bits=bytes(bits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ HAVE_RUNS_MAX = 3072
 """Runs of cells in one HAVE: 17 bytes each, 51 KiB. Whoever holds more runs says less."""
 
 WANT_CELLS_MAX = 12_288
-"""Cells of one Want or bulk stream: the state of 4096 cells with two outer slots; 5 bytes each, 60
+"""Cells of one Want or bulk stream: the state of 4096 cells with two outer slots; a bit each, 1.5
 KiB. Who wants more asks again."""
 
 NESTING_MAX = 8
@@ -119,6 +119,10 @@ MESSAGES_SHARED_MAX = 1024
 
 SEATS_ASKED_MAX = 512
 """Of those that are shared, and of those that come early: SEATs, whose senders nobody knows."""
+
+MEMBER_BYTES_PER_ROUND_MAX = 1 * MIB
+"""Of one member's messages that are kept for one round: the longest COMMIT, eight of the longest
+HAVEs and NEWATTEMPTs, and the GRAMs of 22 slices of one LIST of 64. What is shared has as much."""
 
 EARLY_BYTES_MAX = 128 * KIB
 """Of one member's messages of a round that is not open here: its longest COMMIT, its longest HAVE,

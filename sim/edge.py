@@ -5,10 +5,13 @@ loop's own, what goes to the worker thread is done when its time is over. What t
 the edge leave out is listed in `sim.world`.
 """
 
+from collections import deque
 from math import inf
 
 from node import events as ev
 from node.durable.batch import batch_of
+from node.peers.bent_links import FLOOD_BYTES_PER_S
+from node.peers.budgets import Budgets, about_bytes, cost_s
 from node.peers.lingering import Lingering
 from node.peers.strikes import Strikes
 from node.reporting.tracing import (
@@ -38,6 +41,11 @@ LEAVE_S = 0.2
 TRAINER_END_S, TRAINER_LOOK_S = 5.0, 0.1
 """For the trainer's last look, and how often it is asked whether it is through."""
 
+FLOOD_EVERY_S = 0.05
+FLOOD_FRAMES_MAX = 64
+"""Frames that a flooder offers to one peer at a time, and that wait there to be read at most: the
+window of a stream."""
+
 LATE_S = 1e-6
 """A timer is never early: rounding must not wake a node before the time that it named."""
 
@@ -52,6 +60,11 @@ class Edge(Storing):
         self.work = SimWork(world, self)
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
+        self._budgets = Budgets()
+        self._unread: dict[PeerId, deque[tuple[Wire, ev.FrameArrived]]] = {}
+        """Frames of who is beyond its share, until its next one is read."""
+        self._reads_at_s = 0.0
+        """When the loop is through with the frames that are here, where its time counts."""
         self.hooks = world.settings.liars.get(self.peer) or self.hooks
         self.hooks.began(parts.core.signer)
         self.hooks.runs(parts.core, lambda: self.own_s)
@@ -97,6 +110,8 @@ class Edge(Storing):
             self.anchors[head.value.round] = self.store.state.anchor_N.tobytes()
             self._offer(head)
         self.carry_out(self.core.start(self.own_s, restart))
+        if self.hooks.floods:
+            self._flood()
         self.convicting.begin()
         if self.is_alive:
             self._was_finished = self.core.is_finished
@@ -190,12 +205,69 @@ class Edge(Storing):
 
     def hear(self, wire: Wire, event: ev.FrameArrived) -> None:
         """See SimNode. Nothing that was sent on an earlier link arrives on this one."""
+        unread = self._unread.get(event.peer)
+        if unread is not None:
+            unread.append((wire, event))
+        else:
+            self._read(wire, event)
+
+    def _read(self, wire: Wire, event: ev.FrameArrived) -> None:
+        peer, frame = event.peer, event.frame
+        own = self.wires.get(peer)
+        if own is None or own.session is not wire.session or wire.direction.is_blocked:
+            return
+        cost = cost_s(peer, frame, about_bytes(frame))
+        if self.world.settings.costs_time:
+            now_s = self.world.now_s
+            self._reads_at_s = max(self._reads_at_s, now_s) + cost / self.clock.rate
+            self.world.push(self._reads_at_s, self, self._take, wire, event)
+        else:
+            self._take(wire, event)
+        charge = self._budgets.charge(peer, cost, self.own_s)
+        if charge.wait_s:
+            self._unread.setdefault(peer, deque())
+            wait_s = charge.wait_s / self.clock.rate
+            self.world.push(self.world.now_s + wait_s, self, self._read_on, peer)
+            if charge.is_over:
+                self.tell(ev.Overdrawn(peer))
+
+    def _take(self, wire: Wire, event: ev.FrameArrived) -> None:
+        """What was read reaches the core; nothing of a link that is over by then."""
         own = self.wires.get(event.peer)
-        if own is not None and own.session is wire.session and not wire.direction.is_blocked:
-            if isinstance(event.frame, Entries):
-                self.convicting.heard(event.peer, event.frame)
-            else:
-                self.tell(event)
+        if own is None or own.session is not wire.session:
+            return
+        if isinstance(event.frame, Entries):
+            self.convicting.heard(event.peer, event.frame)
+        else:
+            self.tell(event)
+
+    def _read_on(self, peer: PeerId) -> None:
+        """The turn of the next frame of who is beyond its share."""
+        unread = self._unread.pop(peer)
+        while unread and peer not in self._unread:
+            self._read(*unread.popleft())
+        if unread:
+            self._unread[peer].extend(unread)
+
+    def _flood(self) -> None:
+        """Offer frames that nothing asks for, as fast as each takes them, and the line."""
+        world, num_bytes = self.world, 0
+        for peer, wire in list(self.wires.items()):
+            for _ in range(FLOOD_FRAMES_MAX):
+                if wire.to.num_unread(self.peer) >= FLOOD_FRAMES_MAX:
+                    break
+                if num_bytes > FLOOD_BYTES_PER_S * FLOOD_EVERY_S:
+                    break
+                frame = self.hooks.flood(self.core, peer)
+                if frame is None:
+                    break
+                num_bytes += about_bytes(frame)
+                self.send(peer, frame)
+        world.push(world.now_s + FLOOD_EVERY_S, self, self._flood)
+
+    def num_unread(self, peer: PeerId) -> int:
+        """See SimNode."""
+        return len(self._unread.get(peer, ()))
 
     def cells_came(self, transfer: Transfer, num_here: int) -> None:
         """See SimNode."""
@@ -252,8 +324,8 @@ class Edge(Storing):
                 self.work.train(action, self.store.state.anchor_N)
             case ev.FetchState() | ev.FetchSteps():
                 world.push(world.now_s, self, self.transfers.order, action)
-            case ev.Fault(peer=peer, reason=reason):
-                world.accuse(self, peer, reason)
+            case ev.Fault(peer=peer, reason=reason, is_strike=is_strike):
+                world.accuse(self, peer, reason, is_strike=is_strike)
             case ev.Rerun():
                 self.work.audit(action)
             case ev.Accuse(evidence=evidence):

@@ -49,6 +49,8 @@ class WorldSettings:
     of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the start, as in
     a run that is old already: open runs admit few voters in sixteen rounds. `liars` are bent;
     a `conspiracy` of theirs hears of all that is made.
+    `costs_time` says that frames keep a node's loop busy, for as long as `node.peers.budgets` puts
+    them at: where somebody floods it.
     `is_sharing` has equal results worked out once for all nodes (`sim.sharing`).
     """
 
@@ -62,6 +64,7 @@ class WorldSettings:
     seated: tuple[PeerId, ...] = ()
     liars: Mapping[PeerId, NodeHooks] = field(default_factory=dict)
     conspiracy: Conspiracy | None = None
+    costs_time: bool = False
     is_sharing: bool = False
 
     def __post_init__(self) -> None:
@@ -165,6 +168,10 @@ class SimNode(ABC):
     @abstractmethod
     def hear(self, wire: "Wire", event: ev.FrameArrived) -> None:
         """A frame that was sent on that wire is here."""
+
+    @abstractmethod
+    def num_unread(self, peer: PeerId) -> int:
+        """How many frames of a peer wait to be read, because it sends more than its share."""
 
     @abstractmethod
     def linked(self, wire: "Wire") -> None:
@@ -283,7 +290,7 @@ class Around(ABC):
         """A node is about to carry out an action, or None: is through with all of an event."""
 
     @abstractmethod
-    def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
+    def accuse(self, node: SimNode, peer: PeerId, reason: str, *, is_strike: bool = True) -> None:
         """A node holds that another broke the protocol."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from node.cells.work_desk import EARLY_S
 from node.state_transfer.gathered import WrongStep
 from node.state_transfer.throttle import Throttle
 from protocol import limits
-from protocol.errors import PeerError, StateError
+from protocol.errors import PeerError, StateError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
 from protocol.identity import PeerId
 from protocol.wire import decode, encode
@@ -110,7 +110,11 @@ class Transfers:
         source = node.served.find(due.bulk, certificate, now_s=self._world.now_s)
         if source is None:
             return None
-        return [source.item(index) for index in dict.fromkeys(due.cells) if index < source.count]
+        cells = [index for index in dict.fromkeys(due.cells) if index < source.count]
+        try:
+            return [source.item(index) for index in cells]
+        except StreamClosedError:
+            return []  # As over real streams: it is gone from the disk, and nothing is sent.
 
     def _pause_s(self, header: BulkHeader, items: list[Item]) -> float:
         """What the node's owner makes joiners wait, in all."""

@@ -278,11 +278,12 @@ class World(LinkVerbs):
             for look in self.looks:
                 look(node)
 
-    def accuse(self, node: SimNode, peer: PeerId, reason: str) -> None:
+    def accuse(self, node: SimNode, peer: PeerId, reason: str, *, is_strike: bool = True) -> None:
         """See Around."""
         self.faults.append((peer, reason))
         self.emit(Accused(at_s=self.now_s, peer=node.peer, of=peer, reason=reason))
-        node.strike(peer)
+        if is_strike:
+            node.strike(peer)
 
     def hang_up(self, node: SimNode, peer: PeerId, pause_s: float) -> None:
         """See Around."""

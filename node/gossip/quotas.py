@@ -1,6 +1,5 @@
 """Token buckets: how much of what a peer may send or cost. Pure; bounded by peers."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from protocol import limits
@@ -41,17 +40,18 @@ class Quota:
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
-        self._levels: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
+        self._levels: dict[PeerId, tuple[float, float]] = {}
+        """The one that spent longest ago first: dicts keep their order."""
 
     def allows(self, peer: PeerId, amount: float, now_s: float) -> bool:
         """Whether that much more is within the rate; if so it is spent."""
         left = self.left(peer, now_s)
         if amount > left:
             return False
+        self._levels.pop(peer, None)
         self._levels[peer] = (left - amount, now_s)
-        self._levels.move_to_end(peer)
         if len(self._levels) > PEERS_MAX:
-            self._levels.popitem(last=False)
+            del self._levels[next(iter(self._levels))]
         return True
 
     def left(self, peer: PeerId, now_s: float) -> float:

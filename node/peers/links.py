@@ -26,6 +26,7 @@ from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
+from node.peers.budgets import Budgets, cost_s
 from node.peers.dialling import Around, Dial, DialDecider, Standing, Worth
 from node.peers.handshake import shake_hands
 from node.peers.retrying import pause_s
@@ -113,6 +114,7 @@ class Links:
     """Set once a peer of the run has been linked, or is not needed to begin."""
 
     _strikes: Strikes = field(default_factory=Strikes)
+    _budgets: Budgets = field(default_factory=Budgets)
     _hellos: Counter[PeerId] = field(default_factory=Counter)
     _queues: dict[PeerId, trio.MemorySendChannel[bytes]] = field(default_factory=dict)
     _scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
@@ -483,10 +485,17 @@ class Links:
     async def _read(self, stream: Stream) -> None:
         while True:
             data = await stream.receive_frame(limits.CONTROL_FRAME_BYTES_MAX)
-            frame = decode_frame(data)
+            peer, frame = stream.peer, decode_frame(data)
             if isinstance(frame, Refusal) and frame.reason == TWIN:
                 raise RefusedError(TWIN)
-            await self.tell(ev.FrameArrived(stream.peer, frame))
+            await self.tell(ev.FrameArrived(peer, frame))
+            charge = self._budgets.charge(peer, cost_s(peer, frame, len(data)), trio.current_time())
+            if charge.is_over:
+                await self.tell(ev.Overdrawn(peer))
+            if charge.wait_s:
+                await trio.sleep(charge.wait_s)
+                if peer not in self.transport.connected():
+                    return  # What it left unread would make it seem alive for a while.
 
     async def _write(
         self,

@@ -20,10 +20,13 @@ from node.rules.round_view import RoundView
 from protocol import limits
 from protocol.frames import BranchEnd, Heartbeat, Messages
 from protocol.identity import PeerId
-from protocol.messages import SignedMessage
+from protocol.messages import SignedMessage, message_id_of
 
 FIRST_SENDERS = 2
 """So many links of a peer send it a message that it lacks, before all who have it do."""
+
+FILL_BYTES_MAX = 512 * 1024
+"""Of a round, with one heartbeat: what a peer lacks that has just come is there with a few."""
 
 FRAME_BYTES = 48 * 1024
 """Messages are packed into frames up to here, well under the limit of a control frame."""
@@ -45,6 +48,9 @@ class Relay:
         """The same, to look peers up in."""
         self._lacked: dict[PeerId, AbstractSet[bytes]] = {}
         """What each peer lacked by its last heartbeat."""
+        self._sent: dict[PeerId, dict[bytes, tuple[float, float]]] = {}
+        """What each peer was sent and has not said to hold: when it may be sent again, and how long
+        it is to be waited then."""
         self._new: set[PeerId] = set()
         """Linked so lately that what they said of their links was soon out of date."""
         self._beyond: dict[PeerId, tuple[PeerId, ...]] = {}
@@ -67,6 +73,10 @@ class Relay:
                     kept[digest] = heard_s
                     break
         self._heard_s = kept
+        if self._sent:
+            held = {message_id_of(digest) for digest in kept}
+            for peer, sent in self._sent.items():
+                self._sent[peer] = {key: due for key, due in sent.items() if key in held}
 
     def drop_link(self, peer: PeerId) -> None:
         """A peer is no longer linked to us; what it is linked to is unknown."""
@@ -75,6 +85,7 @@ class Relay:
         self._new.discard(peer)
         self._beyond.clear()
         self._lacked.pop(peer, None)
+        self._sent.pop(peer, None)
 
     def forward(
         self, message: SignedMessage, source: PeerId, linked: tuple[PeerId, ...]
@@ -142,6 +153,9 @@ class Relay:
         Messages that came a moment ago are left out: they are on their way to it as well. So are
         those that are for another of its links to send, until its next heartbeat lacks them still:
         else who was away for a moment would get everything from everybody.
+
+        What it was sent and lacks still, it has refused, or it was busy: that is sent again later
+        each time. And only so much goes with one heartbeat.
         """
         if self._links.get(peer) is not beat.links or peer in self._new:
             self._hear_links(peer, beat)
@@ -171,10 +185,23 @@ class Relay:
             if key in before
             or (place - int.from_bytes(key[:4], "big")) % len(links) < FIRST_SENDERS
         }
-        if not ours:
-            return ()
-        named = view.ballots.named
-        return pack(peer, [one for key in view.ballots.ids if key in ours for one in named(key)])
+        return pack(peer, self._due(peer, ours, view, now_s)) if ours else ()
+
+    def _due(
+        self, peer: PeerId, lacked: AbstractSet[bytes], view: RoundView, now_s: float
+    ) -> Iterator[SignedMessage]:
+        """Those of what it lacks that are to be sent now."""
+        sent, size = self._sent.setdefault(peer, {}), 0
+        for key in view.ballots.ids:
+            if key not in lacked or (key in sent and now_s < sent[key][0]):
+                continue
+            messages = view.ballots.named(key)
+            size += sum(len(message.encoded) for message in messages)
+            if size > FILL_BYTES_MAX:
+                return  # The rest with its next heartbeat.
+            _, pause_s = sent.get(key, (now_s, self._settle_s))
+            sent[key] = (now_s + pause_s, 2.0 * pause_s)
+            yield from messages
 
 
 def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:

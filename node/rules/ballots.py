@@ -394,6 +394,16 @@ class Ballots:
         """Whether a known LIST names that COMMIT."""
         return any(commit in body.commits for body in self._lists.values())
 
+    def is_named(self, digest: bytes) -> bool:
+        """Whether its closer has proposed a LIST of that digest, or a quorum voted for it or sealed
+        it: everything else said of it is about nothing."""
+        return (
+            digest in self._lists
+            or any(voted == digest for _, voted in self.certified())
+            or any(voted == digest for _, voted in self._certified)
+            or any(body.list_digest == digest for _, _, body in self._agreed)
+        )
+
     def list_of(self, digest: bytes) -> List | None:
         """The LIST of that digest, from whichever attempt it was proposed in."""
         return self._lists.get(digest)

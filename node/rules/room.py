@@ -1,7 +1,7 @@
 """How much of a round's messages is kept of whom, so that nobody takes the room of others. Pure.
 
-Anybody can make up keys, and a member can sign for every attempt and every LIST that it makes up.
-What is not kept for want of room is sent again with the next heartbeat.
+Anybody can make up keys, and a member can sign for every attempt. Room is counted in messages and
+in bytes. What is not kept for want of room is sent again, later each time (`node.peers.relay`).
 
 SEATs have a room that is theirs. Of more than it has those are kept that are first in the round's
 order: all nodes keep the same, and to be early is worth nothing.
@@ -22,22 +22,30 @@ class Room:
 
     members: frozenset[PeerId]
     _filed: dict[PeerId, int] = field(default_factory=dict)
+    _bytes: dict[PeerId, int] = field(default_factory=dict)
     _shared: int = 0
+    _shared_bytes: int = 0
     _seats: list[tuple[bytes, PeerId]] = field(default_factory=list)
     """Who asks for a seat, ascending by its place in the order."""
 
     def takes(self, message: SignedMessage) -> bool:
         """Whether there is room for this one, which is no SEAT; it is taken then."""
-        sender = message.sender
+        sender, size, most = message.sender, len(message.encoded), limits.MEMBER_BYTES_PER_ROUND_MAX
         if sender in self.members:
-            filed = self._filed.get(sender, 0)
+            filed, taken = self._filed.get(sender, 0), self._bytes.get(sender, 0) + size
+            if taken > most:
+                return False
             if filed < self._own:
-                self._filed[sender] = filed + 1
+                self._filed[sender], self._bytes[sender] = filed + 1, taken
                 return True
-        if self._shared >= limits.MESSAGES_SHARED_MAX - limits.SEATS_ASKED_MAX:
-            return False
+        self._shared_bytes += size
         self._shared += 1
-        return True
+        is_there = self._shared <= limits.MESSAGES_SHARED_MAX - limits.SEATS_ASKED_MAX
+        if is_there and self._shared_bytes <= most:
+            return True
+        self._shared_bytes -= size
+        self._shared -= 1
+        return False
 
     def seat(self, peer: PeerId, round_index: int) -> PeerId | None:
         """Take the SEAT of that peer; whose SEAT is one too many then, its own or another."""

@@ -33,7 +33,9 @@ from protocol import limits
 from protocol.evidence import Evidence, two_messages_evidence
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
+    Agg,
     Body,
+    Gram,
     Kind,
     SealCertificate,
     SealValue,
@@ -82,6 +84,8 @@ class RoundState:
         self._open_beside(now_s, b"")
         self.view = self.standing.base
         self.previous: RoundView | None = None
+        self.filed_late: list[SignedMessage] = []
+        """Messages of others that were kept until they could be filed, and are told to nobody."""
         self.audits: Audits | None = None
         """What says of work behind COMMITs, where a whole node is run."""
         self.doubted: frozenset[PeerId] = frozenset()
@@ -201,6 +205,9 @@ class RoundState:
             return []
         if wrong := breach(view, entry, self.config.clock):
             return [ev.Fault(message.sender, wrong)]
+        if isinstance(entry.body, Agg | Gram) and not view.is_named(entry.body.list_digest):
+            view.unlisted.keep(entry)
+            return []
         filed = view.ballots.add(entry)
         if filed == "conflict":
             if view.ballots.find(message.digest):
@@ -223,6 +230,16 @@ class RoundState:
         if isinstance(entry.body, Seat):
             return [*self.proofs.next(self.standing.under_way)]
         return self._compared(view, slot)
+
+    def _hear_listed(self, now_s: float) -> list[ev.RoundAction]:
+        """File the sums that came before the LIST that they are of."""
+        actions: list[ev.RoundAction] = []
+        for view in self.standing.under_way:
+            for entry in view.unlisted.take(view.is_named):
+                actions += self._hear(entry, now_s)
+                if view.ballots.find(entry.message.digest):
+                    self.filed_late.append(entry.message)
+        return actions
 
     def _compared(self, view: RoundView, slot: Slot) -> list[ev.RoundAction]:
         """What follows from one sum more in that slot: those who said another one are convicted."""

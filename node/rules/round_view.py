@@ -13,6 +13,7 @@ from node.rules.holding import Holding
 from node.rules.rare import Rare, never
 from node.rules.reducers import Slice, one_slice, set_back, slices
 from node.rules.round_config import RoundConfig as RoundConfig
+from node.rules.unlisted import Unlisted
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
 from protocol.messages import Commit, Kind, Roster, Seal, SealValue, Slot
@@ -50,9 +51,10 @@ class RoundView(Holding):
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
     their seals would say. `own_seal` is the own SEAL of `named`, `early` messages of the next
-    round. `draw` is the config's `rare`. `followed` is a LIST from which others went on on a
-    branch: its result is taken from them. `bound` is the LIST that a branch made of this round;
-    while `is_meeting` there may be one that is not known yet.
+    round, `unlisted` sums of LISTs that are not known yet. `draw` is the config's `rare`.
+    `followed` is a LIST from which others went on on a branch: its result is taken from them.
+    `bound` is the LIST that a branch made of this round; while `is_meeting` there may be one that
+    is not known yet.
 
     `belief` says whose equal words of a slice are enough; `without` are defences that a test
     switches off; `cut` finds the slices, unless `everybody_sums` everything. `agreed` has the
@@ -103,6 +105,7 @@ class RoundView(Holding):
     held_until_s: float | None = None
     """Until when the own COMMIT is held for joiners; None before it was ready."""
     early: Early = field(default_factory=Early)
+    unlisted: Unlisted = field(default_factory=Unlisted)
     followed: bytes = b""
     bound: bytes = b""
     is_meeting: bool = False
@@ -278,6 +281,10 @@ class RoundView(Holding):
         """The clock of attempt 0 starts when a quorum has committed: until then all train."""
         if self.opened_s is None and self.can_open():
             self.opened_s = self.progress_s = now_s
+
+    def is_named(self, digest: bytes) -> bool:
+        """Whether a LIST of that digest was proposed, certified or sealed, as far as is known."""
+        return digest == self.followed or self.ballots.is_named(digest)
 
     def can_open(self) -> bool:
         """Whether enough have committed: a quorum; provisionally, most of those in reach."""

@@ -33,7 +33,7 @@ from node.state_transfer.fetch_events import (
 from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
-from protocol.frames import Bulk, Want, WantChain
+from protocol.frames import Bulk, WantChain, wants
 from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue
 
@@ -330,7 +330,8 @@ class CatchUp:
             self.abandon()  # What is here stays, for when somebody is back.
             return
         for peer, subject, bulk, cells in fetch.due(able, lag_s=lag_s, now_s=now_s):
-            yield Send(peer, Want(bulk=bulk, subject=subject, cells=cells))
+            for want in wants(bulk, subject, cells):
+                yield Send(peer, want)
         if fetch.is_lacked(able):
             self.fail(now_s=now_s, pause_s=LACKED_S)
         elif fetch.is_hopeless(now_s, lag_s=lag_s):

@@ -15,6 +15,8 @@ from sim.attacks.crowds_out import CrowdsOut
 from sim.attacks.equivocation import Equivocation
 from sim.attacks.fang import Fang
 from sim.attacks.fang_krum import FangKrum
+from sim.attacks.flood_gram import FloodGram
+from sim.attacks.flood_want import FloodWant
 from sim.attacks.gaussian import Gaussian
 from sim.attacks.ghosts import Ghosts
 from sim.attacks.insider import Insider
@@ -57,6 +59,8 @@ ATTACKS.register("deny_have", partial(Acts, act=Act(verb="deny", kind="have")))
 ATTACKS.register("equivocation", Equivocation)
 ATTACKS.register("fang", Fang)
 ATTACKS.register("fang_krum", FangKrum)
+ATTACKS.register("flood_gram", FloodGram)
+ATTACKS.register("flood_want", FloodWant)
 ATTACKS.register("gaussian", Gaussian)
 ATTACKS.register("insider", Insider)
 ATTACKS.register("ipm", Ipm)

@@ -27,6 +27,8 @@ ALONE = (
     "crowds_out",
     "deny_have",
     "equivocation",
+    "flood_gram",
+    "flood_want",
     "gaussian",
     "ghosts",
     "insider",

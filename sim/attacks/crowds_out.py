@@ -81,13 +81,17 @@ class AsksUnderMadeUpKeys(NodeHooks):
 
     def _seat(self, number: int, slot: Slot) -> SignedMessage:
         assert self._signer is not None
-        key = made_up(self._signer.peer_id, number, isinstance(self._signer, Ed25519Signer))
+        key = made_up(self._signer, number)
         work = solve(slot.run, key.peer_id, PUZZLE_BITS)
         return sign_message(key, slot, Seat(proof=bytes(32), device="", work=work))
 
 
+def made_up(liar: Signer, number: int) -> Signer:
+    """One of the keys that a liar makes up, of its own kind."""
+    return _made_up(liar.peer_id, number, isinstance(liar, Ed25519Signer))
+
+
 @lru_cache(maxsize=4096)
-def made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
-    """A key of that liar's own making."""
+def _made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
     seed = blake3(liar + number.to_bytes(4, "big")).digest()
     return Ed25519Signer(seed) if is_real else KeyedHashSigner(PeerId(seed))

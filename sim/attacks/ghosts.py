@@ -10,7 +10,7 @@ from functools import lru_cache
 from node.cells.shard_store import ShardStore
 from node.hooks import NodeHooks
 from protocol.frames import Frame, Heartbeat, Messages
-from protocol.identity import Ed25519Signer, PeerId, Signer
+from protocol.identity import PeerId, Signer
 from protocol.join_puzzle import solve
 from protocol.messages import Kind, Seal, Seat, SignedMessage, Slot, decode_body, sign_message
 from sim.attacks.crowds_out import PUZZLE_BITS, made_up
@@ -91,7 +91,7 @@ class SeatsGhosts(NodeHooks):
         if signer is None or slot is None or store is None or self._seats:
             return
         for number in range(KEYS):
-            ghost = made_up(signer.peer_id, number, isinstance(signer, Ed25519Signer))
+            ghost = made_up(signer, number)
             work = _work(slot.run, ghost.peer_id)
             seat = Seat(proof=store.seat_proof(ghost.peer_id, slot.basis), device="", work=work)
             self._seats.append(sign_message(ghost, slot, seat))

@@ -26,7 +26,7 @@ GOOD_BEATS = 8
 
 IGNORED = {
     **peers.IGNORED,
-    NodeCore: ("manifest", "liveness", "_relay", "catchup", "_rounds", "chain"),
+    NodeCore: ("manifest", "liveness", "_relay", "_passed_on", "catchup", "_rounds", "chain"),
     Liveness: (),
 }
 """Of a core only the machine and the number of its last question make a difference here."""

@@ -2,26 +2,36 @@
 
 python -P -m sim.local.lying_node --attack scale [options of node.network_main]
 python -P -m sim.local.lying_node --attack alie --shared FOLDER --liars 2 [options of the same]
+python -P -m sim.local.lying_node --flood HAVE --while FILE [options of the same]
 """
 
 import argparse
 from pathlib import Path
 
+from node.core import NodeCore
 from node.hooks import NodeHooks
 from node.network_main import main as run_node
 from node.processes.interrupts import end_now
+from protocol.frames import Frame
+from protocol.identity import PeerId
 from sim.attacks.alone import TOGETHER, hooks_of, is_carried_out
+from sim.attacks.flooding import FLOODS, Flood
 from sim.local.sharing_liar import SharingLiar
 
 
 def main() -> int:
     """Entry point; the exit status of the node."""
     parser = argparse.ArgumentParser(prog="sim.local.lying_node", description=__doc__)
-    parser.add_argument("--attack", required=True, help="an attack of `sim.attacks`, or an act")
+    lies = parser.add_mutually_exclusive_group(required=True)
+    lies.add_argument("--attack", help="an attack of `sim.attacks`, or an act")
+    lies.add_argument("--flood", choices=FLOODS, help="what it says as fast as others take it")
+    parser.add_argument(
+        "--while", type=Path, dest="sign", help="it floods while that file is there"
+    )
     parser.add_argument("--shared", type=Path, help="of those who lie together")
     parser.add_argument("--liars", type=int, default=1, help="how many lie together")
     own, words = parser.parse_known_args()
-    if not is_carried_out(own.attack):
+    if own.flood is None and not is_carried_out(own.attack):
         parser.error(f"--attack {own.attack} is none that nodes can carry out")
     if own.attack in TOGETHER and own.shared is None:
         parser.error(f"--attack {own.attack} takes --shared")
@@ -31,7 +41,22 @@ def main() -> int:
 def _bent(own: argparse.Namespace) -> NodeHooks:
     if own.attack in TOGETHER:
         return SharingLiar(own.attack, own.shared, own.liars)
+    if own.flood:
+        return Flood(own.flood) if own.sign is None else FloodWhile(own.flood, own.sign)
     return hooks_of(own.attack)
+
+
+class FloodWhile(Flood):
+    """It floods while a file is there."""
+
+    def __init__(self, kind: str, sign: Path) -> None:
+        super().__init__(kind)
+        self._sign = sign
+
+    def flood(self, core: NodeCore, to: PeerId) -> Frame | None:
+        """See NodeHooks."""
+        self.is_on = self._sign.exists()
+        return super().flood(core, to)
 
 
 if __name__ == "__main__":

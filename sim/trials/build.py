@@ -75,7 +75,9 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
         # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
         manifest = replace(manifest, model=replace(manifest.model, seed=seed))
     bent = _bent(lies, members[len(members) - lies.count :], seed)
-    return World(manifest, seed=seed, link=link, settings=replace(settings, **bent))
+    is_flooded = any(hooks.floods for hooks in bent["liars"].values())
+    settings = replace(settings, costs_time=is_flooded, **bent)
+    return World(manifest, seed=seed, link=link, settings=settings)
 
 
 def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:

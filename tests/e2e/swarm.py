@@ -76,13 +76,14 @@ class NodeUnderTest:
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
     reader: threading.Thread | None = None
+    command: tuple[str, ...] = tuple(COMMAND)
 
     def start(self) -> None:
         """Start the node; it goes on from what its disk has."""
         self.lives += 1
         with (self.state.parent / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *self.arguments],
+                [*self.command, *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,7 +7,17 @@ import pytest
 from node import events as ev
 from node.core import NodeCore
 from node.rules.round_view import RoundConfig
-from protocol.frames import Bulk, Heartbeat, Hello, Messages, StatusAnswer, StatusAsk, Want
+from protocol.frames import (
+    Bulk,
+    Heartbeat,
+    Hello,
+    Lacking,
+    Messages,
+    StatusAnswer,
+    StatusAsk,
+    Want,
+    wants,
+)
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, List
 from tests.node.builders import CONFIG, ROOT, Voice, contributed, list_body, view_of
@@ -155,13 +165,31 @@ def test_heartbeat_with_a_gap_is_answered_with_the_missing_messages():
     assert (peer, len(frame.messages)) == (A, 1)
 
 
-def test_want_becomes_a_push_and_pull_becomes_a_want_only_of_a_linked_peer():
+def test_want_of_what_is_here_becomes_a_push_and_pull_a_want_only_of_a_linked_peer():
     core = core_of(C, A)
-    want = Want(bulk=Bulk.PART, subject=ROOT, cells=(1,))
+    commit = hand(core, A, Voice(A, HEAD.value).commit())
+    assert not faults(commit)
+    digest = core.machine.view.ballots.commits[A][0]
+    (want,) = wants(Bulk.PART, digest, (1, 3))
     actions = core.handle(ev.FrameArrived(A, want), 0.0)
-    assert ev.Push(A, Bulk.PART, ROOT, (1,)) in actions
-    pulls = [ev.Pull(peer, Bulk.PART, ROOT, (1,)) for peer in (A, B)]
+    assert ev.Push(A, Bulk.PART, digest, (1, 3)) in actions
+    pulls = [ev.Pull(peer, Bulk.PART, digest, (1, 3)) for peer in (A, B)]
     assert list(core._expand(pulls, 0.0)) == [ev.Send(A, want)]
+
+
+@pytest.mark.parametrize("bulk", list(Bulk))
+def test_want_of_what_is_not_here_is_answered_before_its_cells_are_looked_at(bulk, monkeypatch):
+    def look(_: Want) -> tuple[int, ...]:
+        raise AssertionError("the cells of nothing were looked at")
+
+    monkeypatch.setattr(Want, "cells", property(look))
+    core = core_of(C, A)
+    (want,) = wants(bulk, ROOT, (1, 3))
+    actions = core.handle(ev.FrameArrived(A, want), 0.0)
+    is_said = bulk in (Bulk.STATE, Bulk.STEP)  # Of the rest whoever asks learns from the messages.
+    lacking = [ev.Send(A, Lacking(bulk=bulk, subject=ROOT))] if is_said else []
+    assert [a for a in actions if isinstance(a, ev.Push)] == []
+    assert [a for a in actions if isinstance(a, ev.Send)] == lacking
 
 
 @pytest.mark.parametrize("frame", [Hello(wire=1, run=ROOT, addresses=())])

@@ -311,7 +311,17 @@ def _admissions(draw: st.DrawFn) -> AdmissionSpec:
     return AdmissionSpec(puzzle_bits=bits, probation=probation, ramp=ramp)
 
 
+@st.composite
+def _wants(draw: st.DrawFn) -> Want:
+    hints = fields_of(Want)
+    free = {name: draw(values(hints[name])) for name in ("bulk", "subject", "first")}
+    bits = bytearray(draw(values(hints["bits"])))
+    bits[0], bits[-1] = bits[0] | 1, bits[-1] | 1
+    return Want(**free, bits=bytes(bits))
+
+
 SPECIAL: dict[Any, Any] = {
+    Want: _wants,
     Slot: _slots,
     Have: _haves,
     Digests: _digests,

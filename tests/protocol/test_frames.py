@@ -15,6 +15,7 @@ from protocol.frames import (
     Want,
     decode_frame,
     encode_frame,
+    wants,
 )
 from protocol.slots import Kind
 from protocol.wire import decode, encode
@@ -79,10 +80,53 @@ def test_chain_holds_some_seals_and_not_too_many(wrong):
         encode_frame(Chain(seals=wrong))
 
 
-def test_want_names_cells():
-    for cells in ((), (0,) * (limits.WANT_CELLS_MAX + 1), (-1,), (2**31 + 1,)):
-        with pytest.raises(DecodeError):
-            encode_frame(Want(bulk=Bulk.PART, subject=digest(1), cells=cells))
+@pytest.mark.parametrize(
+    ("first", "bits"),
+    [
+        (0, b""),
+        (0, b"\x02"),
+        (0, b"\x01\x00"),
+        (0, b"\xff" * (limits.WANT_CELLS_MAX // 8 + 1)),
+        (-1, b"\x01"),
+        (2**31 + 1, b"\x01"),
+    ],
+)
+def test_want_begins_with_its_first_cell_and_ends_with_its_last(first, bits):
+    with pytest.raises((DecodeError, ValueError)):
+        encode_frame(Want(bulk=Bulk.PART, subject=digest(1), first=first, bits=bits))
+
+
+@pytest.mark.parametrize("bits", [b"", b"\x02", b"\x01\x00"])
+def test_want_of_other_bits_is_refused_on_arrival(bits):
+    good = encode_frame(Want(bulk=Bulk.PART, subject=digest(1), first=0, bits=b"\x81"))
+    wrong = good[:-3] + b"\xc4" + bytes([len(bits)]) + bits
+    assert decode_frame(good[:-3] + b"\xc4\x01\x81") == decode_frame(good)
+    with pytest.raises(DecodeError):
+        decode_frame(wrong)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        (0,),
+        (7,),
+        (5, 6, 13),
+        tuple(range(limits.WANT_CELLS_MAX)),
+        (3, 2**31),
+        tuple(range(1, 40_000, 3)),
+    ],
+)
+def test_wants_name_the_very_cells_in_few_frames_of_few_bytes(cells):
+    found = list(wants(Bulk.STATE, digest(1), reversed(cells)))
+    heard = [decode_frame(encode_frame(want)) for want in found]
+    assert heard == found
+    assert [cell for want in found for cell in want.cells] == list(cells)
+    assert len(found) <= 1 + (cells[-1] - cells[0]) // limits.WANT_CELLS_MAX
+    assert all(len(encode_frame(want)) <= 1600 for want in found)
+
+
+def test_no_cells_are_no_want():
+    assert not list(wants(Bulk.PART, digest(1), ()))
 
 
 def items(

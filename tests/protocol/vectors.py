@@ -264,7 +264,7 @@ FRAMES: tuple[Frame, ...] = (
         branch=(BranchEnd(final=39, head=BEFORE),),
     ),
     Messages(messages=(SIGNED[Kind.VOTE], SIGNED[Kind.LEAVE])),
-    Want(bulk=Bulk.STEP, subject=BASIS, cells=(0, 5000, 70_000)),
+    Want(bulk=Bulk.STEP, subject=BASIS, first=70_000, bits=b"\x05\x00\x80"),
     WantChain(first=7),
     Chain(seals=(CERTIFICATE,)),
     StatusAsk(nonce=2**62),

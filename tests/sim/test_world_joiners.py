@@ -8,7 +8,7 @@ import pytest
 from node import events as ev
 from node.reporting.tracing import Synced
 from node.rules.round_view import RoundConfig
-from protocol.frames import Bulk, BulkHeader, Want
+from protocol.frames import Bulk, BulkHeader, wants
 from sim.links import Link
 from sim.transfers import Transfers
 from sim.world import SimNode, World, WorldSettings
@@ -175,7 +175,7 @@ def test_everything_that_a_joiner_is_told_is_of_one_seal_at_a_time(seed, monkeyp
 def test_peer_that_asks_for_what_is_not_there_gets_nothing(seed, monkeypatch, bulk):
     swarm = Swarm(seed, monkeypatch=monkeypatch)
     node = swarm.world.nodes[PEERS[0]]
-    want = Want(bulk=bulk, subject=b"x" * 32, cells=(0, 1))
+    (want,) = wants(bulk, b"x" * 32, (0, 1))
     node.tell(ev.FrameArrived(PEERS[1], want))
     oldest = node.core.chain[1].value.digest
     node.tell(ev.FrameArrived(PEERS[1], replace(want, subject=oldest)))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -18,10 +18,11 @@ from node import events as ev
 from node.config import PeerAddress
 from node.peers.address_book import KNOWN_MAX
 from node.peers.announcement import Announcement
+from node.peers.budgets import SHARE, cost_s
 from node.peers.dialling import Around, Standing, Worth
 from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
-from protocol.errors import ManifestMismatch
-from protocol.frames import StatusAsk
+from protocol.errors import BarnraiseError, ManifestMismatch
+from protocol.frames import StatusAsk, encode_frame
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.join_puzzle import solve
 from protocol.limits import PUZZLE_BITS_MIN
@@ -229,6 +230,39 @@ async def test_a_peer_that_reads_nothing_is_unlinked_and_nobody_waits(
         assert silent not in one.links.linked()
         with pytest.raises(trio.ClosedResourceError):
             send.send_nowait(b"")
+
+
+@pytest.mark.parametrize("goes", [False, True])
+async def test_a_flooder_is_read_at_its_share_and_told_of_and_not_read_on_once_it_is_gone(
+    autojump_clock: trio.abc.Clock, goes: bool
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        one, other = await party(stack, network, "a"), await party(stack, network, "b")
+        await other.transport.connect(one.peer, one.transport.addresses())
+        far, near = stream_pair(other.transport, one.transport)
+        data = encode_frame(StatusAsk(nonce=1))
+        cost = cost_s(other.peer, StatusAsk(nonce=1), len(data))
+
+        async def flood() -> None:
+            with suppress(BarnraiseError):
+                while True:
+                    await far.send_frame(data)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            nursery.start_soon(one.links._read, near)
+            await trio.sleep(20.0)
+            read = sum(isinstance(event, ev.FrameArrived) for event in one.told)
+            assert read * cost == pytest.approx(SHARE.burst + 20.0 * SHARE.per_s, rel=0.02)
+            assert 10 <= one.told.count(ev.Overdrawn(other.peer)) <= 40
+            if goes:
+                await other.transport.disconnect(one.peer)
+                await trio.sleep(1.0)
+                one.told.clear()
+            await trio.sleep(10.0)
+            assert any(isinstance(event, ev.FrameArrived) for event in one.told) is not goes
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_dropped_link_that_ends_late_does_not_end_the_newer_one() -> None:

@@ -22,6 +22,9 @@ def beat(*held, round_index=5, head=HEAD.value.digest, links=()) -> Heartbeat:
     return Heartbeat(round=round_index, head=head, held=ids, links=links)
 
 
+BEAT_S = 0.5
+
+
 def filled(relay: Relay, heartbeat: Heartbeat, now_s: float = 99.0):
     found = relay.fill(B, heartbeat, (view_of(C, HEAD, [ONE, TWO]),), now_s)
     return [message for send in found for message in messages_of(send)]
@@ -85,9 +88,42 @@ def test_links_of_a_peer_that_is_no_longer_linked_are_forgotten():
 
 def test_heartbeat_is_answered_with_what_it_lacks():
     relay = Relay(C, settle_s=0.25)
-    assert filled(relay, beat(ONE)) == [TWO.message]
-    assert filled(relay, beat()) == [ONE.message, TWO.message]
-    assert filled(relay, beat(ONE, TWO)) == []
+    assert filled(relay, beat(ONE), 1.0) == [TWO.message]
+    assert filled(relay, beat(), 1.0 + BEAT_S) == [ONE.message, TWO.message]
+    assert filled(relay, beat(ONE, TWO), 1.0 + 2 * BEAT_S) == []
+
+
+def test_what_a_peer_refuses_is_sent_again_later_each_time_and_to_others_as_before():
+    relay, sent_s = Relay(C, settle_s=BEAT_S / 2), []
+    for number in range(1, 601):
+        now_s = number * BEAT_S
+        # It says to hold all, and nothing, in turn: that is no way to be told all again.
+        assert not filled(relay, beat(ONE, TWO), now_s - BEAT_S / 2)
+        if filled(relay, beat(TWO), now_s):
+            sent_s.append(now_s)
+    assert len(sent_s) <= 11, "in five minutes of two heartbeats a second"
+    assert sent_s[1] <= sent_s[0] + BEAT_S, "one that was lost, or said too early, comes soon"
+    found = relay.fill(D, beat(TWO), (view_of(C, HEAD, [ONE, TWO]),), 301.0)
+    assert [message for send in found for message in messages_of(send)] == [ONE.message]
+    relay.drop_link(B)
+    assert filled(relay, beat(TWO), 301.0) == [ONE.message], "it may have been restarted"
+
+
+def test_memory_of_what_was_refused_ends_with_the_round():
+    relay = Relay(C, settle_s=BEAT_S / 2)
+    for message in (ONE.message, TWO.message):
+        relay.note(message, 0.0)
+    filled(relay, beat(), 1.0)
+    assert set(relay._sent[B]) == {ONE.message.message_id, TWO.message.message_id}
+    relay.forget((view_of(C, HEAD, [TWO]),))
+    assert set(relay._sent[B]) == {TWO.message.message_id}
+
+
+def test_only_so_much_goes_with_one_heartbeat_and_the_rest_with_the_next(monkeypatch):
+    monkeypatch.setattr("node.peers.relay.FILL_BYTES_MAX", len(ONE.message.encoded) + 1)
+    relay = Relay(C, settle_s=BEAT_S / 2)
+    assert filled(relay, beat(), 1.0) == [ONE.message]
+    assert filled(relay, beat(ONE), 1.0 + BEAT_S) == [TWO.message]
 
 
 def test_heartbeat_of_another_round_or_another_chain_gets_nothing():
@@ -99,11 +135,11 @@ def test_heartbeat_of_another_round_or_another_chain_gets_nothing():
 def test_message_that_came_a_moment_ago_is_left_out_once():
     relay = Relay(C, settle_s=0.25)
     relay.note(ONE.message, 10.0)
-    assert filled(relay, beat(), now_s=10.2) == [TWO.message]
-    assert filled(relay, beat(), now_s=10.3) == [ONE.message, TWO.message]
-    relay.note(ONE.message, 10.3)
+    assert filled(relay, beat(TWO), now_s=10.2) == []
+    assert filled(relay, beat(TWO), now_s=10.3) == [ONE.message]
+    relay.note(ONE.message, 12.0)
     relay.forget((view_of(C, HEAD, [TWO]),))
-    assert filled(relay, beat(), now_s=10.3) == [ONE.message, TWO.message]
+    assert filled(relay, beat(TWO), now_s=12.0) == [ONE.message]
 
 
 def test_packed_frames_keep_the_order_and_fit_a_control_frame():

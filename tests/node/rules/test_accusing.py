@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from node import events as ev
 from node.round import RoundMachine
+from node.rules.ballots import Entry
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
@@ -23,6 +24,7 @@ from tests.node.builders import (
     contributed,
     digest_of,
     head_of,
+    list_body,
     machine_of,
     peers_named,
     signed,
@@ -33,17 +35,29 @@ HEAD = head_of((A, B, C, D, E, F, G))
 RIGHT, WRONG = b"r" * 32, b"w" * 32
 
 
+def everybody(head: SealCertificate = HEAD) -> list[ev.Heard]:
+    """The COMMITs of a LIST of everybody."""
+    return [Voice(peer, head.value).commit() for peer in head.value.roster.members]
+
+
 def says(peer: PeerId, root: bytes, head: SealCertificate = HEAD, first: int = 0) -> ev.Heard:
-    """An AGG for the first cells of a LIST of everybody."""
-    voices = [Voice(p, head.value) for p in head.value.roster.members]
-    digest = digest_of(head.value, [voice.commit() for voice in voices])
+    """An AGG for the first cells of that LIST."""
+    digest = digest_of(head.value, everybody(head))
     body = Agg(list_digest=digest, first=first, stop=first + 1, root=root)
     subject = slice_subject(digest, first, first + 1)
     return Voice(peer, head.value).say(Kind.AGG, body, subject=subject)
 
 
 def open_machine(me: PeerId = A, head: SealCertificate = HEAD, **changes) -> RoundMachine:
-    return machine_of(me, head, trust="open", **changes)
+    """Its closer has proposed that LIST: sums of others are about nothing."""
+    machine = machine_of(me, head, trust="open", **changes)
+    propose(machine, head)
+    return machine
+
+
+def propose(machine: RoundMachine, head: SealCertificate = HEAD) -> None:
+    heard = Voice(machine.view.closer(0), head.value).say(Kind.LIST, list_body(everybody(head)))
+    assert machine.view.ballots.add(Entry(heard.message, heard.body), is_own=True) == "new"
 
 
 def accused(machine: RoundMachine, *heard: ev.Heard) -> list[PeerId]:
@@ -108,7 +122,9 @@ def test_voters_of_a_run_of_three_are_judged_by_nobody():
 
 def test_among_friends_and_with_the_defence_switched_off_nobody_is_convicted():
     words = [*(says(peer, RIGHT) for peer in (B, C, D)), says(E, WRONG)]
-    assert accused(machine_of(A, HEAD), *words) == []
+    friends = machine_of(A, HEAD)
+    propose(friends)
+    assert accused(friends, *words) == []
     machine = open_machine(without=frozenset({"bans"}))
     actions = [action for event in words for action in machine.handle(event, 1.0)]
     assert not [a for a in actions if isinstance(a, ev.Accuse)]
@@ -117,14 +133,14 @@ def test_among_friends_and_with_the_defence_switched_off_nobody_is_convicted():
 
 def test_own_sum_may_be_the_word_that_convicts():
     machine = open_machine(A)
-    view, everybody = machine.view, HEAD.value.roster.members
+    view, members = machine.view, HEAD.value.roster.members
     machine.handle(contributed(5), 0.1)
-    for peer in everybody[1:]:
+    for peer in members[1:]:
         machine.handle(Voice(peer, HEAD.value).commit(), 0.1)
     assert not machine.is_muted
     assert view.own_commit
     piece = view.slices[0]
-    digest = b"d" * 32
+    digest = digest_of(HEAD.value, everybody())
     subject = slice_subject(digest, piece.first, piece.stop)
 
     def agg(peer: PeerId, root: bytes) -> ev.Heard:
@@ -139,8 +155,7 @@ def test_own_sum_may_be_the_word_that_convicts():
 
 def test_gram_matrices_convict_as_sums_do():
     machine = open_machine(uses_gram=True)
-    voices = [Voice(p, HEAD.value) for p in HEAD.value.roster.members]
-    digest = digest_of(HEAD.value, [voice.commit() for voice in voices])
+    digest = digest_of(HEAD.value, everybody())
     piece = machine.view.slices[0]
     subject = slice_subject(digest, piece.first, piece.stop)
 
@@ -154,17 +169,17 @@ def test_gram_matrices_convict_as_sums_do():
 
 
 def test_finding_that_is_too_large_to_travel_is_a_fault_and_no_more():
-    everybody = peers_named(limits.SEATS_MAX)
-    head = head_of(everybody)
+    crowd = peers_named(limits.SEATS_MAX)
+    head = head_of(crowd)
     value = head.value
     gaps = tuple(Interval(first=2**61 + 2 * n, stop=2**61 + 2 * n + 1) for n in range(256))
     digests = (bytes(32),) * limits.SEATS_MAX
-    roster = replace(value.roster, banned=everybody)
+    roster = replace(value.roster, banned=crowd)
     clock = replace(value.clock, unused=gaps, cursor=2**62)
     large = replace(value, commits=digests, drifts=digests, roster=roster, clock=clock)
     head = SealCertificate(value=large, seals=())
-    machine = open_machine(everybody[0], head)
-    judges, liar = everybody[1:23], everybody[-1]
+    machine = open_machine(crowd[0], head)
+    judges, liar = crowd[1:23], crowd[-1]
     words = [*(says(peer, RIGHT, head) for peer in judges), says(liar, WRONG, head)]
     actions = [action for event in words for action in machine.handle(event, 1.0)]
     assert not [a for a in actions if isinstance(a, ev.Accuse)]

@@ -7,20 +7,36 @@ from blake3 import blake3
 
 from node import events as ev
 from node.core import NodeCore
-from node.rules.admission import may_sit_next
+from node.rules.admission import ATTEMPTS_AHEAD_MAX, may_sit_next
 from node.rules.ballots import Entry
 from node.rules.early import Early
 from node.rules.proofs import SHUT_ROUNDS
+from node.rules.reducers import Slice
+from node.rules.room import Room
 from node.rules.turns import in_turn
 from protocol import limits
+from protocol.frames import Messages
 from protocol.identity import KeyedHashSigner, PeerId
-from protocol.messages import Agg, Have, Held, Kind, Seat, slice_subject
+from protocol.messages import (
+    Agg,
+    Body,
+    Have,
+    Held,
+    Kind,
+    Seal,
+    Seat,
+    SignedMessage,
+    Vote,
+    slice_subject,
+)
 from tests.node.builders import (
     CLOCK_RULES,
     CONFIG,
     Voice,
     contributed,
+    digest_of,
     head_of,
+    list_body,
     machine_of,
     peers_named,
     view_of,
@@ -147,8 +163,74 @@ def test_words_about_lists_that_a_member_makes_up_stop_no_round():
         digest = blake3(b"%d" % number).digest()
         body = Agg(list_digest=digest, first=cells[0], stop=cells[1], root=digest)
         hand(core, LIAR, liar.say(Kind.AGG, body, subject=slice_subject(digest, *cells)))
-    assert 1000 < len(core.machine.view.ballots) < limits.MESSAGES_PER_ROUND_MAX
+    assert len(core.machine.view.ballots) == 0
+    assert 0 < len(core.machine.view.unlisted) <= limits.EARLY_BYTES_MAX / 280
     assert opens(core)
+
+
+def test_words_for_all_attempts_stop_no_round_and_take_a_bounded_room():
+    """Short ones by their number, long ones by their bytes."""
+    bodies: list[tuple[Kind, Body]] = [(Kind.VOTE, Vote(list_digest=bytes(32))), (Kind.HAVE, LONG)]
+    for kind, body in bodies:
+        core, liar = open_core(), Voice(LIAR, HEAD.value)
+        said = [liar.say(kind, body, attempt) for attempt in range(ATTEMPTS_AHEAD_MAX + 9)]
+        for one in said:
+            assert not faults(hand(core, LIAR, one))
+        ballots = core.machine.view.ballots
+        taken = sum(len(message.encoded) for message in ballots.messages())
+        assert taken <= limits.MEMBER_BYTES_PER_ROUND_MAX
+        size = len(said[-1].message.encoded)
+        assert taken > limits.MEMBER_BYTES_PER_ROUND_MAX - size or kind is Kind.VOTE
+        assert len(ballots) == ATTEMPTS_AHEAD_MAX + 1 or kind is Kind.HAVE
+        assert opens(core)
+
+
+def test_bytes_of_a_member_take_nothing_from_others():
+    room = Room(frozenset(VOTERS))
+    long = [
+        [Voice(peer, HEAD.value).say(Kind.HAVE, LONG, attempt).message for attempt in range(60)]
+        for peer in (LIAR, STRANGER)
+    ]
+    most = [limits.MEMBER_BYTES_PER_ROUND_MAX // len(said[-1].encoded) for said in long]
+    assert [sum(room.takes(message) for message in said) for said in long] == most
+    assert room.takes(Voice(OTHERS[0], HEAD.value).say(Kind.HAVE, LONG).message)
+
+
+def agg_of(voice: Voice, digest: bytes, piece: Slice) -> ev.Heard:
+    body = Agg(list_digest=digest, first=piece.first, stop=piece.stop, root=bytes(32))
+    return voice.say(Kind.AGG, body, subject=slice_subject(digest, piece.first, piece.stop))
+
+
+@pytest.mark.parametrize("how", ["list", "votes", "seals"])
+def test_sum_that_comes_before_its_list_counts_and_is_passed_on_once_the_list_is_named(how):
+    """A link may be faster than another: what is said of it is not said again at once."""
+    core = open_core()
+    view = core.machine.view
+    commits = [Voice(peer, HEAD.value).commit() for peer in VOTERS]
+    digest = digest_of(HEAD.value, commits)
+    early = agg_of(Voice(OTHERS[0], HEAD.value), digest, view.slices[0])
+    assert not hand(core, OTHERS[0], early)
+    assert view.ballots.find(early.message.digest) is None
+    assert early.message.message_id not in view.ballots.told_ids
+    others = [Voice(peer, HEAD.value) for peer in OTHERS]
+    body = Seal(value=digest, list_digest=digest, root=digest)
+    said = {
+        "list": [Voice(view.closer(0), HEAD.value).say(Kind.LIST, list_body(commits))],
+        "votes": [voice.say(Kind.VOTE, Vote(list_digest=digest)) for voice in others],
+        "seals": [voice.say(Kind.SEAL, body, subject=view.before) for voice in others],
+    }[how]
+    *before, last = said
+    for one in before:
+        assert early.message not in told(hand(core, one.message.sender, one))
+    assert early.message in told(hand(core, last.message.sender, last))
+    assert view.ballots.find(early.message.digest) is not None
+    assert len(view.unlisted) == 0
+
+
+def told(actions) -> list[SignedMessage]:
+    """What is passed on."""
+    frames = [action.frame for action in actions if isinstance(action, ev.SendAll)]
+    return [one for frame in frames if isinstance(frame, Messages) for one in frame.messages]
 
 
 def test_word_about_cells_that_are_no_slice_is_not_filed():
