@@ -100,6 +100,10 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
+            case "handing_over", {"heirs": int(heirs)}:
+                return _handing_over(heirs)
+            case "handed_over", {"round": int(round_index)}:
+                return f"others vote in its place since round {round_index}: it goes"
             case "resync", _:
                 self._is_seated = False
                 return "fetches the run's state anew from its peers"
@@ -168,6 +172,15 @@ class PeopleLog:
         if fields.get("was_listed") is False:
             parts.append(" (without this node)")
         return "".join(parts)
+
+
+def _handing_over(heirs: int) -> str:
+    peers = "a peer takes" if heirs == 1 else f"some of {heirs} peers take"
+    return (
+        "the run cannot seal without this node's vote: were it gone now, nothing would become "
+        f"final until it is back. It works on until {peers} its place, a few rounds; Ctrl+C again "
+        "ends it at once"
+    )
 
 
 def what_joining_means(manifest: RunManifest) -> str:

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
-from node.rules.ramp import counting, earned
+from node.rules.ramp import FOUNDING_ROUND, counting, earned
 from node.rules.reducers import measured
 from node.rules.turns import Turns
 from protocol import limits
@@ -109,6 +109,16 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
     if 2 * agreeing == len(electorate):
         return eldest_voter(roster) in peers
     return 2 * agreeing > len(electorate)
+
+
+def may_go(roster: Roster, peer: PeerId, others: Collection[PeerId], *, trust: str) -> bool:
+    """Whether these others go on without that peer: it does not vote, or they are a quorum.
+
+    `others` are in reach and have not said that they leave as well.
+    """
+    if peer not in roster.voter_set:
+        return True
+    return has_quorum(roster, set(others) - {peer}, trust=trust)
 
 
 def blocking(num_voters: int, trust: str) -> int:
@@ -248,14 +258,42 @@ def next_roster(
     """
     if not listed:
         return roster
+    rules = _Rules(round_index, listed, trust, law, round_roster or roster)
+    gone = _Named(roster, rules.seated, listed, trust).gone()
+    following = _following(roster, rules, gone)
+    # R1: a leaver that is needed goes with the first seal that others carry on from. Who is listed
+    # is surely still there, and so stays before those who are not.
+    present = {entry.sender for entry in listed}
+    rest = present - gone
+    needed = {p for p in roster.voter_set & gone if not may_go(roster, p, rest, trust=trust)}
+    for kept in (needed & present, needed) if needed else ():
+        if not _is_carried(following, round_index, trust=trust):
+            following = _following(roster, rules, gone - kept)
+    return following
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What the next roster depends on, besides the last one and who has left."""
+
+    round_index: int
+    listed: Sequence[Listed]
+    trust: str
+    law: AdmissionSpec
+    seated: Roster
+
+
+def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roster:
+    """The next roster, where these have left."""
+    round_index, listed, law, trust = rules.round_index, rules.listed, rules.law, rules.trust
+    seated = rules.seated
     present = {entry.sender: entry for entry in listed}
-    seated = round_roster or roster
     named = _Named(roster, seated, listed, trust)
     banned = named.banned()
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
     believed = _believed(seated, listed, law)
     suspected = _Named(roster, seated, believed, trust).suspected()
-    dropped = suspected | named.gone() | set(banned)
+    dropped = suspected | set(gone) | set(banned)
     seats = {}
     for seat in roster.seats:
         is_listed = seat.peer in present
@@ -273,11 +311,23 @@ def next_roster(
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
-    following = _with_voters(replace(roster, seats=left), seats, window, round_index, trust=trust)
+    is_left = not roster.voter_set.isdisjoint(gone)
+    old = replace(roster, seats=left)
+    following = _with_voters(old, seats, window, round_index, trust=trust, is_left=is_left)
     # Of all who go on: voters that are kept for want of others count as they did.
     records = {seat.peer: seat for seat in following.seats}
     weights = earned(records, present, round_index, law)
     return replace(following, seats=_sorted(weights), banned=banned)
+
+
+def _is_carried(following: Roster, round_index: int, *, trust: str) -> bool:
+    """Whether of its voters a quorum proved itself in this very round, and so is here for the next.
+
+    A voter that leaves by itself goes with no other seal: of who proved itself in a round before
+    nobody knows whether it lives, and with the leaver the last quorum would be gone (R1).
+    """
+    here = [seat.peer for seat in following.seats if seat.proved == round_index]
+    return has_quorum(following, here, trust=trust)
 
 
 def _counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
@@ -338,12 +388,19 @@ def _with_voters(
     round_index: int,
     *,
     trust: str,
+    is_left: bool = False,
 ) -> Roster:
-    """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
+    """Decide who votes: proved within the window; growth capped, lowest peer ids first.
+
+    `is_left` says that a voter leaves with this seal.
+    """
     qualified = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
     stay = {peer for peer in voters(old) if peer in qualified}
     growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
-    enter = set(sorted(qualified - stay)[:growth])
+    enter = _founding(seats, qualified - stay)
+    enter |= set(sorted(qualified - stay - enter)[: max(0, growth - len(enter))])
+    if is_left:
+        enter |= _successors(seats, stay | enter, round_index)
     if not stay | enter:
         # A roster that would have no voter keeps the old ones, even those that lost their seat.
         kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
@@ -354,6 +411,29 @@ def _with_voters(
         voter_since = seat.voter_since if peer in stay else since
         decided[peer] = _seat(seat, voter_since=voter_since, proved=seat.proved, absent=seat.absent)
     return Roster(seats=_sorted(decided), window=window)
+
+
+def _founding(seats: Mapping[PeerId, SeatRecord], qualified: Collection[PeerId]) -> set[PeerId]:
+    """Who votes beyond the growth cap: whoever the founder waited for has a seat since round 1.
+
+    The cap is there against identities that come later by the dozen; a run whose founder votes
+    alone for its first rounds ends with its founder. They too vote only once they are proved.
+    """
+    return {peer for peer in qualified if seats[peer].seated == FOUNDING_ROUND}
+
+
+def _successors(
+    seats: Mapping[PeerId, SeatRecord], electorate: Collection[PeerId], round_index: int
+) -> set[PeerId]:
+    """Who votes in the place of one that leaves, where fewer than four would be left.
+
+    From four voters on one may die; where there are so many, nobody succeeds, or liars could take
+    the places of honest voters that leave. Longest seated first, whoever came late last, and only
+    who proved itself in this very round.
+    """
+    here = [p for p, seat in seats.items() if seat.proved == round_index and p not in electorate]
+    heirs = sorted(here, key=lambda peer: (seats[peer].seated, peer))
+    return set(heirs[: max(0, OPEN_VOTERS_MIN - len(electorate))])
 
 
 def _seat(seat: SeatRecord, *, voter_since: int, proved: int, absent: int) -> SeatRecord:

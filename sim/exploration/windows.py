@@ -116,8 +116,8 @@ class Windows:
         )
 
 
-def commit_naming(joins: tuple[PeerId, ...]) -> Commit:
-    """A COMMIT that says nothing but who asks for a seat."""
+def commit_naming(joins: tuple[PeerId, ...], gone: tuple[PeerId, ...] = ()) -> Commit:
+    """A COMMIT that says nothing but who asks for a seat, and who leaves."""
     return Commit(
         root=bytes(32),
         cell_norms=(1.0,),
@@ -130,7 +130,7 @@ def commit_naming(joins: tuple[PeerId, ...]) -> Commit:
         seal=b"",
         joins=joins,
         suspects=(),
-        gone=(),
+        gone=gone,
         bans=(),
         is_past_end=False,
     )
