@@ -23,7 +23,7 @@ from node.exchange import Driver
 from node.peers.departure import Departure
 from node.peers.entry import Entry
 from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
-from node.peers.invite import invite_link, invite_to
+from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.peers.lingering import Lingering
 from node.peers.links import CONTROL_PROTOCOL, Links
 from node.peers.listening import full_addresses, listening
@@ -108,7 +108,7 @@ async def run_node(node: Node, around: Around) -> None:
                 _watch_parent(node, around, made.driver, nursery)
                 await _start_status(node, around, made, transport, directory, nursery)
                 _tell_listening(node, transport)
-                nursery.start_soon(_keep_inviting, node, transport)
+                nursery.start_soon(_keep_inviting, node, transport, made.driver)
                 nursery.start_soon(transport.reach.run)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
@@ -204,8 +204,8 @@ def _tell_listening(node: Node, transport: Libp2pTransport) -> None:
     )
 
 
-async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
-    """An invite link to hand on; another one when other relays lead to us.
+async def _keep_inviting(node: Node, transport: Libp2pTransport, driver: Driver) -> None:
+    """An invite link to hand on, with the newest seal; another one when other relays lead to us.
 
     A node waits for its first relay, or for others to find it where it says it is: a link without
     either may be good at home only.
@@ -223,7 +223,9 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
         # A relay that went may come back, and the link that names it with it.
         if not set(addresses) <= set(told):
             told = addresses
-            link = invite_link(invite_to(manifest, me, addresses))
+            head = driver.core.machine.head
+            seal = InviteSeal(head.round, head.digest) if head.round else None
+            link = invite_link(invite_to(manifest, me, addresses, seal=seal))
             node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
         await reach.changed()
 

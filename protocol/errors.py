@@ -10,7 +10,8 @@
     │   ├── LimitError         more than a bound of `protocol.limits` allows
     │   ├── SignatureError     the signature does not fit the writer
     │   ├── ProofError         bytes that do not hash to what was committed
-    │   └── RefusedError       the peer refused us, and says why
+    │   ├── RefusedError       the peer refused us, and says why
+    │   └── TwoHistoriesError  peers proved two histories of one run, of which one is forged
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
     │   │   └── SwarmKeyError  one answered: it has another PSK than we, or none
@@ -101,6 +102,13 @@ class RefusedError(PeerError):
     """The peer refused us; the message is its reason, escaped and cut."""
 
     strike: Strike = "refused"
+
+
+class TwoHistoriesError(PeerError):
+    """Two certificates of one round: somebody has keys that are not its own; the message says where
+    the proof lies, and what a person can do."""
+
+    strike: Strike = "proof"
 
 
 class NetworkError(BarnraiseError):

@@ -89,6 +89,8 @@ class PeopleLog:
                 return f"goes on from round {round_index}, which is on the disk"
             case "synced", {"round": int(round_index)}:
                 return f"has the state of round {round_index} from its peers"
+            case "history", {"others": int(others), "in_link": bool(is_named)}:
+                return _history(others, is_named=is_named)
             case "catching_up", {"text": str(text)}:
                 return text
             case "seated", {"round": int(round_index)} if (
@@ -172,6 +174,20 @@ class PeopleLog:
         if fields.get("was_listed") is False:
             parts.append(" (without this node)")
         return "".join(parts)
+
+
+def _history(num_others: int, *, is_named: bool) -> str:
+    if num_others:
+        who = "one peer more tells" if num_others == 1 else f"{num_others} peers more tell"
+        also = ", and so does the invite link" if is_named else ""
+        return f"{who} the same history of this run from its first round on{also}"
+    if is_named:
+        return "the history of this run is the one that the invite link names"
+    return (
+        "one peer alone tells this run's history, and nothing shows that it is the one which the "
+        "swarm lived through: whoever has the founder's key could have written another. A fresh "
+        "invite link from somebody you trust names a seal of the right one"
+    )
 
 
 def _handing_over(heirs: int) -> str:

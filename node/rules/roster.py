@@ -261,14 +261,12 @@ def next_roster(
     rules = _Rules(round_index, listed, trust, law, round_roster or roster)
     gone = _Named(roster, rules.seated, listed, trust).gone()
     following = _following(roster, rules, gone)
-    # R1: a leaver that is needed goes with the first seal that others carry on from. Who is listed
-    # is surely still there, and so stays before those who are not.
-    present = {entry.sender for entry in listed}
-    rest = present - gone
+    # R1: a leaver that is needed goes with the first seal that others carry on from. One that is
+    # not listed may be late, or gone already: it stays as well, until it was absent twice.
+    rest = {entry.sender for entry in listed} - gone
     needed = {p for p in roster.voter_set & gone if not may_go(roster, p, rest, trust=trust)}
-    for kept in (needed & present, needed) if needed else ():
-        if not _is_carried(following, round_index, trust=trust):
-            following = _following(roster, rules, gone - kept)
+    if needed and not _is_carried(following, round_index, trust=trust):
+        following = _following(roster, rules, gone - needed)
     return following
 
 
@@ -311,9 +309,9 @@ def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roste
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
-    is_left = not roster.voter_set.isdisjoint(gone)
+    is_leaving = not roster.voter_set.isdisjoint(named.gone())
     old = replace(roster, seats=left)
-    following = _with_voters(old, seats, window, round_index, trust=trust, is_left=is_left)
+    following = _with_voters(old, seats, window, round_index, trust=trust, is_leaving=is_leaving)
     # Of all who go on: voters that are kept for want of others count as they did.
     records = {seat.peer: seat for seat in following.seats}
     weights = earned(records, present, round_index, law)
@@ -388,19 +386,21 @@ def _with_voters(
     round_index: int,
     *,
     trust: str,
-    is_left: bool = False,
+    is_leaving: bool = False,
 ) -> Roster:
     """Decide who votes: proved within the window; growth capped, lowest peer ids first.
 
-    `is_left` says that a voter leaves with this seal.
+    `is_leaving` says that a voter is about to leave: then nobody enters who may be dead.
     """
     qualified = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
     stay = {peer for peer in voters(old) if peer in qualified}
+    if is_leaving:
+        qualified = stay | {peer for peer in qualified if seats[peer].proved == round_index}
     growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
     enter = _founding(seats, qualified - stay)
     enter |= set(sorted(qualified - stay - enter)[: max(0, growth - len(enter))])
-    if is_left:
-        enter |= _successors(seats, stay | enter, round_index)
+    if is_leaving:
+        enter |= _successors(seats, qualified, stay | enter)
     if not stay | enter:
         # A roster that would have no voter keeps the old ones, even those that lost their seat.
         kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
@@ -423,16 +423,14 @@ def _founding(seats: Mapping[PeerId, SeatRecord], qualified: Collection[PeerId])
 
 
 def _successors(
-    seats: Mapping[PeerId, SeatRecord], electorate: Collection[PeerId], round_index: int
+    seats: Mapping[PeerId, SeatRecord], here: Collection[PeerId], electorate: Collection[PeerId]
 ) -> set[PeerId]:
     """Who votes in the place of one that leaves, where fewer than four would be left.
 
     From four voters on one may die; where there are so many, nobody succeeds, or liars could take
-    the places of honest voters that leave. Longest seated first, whoever came late last, and only
-    who proved itself in this very round.
+    the places of honest voters that leave. Longest seated first, whoever came late last.
     """
-    here = [p for p, seat in seats.items() if seat.proved == round_index and p not in electorate]
-    heirs = sorted(here, key=lambda peer: (seats[peer].seated, peer))
+    heirs = sorted(set(here) - set(electorate), key=lambda peer: (seats[peer].seated, peer))
     return set(heirs[: max(0, OPEN_VOTERS_MIN - len(electorate))])
 
 

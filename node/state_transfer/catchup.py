@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.cells.shard_store import CellSizes
-from node.events import CoreAction, Fault, Send
+from node.events import Accuse, CoreAction, Fault, Send
 from node.rules.chain import check_seal
 from node.rules.rare import Rare, never
 from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
@@ -30,6 +30,8 @@ from node.state_transfer.fetch_events import (
     StateFailed,
     StepFailed,
 )
+from node.state_transfer.histories import HistoryKnown, TwoHistories, double_signers
+from node.state_transfer.origins import Origins, Told
 from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
@@ -74,6 +76,11 @@ class CatchUp:
     begun: tuple[bytes, int] = (b"", 0)
     _source: PeerId | None = None
     _target: int = 0
+    _is_compared: bool = False
+    """Whether that was done since the start: what comes behind is a continuation of it."""
+
+    _giver: PeerId | None = None
+    """Who gave the last link of the chain."""
     _chain: list[SealCertificate] = field(default_factory=list)
     _base: SealValue | None = None
     _named: SealValue | None = None
@@ -84,6 +91,11 @@ class CatchUp:
     _not_before_s: float = -math.inf
     _page_s: float = 0.0  # When the last page was asked for.
     sources: ChainSources = field(default_factory=ChainSources)
+    origins: Origins = field(default_factory=Origins)
+    told: Told | None = None
+    """The seal that the invite link names; set before anything is handled."""
+    is_torn: bool = False
+    """Whether two histories were found: then nothing is taken of either."""
     _behind: tuple[int, float] = (-1, 0.0)
     """The head with which somebody was first seen ahead of us, and when."""
     _fetch: CellFetch | None = None
@@ -139,14 +151,19 @@ class CatchUp:
         `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
         arrived; `named` the seal before the head where that names the round (R5).
         """
-        if self.wanted is not None or now_s < self._not_before_s:
+        if self.wanted is not None or now_s < self._not_before_s or self.is_torn:
             return []
+        if self.origins.is_comparing:
+            return self._compare(rounds, now_s)
         if self._source is None and max(rounds.values(), default=0) <= head.round + 1:
             self._behind = (-1, now_s)
             return []  # Nobody is ahead of us, as nearly always.
         is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)
         behind = 1 if self.is_forced or is_stuck else ROUNDS_BEHIND
         ahead = {p: r for p, r in rounds.items() if r >= head.round + 1 + behind}
+        if self.told is not None and self.told.round > head.round:
+            # Whoever is not as far as the link says has no history that could be told from others.
+            ahead = {p: r for p, r in ahead.items() if r > self.told.round}
         if self._source is not None and self._goes_on(rounds, ahead, now_s):
             return []
         source = self.sources.choose(ahead, now_s)
@@ -154,7 +171,7 @@ class CatchUp:
             return []
         self._source, self._target, self._moved_s = source, ahead[source] - 1, now_s
         if self._base is None or self._base.digest != head.digest:
-            self._chain, self._base = [], head
+            self._chain, self._base, self._giver = [], head, None
         self._named = named
         return self._go_on(now_s)
 
@@ -197,7 +214,92 @@ class CatchUp:
         if last.round < self._target:
             self._asked, self._page_s = last.round + 1, now_s
             return [Send(self._source, WantChain(first=self._asked))]
-        return self._begin(now_s)
+        return self._confirm(now_s)
+
+    def _check_told(self, value: SealValue) -> None:
+        """Raise ProofError where the invite link names another seal: all of that chain is given up,
+        for where it left the other one nobody knows."""
+        told = self.told
+        if told is not None and value.round == told.round and value.digest != told.digest:
+            self._chain, self._giver = [], None
+            raise ProofError(
+                f"a history of this run that is not the one of the invite link, which has another "
+                f"seal of round {told.round}: {told.digest.hex()[:12]}"
+            )
+
+    # Other origins ------------------------------------------------------------------------------
+
+    def _confirm(self, now_s: float) -> list[CoreAction]:
+        """The chain is whole. One that leads far is compared with those of others first: whoever
+        is some rounds behind goes on from what it knows itself."""
+        assert self._base is not None
+        assert self._source is not None
+        is_far = self._last.round - self._base.round > limits.RESULT_ROUNDS_KEPT
+        if self._is_compared or not (is_far or self._base.round == 0):
+            return self._begin(now_s)
+        self.origins.begin(tuple(self._chain), self._source, now_s)
+        return []  # Whoever is linked is asked at once: `consider` is behind every event.
+
+    def _compare(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
+        asked = list(self.origins.ask(rounds, now_s))
+        if asked or not self.origins.is_over(now_s):
+            return asked
+        return self._compared(now_s)
+
+    def _compared(self, now_s: float) -> list[CoreAction]:
+        assert self._source is not None
+        last = self._last.round
+        if last < self._target:
+            self.origins.end()
+            return self._go_on(now_s)
+        is_named = self.told is not None and self.told.round <= last
+        known = HistoryKnown(last, self._source, len(self.origins.agreed), is_named)
+        self.origins.end()
+        self._is_compared = True
+        return [known, *self._begin(now_s)]
+
+    def _witnessed(
+        self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
+    ) -> list[CoreAction]:
+        """What another origin says. Raises ProofError where its seal does not hold."""
+        actions: list[CoreAction] = []
+        for theirs in seals:
+            if not self.origins.is_asked(peer):
+                break
+            for found in self.origins.heard(peer, theirs, now_s):
+                if not isinstance(found, SealCertificate):
+                    actions.append(found)
+                    continue
+                self._check_behind(theirs)
+                actions += self._torn(peer, found, theirs)
+        return actions
+
+    def _check_behind(self, theirs: SealCertificate) -> None:
+        """Raise ProofError unless that seal follows what stands before its round in our chain."""
+        assert self._base is not None
+        at = theirs.value.round - self._base.round
+        known = [self._base, *(link.value for link in self._chain[: at - 1])]
+        named = None
+        if self._named is not None:
+            named = known[-2] if len(known) > 1 else self._named
+        check_seal(known[-1], theirs, self.signer, trust=self.trust, named=named)
+
+    def _torn(
+        self, peer: PeerId, ours: SealCertificate, theirs: SealCertificate
+    ) -> Iterator[CoreAction]:
+        """Two certificates of one round: who signed both is convicted, and nothing is taken.
+
+        Unless the invite link names one of the two: then the other is the forged one.
+        """
+        for evidence in double_signers(ours, theirs):
+            yield Accuse(evidence)
+        if self.told is not None and self.told.round >= ours.value.round:
+            yield Fault(peer, "a second history of this run: the invite link names the other one")
+            return
+        assert self.origins.source is not None
+        yield TwoHistories(ours, theirs, self.origins.source, peer)
+        self.is_torn = True
+        self.abandon()
 
     @property
     def _last(self) -> SealValue:
@@ -217,8 +319,12 @@ class CatchUp:
 
         Raises ProofError if a link does not hold: the source is then given up.
         """
+        if self.wanted is None and self.origins.is_asked(peer):
+            return self._witnessed(peer, seals, now_s)
         if peer != self._source or self._base is None or self.wanted is not None:
             return []
+        if self.origins.is_comparing:
+            return []  # It is whole.
         for certificate in seals:
             last = self._last
             if certificate.value.round <= last.round:
@@ -229,11 +335,18 @@ class CatchUp:
             try:
                 named = self._before_last if self._named is not None else None
                 check_seal(last, certificate, self.signer, trust=self.trust, named=named)
+                self._check_told(certificate.value)
             except ProofError:
+                if self._giver not in (None, peer) and self._chain:
+                    # Behind what somebody else gave: who of the two lies is to be seen.
+                    self.origins.begin(tuple(self._chain), self._giver, now_s)
+                    self._giver = peer
+                    return []
                 self.sources.gave_nothing(peer, now_s)
                 self.give_up()
                 raise
             self._chain.append(certificate)
+            self._giver = peer
             self._moved_s = now_s
             self.sources.proved(peer)
         # A source sends so many seals per request, and not more.
@@ -384,6 +497,7 @@ class CatchUp:
     def abandon(self) -> None:
         """Stop, blaming nobody. What was verified stays; `consider` sees whether it is of use."""
         self._source, self.wanted, self._fetch = None, None, None
+        self.origins.end()
 
     def overtaken(self) -> None:
         """The head went on by itself: the chain does not fit it, the state is not needed."""

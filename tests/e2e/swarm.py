@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
@@ -40,6 +40,7 @@ def tiny_manifest(
     stop: StopSpec | None = None,
     inner_steps: int = 8,
     preset: str | None = None,
+    trust: Literal["friends", "open"] | None = None,
 ) -> RunManifest:
     """A run of a model so small that a round takes a fraction of a second; its founder's state."""
     signer = load_or_create_identity(state)
@@ -53,6 +54,7 @@ def tiny_manifest(
         outer = outer_spec(preset, chosen)
     return replace(
         manifest,
+        trust=trust or manifest.trust,
         title="a test",
         rounds=rounds,
         model=model,
