@@ -30,7 +30,7 @@ from node.state_transfer.fetch_events import (
     StateFailed,
     StepFailed,
 )
-from node.state_transfer.histories import HistoryKnown, TwoHistories, double_signers
+from node.state_transfer.histories import HistoryKnown, Kept, TwoHistories, double_signers
 from node.state_transfer.origins import Origins, Told
 from node.state_transfer.progress import Progress
 from protocol import limits
@@ -56,6 +56,10 @@ PAGE_S = 60.0
 LACKED_S = 1.0
 """Where all say that they lack what was asked of them, the chain goes on after such a pause: by
 then it leads further."""
+
+
+WATCHED_SEALS_MAX = 4096
+"""A chain from one origin is kept so far for comparing it with later ones: some 10 MB."""
 
 
 @dataclass(slots=True)
@@ -92,6 +96,10 @@ class CatchUp:
     _page_s: float = 0.0  # When the last page was asked for.
     sources: ChainSources = field(default_factory=ChainSources)
     origins: Origins = field(default_factory=Origins)
+    watch: Origins = field(default_factory=Origins)
+    """Goes on asking others where the history is that of one origin alone."""
+
+    _kept: Kept | None = None
     told: Told | None = None
     """The seal that the invite link names; set before anything is handled."""
     is_torn: bool = False
@@ -240,6 +248,16 @@ class CatchUp:
         self.origins.begin(tuple(self._chain), self._source, now_s)
         return []  # Whoever is linked is asked at once: `consider` is behind every event.
 
+    def look_around(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
+        """Ask whoever comes later, while the history is that of one origin alone: a node that was
+        led to a forged one first is not to stay with it."""
+        return list(self.watch.ask(rounds, now_s)) if self.is_alone else []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the history was taken from one origin, and nothing but its word shows it."""
+        return self.watch.is_comparing
+
     def _compare(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
         asked = list(self.origins.ask(rounds, now_s))
         if asked or not self.origins.is_over(now_s):
@@ -254,52 +272,54 @@ class CatchUp:
             return self._go_on(now_s)
         is_named = self.told is not None and self.told.round <= last
         known = HistoryKnown(last, self._source, len(self.origins.agreed), is_named)
+        self._kept = self._kept_now
+        if not self.origins.agreed and not is_named and len(self._chain) <= WATCHED_SEALS_MAX:
+            self.watch.begin(self._kept.chain, self._source, now_s)
         self.origins.end()
         self._is_compared = True
         return [known, *self._begin(now_s)]
+
+    @property
+    def _kept_now(self) -> Kept:
+        assert self._base is not None
+        return Kept(self._base, self._named, tuple(self._chain))
 
     def _witnessed(
         self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
     ) -> list[CoreAction]:
         """What another origin says. Raises ProofError where its seal does not hold."""
         actions: list[CoreAction] = []
+        is_now = self.origins.is_asked(peer)
+        origins, kept = (self.origins, self._kept_now) if is_now else (self.watch, self._kept)
+        assert kept is not None
         for theirs in seals:
-            if not self.origins.is_asked(peer):
+            if not origins.is_asked(peer):
                 break
-            for found in self.origins.heard(peer, theirs, now_s):
+            for found in origins.heard(peer, theirs, now_s):
                 if not isinstance(found, SealCertificate):
                     actions.append(found)
                     continue
-                self._check_behind(theirs)
-                actions += self._torn(peer, found, theirs)
+                before, named = kept.before(theirs.value.round)
+                check_seal(before, theirs, self.signer, trust=self.trust, named=named)
+                assert origins.source is not None
+                actions += self._torn(TwoHistories(found, theirs, origins.source, peer))
         return actions
 
-    def _check_behind(self, theirs: SealCertificate) -> None:
-        """Raise ProofError unless that seal follows what stands before its round in our chain."""
-        assert self._base is not None
-        at = theirs.value.round - self._base.round
-        known = [self._base, *(link.value for link in self._chain[: at - 1])]
-        named = None
-        if self._named is not None:
-            named = known[-2] if len(known) > 1 else self._named
-        check_seal(known[-1], theirs, self.signer, trust=self.trust, named=named)
-
-    def _torn(
-        self, peer: PeerId, ours: SealCertificate, theirs: SealCertificate
-    ) -> Iterator[CoreAction]:
+    def _torn(self, found: TwoHistories) -> Iterator[CoreAction]:
         """Two certificates of one round: who signed both is convicted, and nothing is taken.
 
         Unless the invite link names one of the two: then the other is the forged one.
         """
-        for evidence in double_signers(ours, theirs):
+        for evidence in double_signers(found.ours, found.theirs):
             yield Accuse(evidence)
-        if self.told is not None and self.told.round >= ours.value.round:
-            yield Fault(peer, "a second history of this run: the invite link names the other one")
+        if self.told is not None and self.told.round >= found.ours.value.round:
+            reason = "a second history of this run: the invite link names the other one"
+            yield Fault(found.witness, reason)
             return
-        assert self.origins.source is not None
-        yield TwoHistories(ours, theirs, self.origins.source, peer)
+        yield found
         self.is_torn = True
         self.abandon()
+        self.watch.end()
 
     @property
     def _last(self) -> SealValue:
@@ -319,7 +339,8 @@ class CatchUp:
 
         Raises ProofError if a link does not hold: the source is then given up.
         """
-        if self.wanted is None and self.origins.is_asked(peer):
+        is_watched = peer != self._source and self.watch.is_asked(peer)
+        if is_watched or (self.wanted is None and self.origins.is_asked(peer)):
             return self._witnessed(peer, seals, now_s)
         if peer != self._source or self._base is None or self.wanted is not None:
             return []

@@ -6,7 +6,25 @@ from dataclasses import dataclass
 from protocol.errors import DecodeError
 from protocol.evidence import Evidence, two_messages_evidence
 from protocol.identity import PeerId
-from protocol.messages import SealCertificate, SignedMessage, decode_message
+from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A verified chain behind `base`; `named` is the seal before that where two rounds are in
+    flight (R5)."""
+
+    base: SealValue
+    named: SealValue | None
+    chain: tuple[SealCertificate, ...]
+
+    def before(self, round_index: int) -> tuple[SealValue, SealValue | None]:
+        """The seal before that round, and with two rounds in flight the one that names it."""
+        links = self.chain[: round_index - self.base.round - 1]
+        known = [self.named, self.base, *(link.value for link in links)]
+        last = known[-1]
+        assert last is not None
+        return last, known[-2] if self.named is not None else None
 
 
 @dataclass(frozen=True, slots=True)

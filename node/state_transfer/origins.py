@@ -19,7 +19,10 @@ from protocol.identity import PeerId
 from protocol.messages import SealCertificate
 
 WITNESSES_MAX = 4
-"""So many are asked besides the source: each costs a page of seals."""
+"""So many are asked at a time: each costs a page of seals."""
+
+ASKED_MAX = 1024
+"""And so many in all: whoever is linked is asked once."""
 
 ANSWER_S = 5.0
 """Nobody waits longer for the next seal of a witness."""
@@ -82,8 +85,15 @@ class Origins:
         """Ask who is linked and has a part of it: for its newest seal, or for that of our last."""
         first, last = self._chain[0].value.round, self._chain[-1].value.round
         able = {peer for peer, at in rounds.items() if at - 1 >= first} - {self.source}
-        for peer in sorted(able - self._asked.keys(), key=lambda peer: (-rounds[peer], peer)):
-            if len(self._asked) < WITNESSES_MAX:
+        new = able - self._asked.keys()
+        if not new:
+            return  # As nearly always.
+        asked = sum(
+            not one.is_done and now_s < one.asked_s + ANSWER_S for one in self._asked.values()
+        )
+        room = min(WITNESSES_MAX - asked, ASKED_MAX - len(self._asked))
+        for peer in sorted(new, key=lambda peer: (-rounds[peer], peer))[: max(0, room)]:
+            if peer not in self._asked:
                 at = min(last, rounds[peer] - 1)
                 self._asked[peer] = _Witness(at, now_s, at)
                 yield Send(peer, WantChain(first=at))

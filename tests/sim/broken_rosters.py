@@ -46,6 +46,11 @@ def voters_without_end() -> AbstractContextManager[Any]:
     return patch.object(roster, "_open_growth", lambda *_: 64)
 
 
+def founding_members_wait() -> AbstractContextManager[Any]:
+    """Whoever sits since the first round waits for its vote as if it had come later."""
+    return patch.object(roster, "_founding", return_value=set())
+
+
 OPEN = {"trust": "open"}
 
 ROSTERS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
@@ -54,4 +59,5 @@ ROSTERS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("one word is a seat", one_word_is_a_seat, OPEN),
     ("absent once is absent", absent_once_is_absent, {}),
     ("voters without end", voters_without_end, OPEN),
+    ("founding members wait", founding_members_wait, OPEN),
 )

@@ -102,8 +102,8 @@ def test_what_is_no_link_is_told_how_one_looks(text: str) -> None:
 
 
 def test_link_of_another_version_says_so() -> None:
-    with pytest.raises(ConfigError, match="version 2"):
-        parse_invite(pack(b"whatever", version=2))
+    with pytest.raises(ConfigError, match="version 3"):
+        parse_invite(pack(b"whatever", version=3))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from node.events import Accuse, Fault, HistoryKnown, Send, TwoHistories
 from node.rules.chain import certify
 from node.state_transfer.catchup import STALL_S, CatchUp
 from node.state_transfer.fetch_events import FetchState, FetchSteps
-from node.state_transfer.origins import ALONE_S, ANSWER_S, COMPARING_S_MAX, Told
+from node.state_transfer.origins import (
+    ALONE_S,
+    ANSWER_S,
+    COMPARING_S_MAX,
+    WITNESSES_MAX,
+    Told,
+)
 from protocol.errors import ProofError
 from protocol.evidence import decode_evidence
 from protocol.frames import WantChain
@@ -233,3 +239,47 @@ def test_whoever_is_not_as_far_as_the_link_is_not_asked() -> None:
     assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=0.0) == []
     rounds = {D: machine.told.round + 1}
     assert machine.consider(HEAD.value, rounds, moved_s=0.0, now_s=0.0) != []
+
+
+def alone_with(chain: list[SealCertificate]) -> Newcomer:
+    """It took the history that D alone told, and is through with fetching."""
+    node = Newcomer()
+    node.gives(D, chain)
+    assert node.consider(ALONE_S)[-1] == FetchState(chain[-1])
+    node.machine.finish()
+    return node
+
+
+def test_node_that_one_origin_led_to_a_forged_history_stops_when_another_one_comes() -> None:
+    node = alone_with(FORGED)
+    assert node.machine.is_alone
+    rounds = {D: AT + 30, E: AT - 4}
+    assert node.machine.look_around(rounds, 60.0) == [Send(E, WantChain(first=AT - 5))]
+    assert node.machine.look_around(rounds, 61.0) == []
+    assert node.gives(E, CHAIN[AT - 10 :], 62.0) == [Send(E, WantChain(first=5))]
+    found = node.gives(E, CHAIN, 63.0)
+    assert found[-1] == TwoHistories(FORGED[PARTED], CHAIN[PARTED], D, E)
+    assert not node.machine.is_alone
+
+
+def test_node_with_one_origin_asks_everybody_who_comes_later_once_and_few_at_a_time() -> None:
+    node = alone_with(CHAIN)
+    many = dict.fromkeys(peers_named(12), AT)
+    asked = set()
+    for turn in range(6):
+        found = node.machine.look_around(many | {D: AT}, 60.0 + turn * ANSWER_S)
+        assert len(found) <= WITNESSES_MAX
+        asked |= {action.peer for action in found}
+        for action in found[:2]:
+            assert node.gives(action.peer, CHAIN[-1:], 60.0 + turn * ANSWER_S) == []
+    assert asked == set(many) - {D}
+
+
+def test_node_whose_history_others_told_as_well_asks_nobody_later() -> None:
+    node = Newcomer(e=AT)
+    node.gives(D, CHAIN)
+    node.consider(0.0)
+    node.gives(E, CHAIN[-1:])
+    node.consider(0.1)
+    assert not node.machine.is_alone
+    assert node.machine.look_around({D: AT, E: AT, B: AT}, 60.0) == []
