@@ -17,6 +17,7 @@ from protocol.wire import Digest, Size, decode, encode
 
 TOLD_FILE = "told-seal"
 PROOF_FILE = "two-histories"
+_ANEW = "move that folder away and join again by the link"
 _PROOF_BYTES_MAX = 2 * limits.CONTROL_FRAME_BYTES_MAX
 
 
@@ -72,18 +73,22 @@ def check_history(folder: Path, journal: Journal) -> Told | None:
     """The seal that the history must have. Raises TwoHistoriesError where the one on this disk has
     another, or where two were found and no link says which is right."""
     told, path = read_told(folder), folder / PROOF_FILE
-    if told is not None and told.round:
-        for own in journal.read_chain(told.round, 1):
-            if own.value.digest != told.digest:
-                raise TwoHistoriesError(
-                    f"the history in {folder} is not the one of the invite link, which has another "
-                    f"seal of round {told.round}: one of the two is forged. If you trust the link, "
-                    f"move that folder away and join again"
-                )
-    if path.exists():
-        first = _parted_in(path)
-        if told is None or told.round < first:
-            raise TwoHistoriesError(two_histories_text(path, first))
+    own = journal.read_chain(told.round, 1) if told is not None and told.round else ()
+    if told is not None and own and own[0].value.digest != told.digest:
+        raise TwoHistoriesError(
+            f"the history in {folder} is not the one of the invite link, which has another seal of "
+            f"round {told.round}: one of the two is forged. If you trust the link, {_ANEW}"
+        )
+    if not path.exists():
+        return told
+    first = _parted_in(path)
+    if told is None or told.round < first:
+        raise TwoHistoriesError(two_histories_text(path, first))
+    if journal.read_chain(first, 1) and not own:
+        raise TwoHistoriesError(
+            f"the history in {folder} is one of two, which part in round {first}, and does not "
+            f"reach to the seal that the invite link names, so that nothing shows which: {_ANEW}"
+        )
     return told
 
 

@@ -283,3 +283,9 @@ def test_node_whose_history_others_told_as_well_asks_nobody_later() -> None:
     node.consider(0.1)
     assert not node.machine.is_alone
     assert node.machine.look_around({D: AT, E: AT, B: AT}, 60.0) == []
+
+
+def test_newcomer_that_compares_nothing_takes_what_it_is_told_first() -> None:
+    node = Newcomer(e=AT)
+    node.machine._is_compared = True
+    assert node.gives(D, FORGED) == [FetchState(FORGED[-1])]
