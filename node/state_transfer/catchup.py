@@ -31,7 +31,7 @@ from node.state_transfer.fetch_events import (
     StepFailed,
 )
 from node.state_transfer.histories import HistoryKnown, Kept, TwoHistories, double_signers
-from node.state_transfer.origins import Origins, Told
+from node.state_transfer.origins import ALONE_S, Origins, Told
 from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
@@ -245,7 +245,9 @@ class CatchUp:
         is_far = self._last.round - self._base.round > limits.RESULT_ROUNDS_KEPT
         if self._is_compared or not (is_far or self._base.round == 0):
             return self._begin(now_s)
-        self.origins.begin(tuple(self._chain), self._source, now_s)
+        # In a run of a few rounds nobody waits for others: who comes later is asked all the same.
+        patience_s = ALONE_S if is_far else 0.0
+        self.origins.begin(tuple(self._chain), self._source, patience_s=patience_s, now_s=now_s)
         return []  # Whoever is linked is asked at once: `consider` is behind every event.
 
     def look_around(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
@@ -274,7 +276,7 @@ class CatchUp:
         known = HistoryKnown(last, self._source, len(self.origins.agreed), is_named)
         self._kept = self._kept_now
         if not self.origins.agreed and not is_named and len(self._chain) <= WATCHED_SEALS_MAX:
-            self.watch.begin(self._kept.chain, self._source, now_s)
+            self.watch.begin(self._kept.chain, self._source, now_s=now_s)
         self.origins.end()
         self._is_compared = True
         return [known, *self._begin(now_s)]
@@ -360,7 +362,7 @@ class CatchUp:
             except ProofError:
                 if self._giver not in (None, peer) and self._chain:
                     # Behind what somebody else gave: who of the two lies is to be seen.
-                    self.origins.begin(tuple(self._chain), self._giver, now_s)
+                    self.origins.begin(tuple(self._chain), self._giver, now_s=now_s)
                     self._giver = peer
                     return []
                 self.sources.gave_nothing(peer, now_s)

@@ -66,15 +66,24 @@ class Origins:
     _asked: dict[PeerId, _Witness] = field(default_factory=dict)
     _chain: Sequence[SealCertificate] = ()
     _since_s: float = 0.0
+    _patience_s: float = ALONE_S
 
     @property
     def is_comparing(self) -> bool:
         """Whether a chain is whole, and waits for what others say."""
         return self.source is not None
 
-    def begin(self, chain: Sequence[SealCertificate], source: PeerId, now_s: float) -> None:
-        """Compare that chain, which is verified and not empty."""
+    def begin(
+        self,
+        chain: Sequence[SealCertificate],
+        source: PeerId,
+        *,
+        patience_s: float = ALONE_S,
+        now_s: float,
+    ) -> None:
+        """Compare that chain, which is verified and not empty; so long others may still come."""
         self._chain, self.source, self._since_s = chain, source, now_s
+        self._patience_s = patience_s
         self._asked, self.agreed = {}, set()
 
     def end(self) -> None:
@@ -103,7 +112,7 @@ class Origins:
         waiting = [one for one in self._asked.values() if not one.is_done]
         if any(now_s < one.asked_s + ANSWER_S for one in waiting):
             return now_s >= self._since_s + COMPARING_S_MAX
-        return bool(self.agreed) or now_s >= self._since_s + ALONE_S
+        return bool(self.agreed) or now_s >= self._since_s + self._patience_s
 
     def is_asked(self, peer: PeerId) -> bool:
         """Whether what that peer sends is for this comparison."""

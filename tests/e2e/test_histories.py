@@ -72,9 +72,8 @@ def test_newcomer_that_hears_two_histories_takes_neither_and_stops_with_the_proo
         keep_told(proof.parent, Told(newest, bytes.fromhex(digest)))
         newcomer.start()
         try:
-            swarm.wait("a seal of its own", lambda: newcomer.sealed() > newest + 2)
+            swarm.wait("seals", lambda: len(newcomer.seals().keys() & honest.seals().keys()) > 2)
             common = newcomer.seals().keys() & honest.seals().keys()
-            assert common
             assert all(newcomer.seals()[at] == honest.seals()[at] for at in common)
         finally:
             newcomer.kill()

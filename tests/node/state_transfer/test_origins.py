@@ -186,6 +186,18 @@ def test_witness_that_gives_one_seal_at_a_time_holds_nobody_up_for_ever() -> Non
     assert node.consider(COMPARING_S_MAX)[-1] == FetchState(CHAIN[-1])
 
 
+def test_in_a_run_of_few_rounds_nobody_waits_for_others_but_who_is_there_is_asked() -> None:
+    young = replace(HEAD.value, round=0)
+    chain = chain_of(4, on=young)
+    for rounds, asked in (({D: 5}, []), ({D: 5, E: 4}, [Send(E, WantChain(first=3))])):
+        machine = CatchUp(KeyedHashSigner(ME), "friends", SIZES)
+        machine.consider(young, rounds, moved_s=0.0, now_s=0.0)
+        assert machine.extend(D, tuple(chain), now_s=0.0) == []
+        found = machine.consider(young, rounds, moved_s=0.0, now_s=0.0)
+        assert found == asked or found[0] == HistoryKnown(4, D, 0, False)
+        assert machine.is_alone is not bool(asked)
+
+
 def test_whoever_is_some_rounds_behind_does_not_wait_for_others() -> None:
     machine = CatchUp(KeyedHashSigner(ME), "friends", SIZES)
     machine.consider(HEAD.value, {D: 11}, moved_s=0.0, now_s=0.0)
