@@ -41,6 +41,7 @@ from node.state.folder import (
     unmark_unsigned,
 )
 from node.state.invitations import IssuedTokens, read_credential
+from node.state.two_histories import check_history
 from node.state_transfer.checkpoint_source import checkpoint_finder
 from node.state_transfer.gathered import Gathered
 from node.state_transfer.partial_cells import PartialCells
@@ -118,6 +119,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     core = NodeCore(manifest, _round_config(node), node.signer, start, now_s=trio.current_time())
     core.wants_seat = False  # Until the trainer is up.
     restart = _restart(node, folder, journal, store, start)
+    core.catchup.told = check_history(folder, journal)
 
     def on_saved(oldest: int) -> None:
         journal.saved_up_to(oldest)
@@ -136,6 +138,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         checkpoints=checkpoints,
         states=replace(_state_parts(node, store, journal, fetched), work=desk),
         hooks=node.hooks,
+        folder=folder,
         trace=node.trace,
     )
     driver = Driver(parts, compute_threads=config.compute_threads)

@@ -115,6 +115,7 @@ class NodeCore(CoreState):
             and (view.is_member or not self._may_ask_seat())
             and self._newest <= view.index
             and self.catchup.is_at_rest
+            and not self.catchup.is_alone
             and not machine.is_held
             and not self._overdrawn
             and not self._owes_beat(now_s)
@@ -218,6 +219,8 @@ class NodeCore(CoreState):
             actions += catchup.consider(
                 base.head, self._rounds, moved_s=moved_s, now_s=now_s, named=base.named_by
             )
+        if catchup.is_alone:
+            actions += catchup.look_around(self._rounds, now_s)
         if catchup.wanted is not None:
             actions += catchup.pull(self._rounds, lag_s=self.liveness.lag_s, now_s=now_s)
         machine.is_held, machine.doubted = catchup.wanted is not None, catchup.sources.doubted

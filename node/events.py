@@ -27,6 +27,8 @@ from node.state_transfer.fetch_events import NotServed as NotServed
 from node.state_transfer.fetch_events import StateFailed as StateFailed
 from node.state_transfer.fetch_events import StateReady as StateReady
 from node.state_transfer.fetch_events import StepFailed as StepFailed
+from node.state_transfer.histories import HistoryKnown as HistoryKnown
+from node.state_transfer.histories import TwoHistories as TwoHistories
 from protocol.evidence import Evidence
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId
@@ -408,4 +410,14 @@ class SendChain:
     first: int
 
 
-CoreAction = RoundAction | Send | SendAll | SendChain | ProveSeat | FetchOrder | Train
+CoreAction = (
+    RoundAction
+    | Send
+    | SendAll
+    | SendChain
+    | ProveSeat
+    | FetchOrder
+    | Train
+    | HistoryKnown
+    | TwoHistories
+)

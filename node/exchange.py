@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -32,11 +33,13 @@ from node.reporting.narrator import Narrator
 from node.reporting.trace_file import NodeTrace, untraced
 from node.rules.restart import Restart
 from node.rules.round_view import RoundView
+from node.state.two_histories import keep_two_histories, two_histories_text
 from node.state_transfer.state_streams import StateParts
 from node.status.board import EventLog
 from node.trainers.work import TrainerWork
 from protocol import limits
 from protocol.clock import WallClock
+from protocol.errors import TwoHistoriesError
 from protocol.frames import Chain
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate
@@ -49,6 +52,9 @@ EVENTS_WAITING_MAX = 64
 the queue does not: what one peer floods into it stands before everybody's next frame."""
 
 END_CHECK_S = 60.0
+
+TORN_S = 1.5
+"""For evidence to reach the peers, before a node that found two histories of its run stops."""
 
 T = TypeVar("T")
 OfRound = ev.Measure | ev.Reduce | ev.Apply
@@ -68,6 +74,9 @@ class DriverParts:
     checkpoints: Checkpoints
     states: StateParts
     hooks: NodeHooks
+    folder: Path = Path()
+    """The run's."""
+
     trace: NodeTrace | None = None
     wall_clock: WallClock = time.time
 
@@ -243,6 +252,10 @@ class Driver:
                 self._fault(action)
             case ev.Accuse(evidence=evidence):
                 self._spawn(partial(self._accuse, evidence))
+            case ev.HistoryKnown():
+                self._narrator.history(action)
+            case ev.TwoHistories():
+                self._spawn(partial(self._stop_torn, action))
             case ev.Resync(reason=reason):
                 self._narrator.resync(reason)
                 self._trace.diverged(reason)
@@ -261,6 +274,13 @@ class Driver:
         for seal in seals:
             self._links.send(action.peer, Chain(seals=(seal,)))
         self._chain_readers.discard(action.peer)
+
+    async def _stop_torn(self, found: ev.TwoHistories) -> None:
+        """Keep the proof, let the evidence against whoever signed both get out, and stop."""
+        path = await trio.to_thread.run_sync(partial(keep_two_histories, self._parts.folder, found))
+        self._narrator.torn(found)
+        await trio.sleep(TORN_S)
+        raise TwoHistoriesError(two_histories_text(path, found.ours.value.round))
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None

@@ -1,7 +1,7 @@
 """How errors end a process: what the user is told, and the exit status.
 
-0 done, 1 failed, 2 bad usage or configuration, 3 no peer reachable, 4 refused or banned; 128 and
-the signal's number where a signal ended it.
+0 done, 1 failed, 2 bad usage or configuration, 3 no peer reachable, 4 refused or banned, or two
+histories of one run; 128 and the signal's number where a signal ended it.
 """
 
 import errno

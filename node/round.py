@@ -77,6 +77,7 @@ class RoundMachine(RoundSums):
         """Say that this node goes; the others drop it with the next seal that can."""
         view = self.view
         if view.is_member and view.me not in view.ballots.of(Kind.LEAVE):
+            self._left.add(view.me)  # Its own COMMIT names it: nobody else's word may count.
             yield from self._sign(Kind.LEAVE, Leave(reason=""))
 
     # Events -------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from node.config import NodeConfig
 from node.exchange import Driver
 from node.peers.departure import Departure
 from node.peers.entry import Entry
-from node.peers.invite import invite_link, invite_to
+from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
+from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.peers.lingering import Lingering
 from node.peers.links import CONTROL_PROTOCOL, Links
 from node.peers.listening import full_addresses, listening
@@ -55,6 +56,11 @@ LEAVE_S = 0.2
 
 LEAVE_QUEUED_S = 0.4
 """For it to get into a queue that is full. Whoever wants to go is not held up for longer."""
+
+NOT_HANDED_OVER = (
+    "this node goes with a vote that is needed, and nobody here could take it over: until it is "
+    "back nothing of this run becomes final. The same command goes on from here"
+)
 
 INPUT_LINE_BYTES_MAX = 256
 
@@ -104,11 +110,11 @@ async def run_node(node: Node, around: Around) -> None:
         departure.begin()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_leave, departure, made, nursery.cancel_scope)
+                nursery.start_soon(_leave, node, departure, made, nursery.cancel_scope)
                 _watch_parent(node, around, made.driver, nursery)
                 await _start_status(node, around, made, transport, directory, nursery)
                 _tell_listening(node, transport)
-                nursery.start_soon(_keep_inviting, node, transport)
+                nursery.start_soon(_keep_inviting, node, transport, made.driver)
                 nursery.start_soon(transport.reach.run)
                 nursery.start_soon(made.checkpoints.run)
                 nursery.start_soon(made.driver.run)
@@ -215,8 +221,8 @@ def _tell_listening(node: Node, transport: Libp2pTransport) -> None:
     )
 
 
-async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
-    """An invite link to hand on; another one when other relays lead to us.
+async def _keep_inviting(node: Node, transport: Libp2pTransport, driver: Driver) -> None:
+    """An invite link to hand on, with the newest seal; another one when other relays lead to us.
 
     A node waits for its first relay, or for others to find it where it says it is: a link without
     either may be good at home only.
@@ -234,7 +240,9 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport) -> None:
         # A relay that went may come back, and the link that names it with it.
         if not set(addresses) <= set(told):
             told = addresses
-            link = invite_link(invite_to(manifest, me, addresses))
+            head = driver.core.machine.head
+            seal = InviteSeal(head.round, head.digest) if head.round else None
+            link = invite_link(invite_to(manifest, me, addresses, seal=seal))
             node.log.emit("invite", run=manifest.digest.hex(), title=manifest.title, link=link)
         await reach.changed()
 
@@ -312,16 +320,51 @@ async def _watch_connections(transport: Libp2pTransport, links: Links, driver: D
 # Leaving ----------------------------------------------------------------------------------------
 
 
-async def _leave(departure: Departure, made: Machinery, scope: trio.CancelScope) -> None:
-    """Once asked: say that we go, give it a moment to be heard, and go."""
+async def _leave(
+    node: Node, departure: Departure, made: Machinery, scope: trio.CancelScope
+) -> None:
+    """Once asked: hand a vote on that is needed, say that we go, give it a moment, and go."""
     await departure.asked()
     logger.info("leaving signal=%s", departure.signal_name or "none")
+    core, reason = made.driver.core, departure.signal_name or "asked to"
+    handing = HandingOver(core)
+    if handing.is_needed:
+        await _hand_over(node, departure, made.driver, handing)
+        departure.go()
+    elif not core.machine.view.is_voter:
+        departure.go()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.entries.leave, departure.signal_name or "asked to")
-        with trio.move_on_after(LEAVE_QUEUED_S):
-            await made.driver.tell(ev.Leaving())
+        nursery.start_soon(made.entries.leave, reason)
+        await _say_leaving(made.driver)
     await trio.sleep(LEAVE_S)
+    if not departure.is_going and handing.is_needed:
+        # Others, without whom it can be done no longer, have left in the same moment.
+        await _hand_over(node, departure, made.driver, handing)
+    departure.go()
     scope.cancel()
+
+
+async def _say_leaving(driver: Driver) -> None:
+    with trio.move_on_after(LEAVE_QUEUED_S):
+        await driver.tell(ev.Leaving())
+
+
+async def _hand_over(
+    node: Node, departure: Departure, driver: Driver, handing: HandingOver
+) -> None:
+    """Work on until others have the vote without which nothing becomes final."""
+    # A user's own trainer has ended, and without a contribution there is no round more.
+    if node.attached is None and handing.is_due:
+        departure.stay()
+        node.log.emit("handing_over", heirs=len(handing.heirs))
+        await _say_leaving(driver)
+        with trio.move_on_after(HAND_OVER_S_MAX):
+            while handing.is_due:
+                await driver.changed()
+    if handing.is_needed:
+        node.log.emit("warning", key="vote", text=NOT_HANDED_OVER)
+    else:
+        node.log.emit("handed_over", round=driver.core.machine.head.round)
 
 
 async def _work(made: Machinery, departure: Departure) -> None:
@@ -329,7 +372,7 @@ async def _work(made: Machinery, departure: Departure) -> None:
     async with trio.open_nursery() as nursery:
 
         async def end() -> None:
-            await departure.asked()
+            await departure.going()
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(end)

@@ -10,9 +10,10 @@
     │   ├── LimitError         more than a bound of `protocol.limits` allows
     │   ├── SignatureError     the signature does not fit the writer
     │   ├── ProofError         bytes that do not hash to what was committed
-    │   └── RefusedError       the peer refused us, and says why
-    │       └── VersionError   it is of another version: who must upgrade
-    │           └── WireVersionError   of the wire
+    │   ├── RefusedError       the peer refused us, and says why
+    │   │   └── VersionError   it is of another version: who must upgrade
+    │   │       └── WireVersionError   of the wire
+    │   └── TwoHistoriesError  peers proved two histories of one run, of which one is forged
     ├── NetworkError           try again, or another path
     │   ├── UnreachableError   no address of the peer answered
     │   │   ├── SwarmKeyError  one answered: it has another PSK than we, or none
@@ -116,6 +117,13 @@ class WireVersionError(VersionError):
     def __init__(self, message: str, theirs: int) -> None:
         super().__init__(message)
         self.theirs = theirs
+
+
+class TwoHistoriesError(PeerError):
+    """Two certificates of one round: somebody has keys that are not its own; the message says where
+    the proof lies, and what a person can do."""
+
+    strike: Strike = "proof"
 
 
 class NetworkError(BarnraiseError):

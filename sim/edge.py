@@ -12,6 +12,7 @@ from node import events as ev
 from node.durable.batch import batch_of
 from node.peers.bent_links import FLOOD_BYTES_PER_S
 from node.peers.budgets import Budgets, about_bytes, cost_s
+from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
 from node.peers.lingering import Lingering
 from node.peers.strikes import Strikes
 from node.reporting.tracing import (
@@ -330,6 +331,10 @@ class Edge(Storing):
                 self.work.audit(action)
             case ev.Accuse(evidence=evidence):
                 self.convicting.found(evidence)
+            case ev.HistoryKnown():
+                pass  # For people.
+            case ev.TwoHistories():
+                world.push(world.now_s, self, world.ended, self, "two histories")
             case ev.Resync(reason=reason):
                 world.emit(Diverged(at_s=world.now_s, peer=self.peer, reason=reason))
             case ev.Measure() | ev.Reduce() | ev.Apply() | ev.CheckSeat() | ev.ProveSeat():
@@ -355,7 +360,14 @@ class Edge(Storing):
         """The operator stops it: its peers are told, and then it is gone."""
         self.tell(ev.Leaving())
         if self.is_alive:
-            world = self.world
+            self._leave_when_free(self.world.now_s + HAND_OVER_S_MAX)
+
+    def _leave_when_free(self, latest_s: float) -> None:
+        """Gone in a moment, or once others have the vote that it is needed for."""
+        world = self.world
+        if HandingOver(self.core).is_due and world.now_s < latest_s:
+            world.push(world.now_s + LEAVE_S, self, self._leave_when_free, latest_s)
+        else:
             world.push(world.now_s + LEAVE_S, self, world.ended, self, "left")
 
     def _finish(self) -> None:

@@ -1,5 +1,6 @@
 """How a node goes: it says goodbye to its peers, and within two seconds it is gone.
 
+A voter whom the run cannot do without stays until others have its vote: `stay`, then `go`.
 Until `begin` there is nobody to say goodbye to: a signal ends the process at once. The first signal
 after it asks the node to leave; a second one ends the process, and so does LEAVE_S_MAX. Nothing is
 lost by that: whatever must survive was on the disk before it was said.
@@ -32,7 +33,7 @@ class Departure:
         self._leave_s_max = leave_s_max
         self._end = end
         self._token: trio.lowlevel.TrioToken | None = None
-        self._asked = trio.Event()
+        self._asked, self._going = trio.Event(), trio.Event()
         self._watchdog: threading.Timer | None = None
 
     @property
@@ -69,6 +70,25 @@ class Departure:
     async def asked(self) -> None:
         """Until somebody wishes that this node leaves."""
         await self._asked.wait()
+
+    def stay(self) -> None:
+        """The node is needed for a while: the clock stands still until `go`."""
+        self.done()
+        self._watchdog = None
+
+    def go(self) -> None:
+        """Nothing holds the node any more: the clock runs, anew where it stood still."""
+        self._going.set()
+        self._start_watchdog()
+
+    @property
+    def is_going(self) -> bool:
+        """Whether `go` was said."""
+        return self._going.is_set()
+
+    async def going(self) -> None:
+        """Until the node really goes: from then on it does not work any more."""
+        await self._going.wait()
 
     def done(self) -> None:
         """The node has left in time."""

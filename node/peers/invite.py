@@ -1,5 +1,7 @@
 """The invite link: which run, and where its first peers are. It carries no code.
 
+It names a recent seal of the run, so that whoever takes it knows the history that the inviter lives
+in from one that somebody with an old key wrote anew.
 In runs for the invited it carries an offer, which whoever has the link may take up; else no secret.
 
 barnraise://join/<base64url of: version, checksum of 4 bytes, canonical bytes of an Invite>
@@ -21,7 +23,7 @@ from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, peer_id_text
 from protocol.invitations import Offer
 from protocol.manifest import RunManifest
-from protocol.wire import Digest, Size, decode, encode
+from protocol.wire import Digest, Range, Size, decode, encode
 
 LINK_PREFIX = "barnraise://join/"
 LINK_EXAMPLE = f"{LINK_PREFIX}AZ3f..."
@@ -30,7 +32,10 @@ ADDRESSES_MAX = 4
 """Of each peer. A link with one peer of two addresses has some 250 characters."""
 
 TITLE_BYTES_MAX = 128
-_VERSION = 1
+_VERSION = 2
+_OLD_VERSION = 1
+"""Of links that name no seal: they are good, and show nothing of the run's history."""
+
 _CHECKSUM_BYTES = 4
 _BODY_BYTES_MAX = 16 * limits.KIB
 CHARACTERS_MAX = len(LINK_PREFIX) + 2 * _BODY_BYTES_MAX
@@ -50,6 +55,24 @@ class InvitePeer:
 
 
 @dataclass(frozen=True, slots=True)
+class InviteSeal:
+    """A final seal that the inviter has: its round, and its digest, which covers all before it."""
+
+    round: Annotated[int, Range(1, limits.ROUNDS_MAX)]
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class _OldInvite:
+    """What a link of version 1 says."""
+
+    run: Digest
+    title: Annotated[str, Size(1, TITLE_BYTES_MAX)]
+    peers: Annotated[tuple[InvitePeer, ...], Size(1, PEERS_MAX)]
+    offers: Annotated[tuple[Offer, ...], Size(0, 1)] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Invite:
     """What a link says. The title is the sender's word until the manifest is here."""
 
@@ -57,6 +80,7 @@ class Invite:
     title: Annotated[str, Size(1, TITLE_BYTES_MAX)]
     peers: Annotated[tuple[InvitePeer, ...], Size(1, PEERS_MAX)]
     offers: Annotated[tuple[Offer, ...], Size(0, 1)] = ()
+    seals: Annotated[tuple[InviteSeal, ...], Size(0, 1)] = ()
 
     def addresses(self) -> tuple[PeerAddress, ...]:
         """Every address of every peer."""
@@ -64,12 +88,20 @@ class Invite:
 
 
 def invite_to(
-    manifest: RunManifest, peer: PeerId, addresses: Sequence[str], offer: Offer | None = None
+    manifest: RunManifest,
+    peer: PeerId,
+    addresses: Sequence[str],
+    offer: Offer | None = None,
+    *,
+    seal: InviteSeal | None = None,
 ) -> Invite:
-    """The invite of one peer to the run; of many addresses those that reach furthest."""
+    """The invite of one peer to the run; of many addresses those that reach furthest. `seal` is
+    the newest final one that it has, None before the first."""
     chosen = sorted(addresses, key=_nearness)[:ADDRESSES_MAX]
     offers = () if offer is None else (offer,)
-    return Invite(manifest.digest, manifest.title, (InvitePeer(peer, tuple(chosen)),), offers)
+    seals = () if seal is None else (seal,)
+    peers = (InvitePeer(peer, tuple(chosen)),)
+    return Invite(manifest.digest, manifest.title, peers, offers, seals)
 
 
 def invite_link(invite: Invite) -> str:
@@ -96,19 +128,26 @@ def parse_invite(link: str) -> Invite:
     # Before the version: the first byte of rubbish is no version of anything.
     if checksum != _checksum(body):
         raise _damaged()
-    if packed[0] != _VERSION:
+    if packed[0] not in (_OLD_VERSION, _VERSION):
         cure = "upgrade it" if packed[0] > _VERSION else "ask the founder for a new link"
         raise ConfigError(
             f"the invite link is of version {packed[0]}, this barnraise reads {_VERSION}: {cure}"
         )
     try:
-        invite = decode(Invite, body, max_bytes=_BODY_BYTES_MAX)
+        invite = _decoded(body, packed[0])
         for one in invite.addresses():
             # As a user's own: whoever made the link may have put anything there.
             parse_peer_address(f"{one.address}/p2p/{peer_id_text(one.peer)}")
     except (DecodeError, ConfigError) as error:
         raise ConfigError(f"the invite link is no good: {error}") from error
     return invite
+
+
+def _decoded(body: bytes, version: int) -> Invite:
+    if version == _VERSION:
+        return decode(Invite, body, max_bytes=_BODY_BYTES_MAX)
+    old = decode(_OldInvite, body, max_bytes=_BODY_BYTES_MAX)
+    return Invite(old.run, old.title, old.peers, old.offers)
 
 
 def _damaged() -> ConfigError:

@@ -15,6 +15,8 @@ from node.state.folder import KNOWN_PEERS_FILE, run_folder
 from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
+from node.state.two_histories import keep_told
+from node.state_transfer.origins import Told
 from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.invitations import Offer, check_credential
@@ -40,6 +42,9 @@ class Target:
     offer: Offer | None = None
     """Of a link into a run for the invited."""
 
+    told: Told | None = None
+    """The seal that the link names: the run's history has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -56,7 +61,9 @@ def parse_target(text: str) -> Target:
     text = text.strip()
     if text.startswith(LINK_PREFIX):
         invite = parse_invite(text)
-        return Target(invite.addresses(), invite.run, *invite.offers)
+        offer = invite.offers[0] if invite.offers else None
+        told = Told(invite.seals[0].round, invite.seals[0].digest) if invite.seals else None
+        return Target(invite.addresses(), invite.run, offer, told)
     if text.startswith("/"):
         return Target((parse_dialable(text),), None)
     raise ConfigError(
@@ -131,7 +138,12 @@ def _texts(addresses: Iterable[PeerAddress]) -> tuple[str, ...]:
 
 
 def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519Signer) -> None:
-    """Make the link's offer this node's own credential. Raises ConfigError if it is none."""
+    """Keep what the link says of the run: its seal, and its offer as this node's own credential.
+
+    Raises ConfigError if the offer is none.
+    """
+    if target.told is not None:
+        keep_told(run_folder(state, manifest.digest), target.told)
     if target.offer is None:
         return
     try:

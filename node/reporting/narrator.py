@@ -148,6 +148,28 @@ class Narrator:
         if core.wants_seat and not (core.catchup.is_busy or core.is_finished):
             self.turn(machine.view, core.manifest.admission.seats)
 
+    def history(self, known: ev.HistoryKnown) -> None:
+        """How well it is known that the history is the one that the swarm lived through."""
+        logger.info("history round=%d others=%d", known.round, known.num_others)
+        self._log.emit(
+            "history",
+            round=known.round,
+            peer=peer_id_text(known.source),
+            others=known.num_others,
+            in_link=known.is_named,
+        )
+
+    def torn(self, found: ev.TwoHistories) -> None:
+        """Two histories of the run, each with certificates that hold."""
+        peers = (peer_id_text(found.source), peer_id_text(found.witness))
+        logger.error("two histories round=%d peers=%s", found.ours.value.round, " ".join(peers))
+        self._log.emit(
+            "two_histories",
+            round=found.ours.value.round,
+            peers=list(peers),
+            digests=[found.ours.value.digest.hex(), found.theirs.value.digest.hex()],
+        )
+
     def resync(self, reason: str) -> None:
         """The own state is not what was sealed."""
         logger.warning("resync reason=%s", reason)

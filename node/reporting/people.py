@@ -74,6 +74,8 @@ class PeopleLog:
                 return f"goes on from round {round_index}, which is on the disk"
             case "synced", {"round": int(round_index)}:
                 return f"has the state of round {round_index} from its peers"
+            case "history", {"others": int(others), "in_link": bool(is_named)}:
+                return _history(others, is_named=is_named)
             case "catching_up", {"text": str(text)}:
                 return text
             case "seated", {"round": int(round_index)} if (
@@ -85,6 +87,10 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
+            case "handing_over", {"heirs": int(heirs)}:
+                return _handing_over(heirs)
+            case "handed_over", {"round": int(round_index)}:
+                return f"others vote in its place since round {round_index}: it goes"
             case "resync", _:
                 self._is_seated = False
                 return "fetches the run's state anew from its peers"
@@ -159,6 +165,29 @@ class PeopleLog:
         if fields.get("was_listed") is False:
             parts.append(" (without this node)")
         return "".join(parts)
+
+
+def _history(num_others: int, *, is_named: bool) -> str:
+    if num_others:
+        who = "one peer more tells" if num_others == 1 else f"{num_others} peers more tell"
+        also = ", and so does the invite link" if is_named else ""
+        return f"{who} the same history of this run from its first round on{also}"
+    if is_named:
+        return "the history of this run is the one that the invite link names"
+    return (
+        "one peer alone tells this run's history, and nothing shows that it is the one which the "
+        "swarm lived through: whoever has the founder's key could have written another. A fresh "
+        "invite link from somebody you trust names a seal of the right one"
+    )
+
+
+def _handing_over(heirs: int) -> str:
+    peers = "a peer takes" if heirs == 1 else f"some of {heirs} peers take"
+    return (
+        "the run cannot seal without this node's vote: were it gone now, nothing would become "
+        f"final until it is back. It works on until {peers} its place, a few rounds; Ctrl+C again "
+        "ends it at once"
+    )
 
 
 def what_joining_means(manifest: RunManifest) -> str:

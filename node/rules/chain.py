@@ -2,6 +2,7 @@
 
 from node.rules.roster import (
     ClockRules,
+    InFlight,
     Listed,
     genesis_roster,
     has_quorum,
@@ -149,8 +150,7 @@ def seal_value(
         listed,
         trust=view.trust,
         law=rules.admission,
-        round_roster=named.roster,
-        lag=rules.lag,
+        in_flight=InFlight(named.roster, rules.lag),
     )
     return SealValue(
         run=head.run,

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
-from node.rules.ramp import counting, earned
+from node.rules.ramp import FOUNDING_ROUND, counting, earned
 from node.rules.reducers import measured, set_back
 from node.rules.told import Told
 from node.rules.turns import Turns, in_turn
@@ -110,6 +110,16 @@ def has_quorum(roster: Roster, peers: Collection[PeerId], *, trust: str) -> bool
     if 2 * agreeing == len(electorate):
         return eldest_voter(roster) in peers
     return 2 * agreeing > len(electorate)
+
+
+def may_go(roster: Roster, peer: PeerId, others: Collection[PeerId], *, trust: str) -> bool:
+    """Whether these others go on without that peer: it does not vote, or they are a quorum.
+
+    `others` are in reach and have not said that they leave as well.
+    """
+    if peer not in roster.voter_set:
+        return True
+    return has_quorum(roster, set(others) - {peer}, trust=trust)
 
 
 def blocking(num_voters: int, trust: str) -> int:
@@ -236,6 +246,15 @@ def _believed(roster: Roster, listed: Sequence[Listed], law: AdmissionSpec) -> S
     return [entry for entry in listed if entry.sender in counted]
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """With two rounds in flight (R5): `roster` is that of the round itself, which the seal before
+    the last one carries; `lag` is L."""
+
+    roster: Roster
+    lag: int
+
+
 def next_roster(
     roster: Roster,
     round_index: int,
@@ -243,27 +262,55 @@ def next_roster(
     *,
     trust: str,
     law: AdmissionSpec = NO_ADMISSION,
-    round_roster: Roster | None = None,
-    lag: int = 1,
+    in_flight: InFlight | None = None,
 ) -> Roster:
     """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission,
     `lag` is L.
 
-    `roster` is what the seal before it carries, `round_roster` the one of the round itself: with
-    two rounds in flight (R5) the one before that, else the same. Whoever came to its seat in
-    between is not absent from a round that it had no seat in.
+    `roster` is what the seal before it carries, and the round itself has, but with two rounds
+    `in_flight` (R5). Whoever came to its seat in between is not absent from a round that it had no
+    seat in.
     An empty list changes nothing: nobody was seen absent, nobody was named.
     """
     if not listed:
         return roster
+    of_round = in_flight or InFlight(roster, 1)
+    rules = _Rules(round_index, listed, trust, law, of_round.roster, of_round.lag)
+    gone = _Named(roster, rules.seated, listed, trust).gone()
+    following = _following(roster, rules, gone)
+    # R1: a leaver that is needed goes with the first seal that others carry on from. One that is
+    # not listed may be late, or gone already: it stays as well, until it was absent twice.
+    rest = {entry.sender for entry in listed} - gone
+    needed = {p for p in roster.voter_set & gone if not may_go(roster, p, rest, trust=trust)}
+    if needed and not _is_carried(following, round_index, trust=trust):
+        following = _following(roster, rules, gone - needed)
+    return following
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What the next roster depends on, besides the last one and who has left."""
+
+    round_index: int
+    listed: Sequence[Listed]
+    trust: str
+    law: AdmissionSpec
+    seated: Roster
+    lag: int
+
+
+def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roster:
+    """The next roster, where these have left."""
+    round_index, listed, law, trust = rules.round_index, rules.listed, rules.law, rules.trust
+    seated = rules.seated
     present = {entry.sender: entry for entry in listed}
-    seated = round_roster or roster
     named = _Named(roster, seated, listed, trust)
     banned = named.banned()
     window = (*roster.window, round_index)[-limits.SEAL_WINDOW :]
     believed = _believed(seated, listed, law)
     suspected = _Named(roster, seated, believed, trust).suspected()
-    dropped = suspected | named.gone() | set(banned)
+    dropped = suspected | set(gone) | set(banned)
+    lag = rules.lag
     told = Told(seated, named.told, round_index, may_lie=named.may_lie, lag=lag)
     seats = {}
     for seat in roster.seats:
@@ -288,8 +335,9 @@ def next_roster(
     left = tuple(seat for seat in roster.seats if seat.peer not in banned)
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
-    old = replace(roster, seats=left)
-    following = _with_voters(old, seats, window, round_index, trust=trust, held=held)
+    is_leaving = not roster.voter_set.isdisjoint(named.gone())
+    old, kept = replace(roster, seats=left), _Kept(held, is_leaving=is_leaving)
+    following = _with_voters(old, seats, window, round_index, trust=trust, kept=kept)
     # Of all who go on: voters that are kept for want of others count as they did.
     records = {seat.peer: seat for seat in following.seats}
     weights = earned(records, present, round_index, law)
@@ -320,6 +368,16 @@ def _held_votes(
     num_lost = may_lie if round_index % limits.SEAL_WINDOW == 0 else 0
     losing.sort(key=lambda seat: (-seat.absent, seat.proved, seat.peer))
     return frozenset(seat.peer for seat in losing[num_lost:])
+
+
+def _is_carried(following: Roster, round_index: int, *, trust: str) -> bool:
+    """Whether of its voters a quorum proved itself in this very round, and so is here for the next.
+
+    A voter that leaves by itself goes with no other seal: of who proved itself in a round before
+    nobody knows whether it lives, and with the leaver the last quorum would be gone (R1).
+    """
+    here = [seat.peer for seat in following.seats if seat.proved == round_index]
+    return has_quorum(following, here, trust=trust)
 
 
 def counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
@@ -382,6 +440,15 @@ def _counts(names: Sequence[tuple[PeerId, ...]]) -> Counter[PeerId]:
     return Counter(peer for of_one in names for peer in set(of_one))
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """`held` are voters that keep their votes though nobody saw them of late. `is_leaving`: that
+    a voter is about to leave: then nobody enters who may be dead."""
+
+    held: frozenset[PeerId]
+    is_leaving: bool
+
+
 def _with_voters(
     old: Roster,
     seats: Mapping[PeerId, SeatRecord],
@@ -389,24 +456,50 @@ def _with_voters(
     round_index: int,
     *,
     trust: str,
-    held: Collection[PeerId] = (),
+    kept: _Kept,
 ) -> Roster:
-    """Decide who votes: proved within the window; growth capped, lowest peer ids first. Those in
-    `held` keep their votes."""
-    qualified = {p for p, seat in seats.items() if seat.proved >= window[0] or p in held}
+    """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
+    recent = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
+    qualified = recent | (kept.held & seats.keys())
     stay = {peer for peer in voters(old) if peer in qualified}
+    if kept.is_leaving:
+        qualified = stay | {peer for peer in qualified if seats[peer].proved == round_index}
     growth = len(voters(old)) if trust == "friends" else _open_growth(old, round_index)
-    enter = set(sorted(qualified - stay)[:growth])
+    enter = _founding(seats, qualified - stay)
+    enter |= set(sorted(qualified - stay - enter)[: max(0, growth - len(enter))])
+    if kept.is_leaving:
+        enter |= _successors(seats, qualified, stay | enter)
     if not stay | enter:
         # A roster that would have no voter keeps the old ones, even those that lost their seat.
-        kept = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
-        return Roster(seats=_sorted({**seats, **kept}), window=window)
+        before = {seat.peer: seat for seat in old.seats if seat.voter_since >= 0}
+        return Roster(seats=_sorted({**seats, **before}), window=window)
     decided = {}
     for peer, seat in seats.items():
         since = round_index if peer in enter else -1
         voter_since = seat.voter_since if peer in stay else since
         decided[peer] = _seat(seat, voter_since=voter_since, proved=seat.proved, absent=seat.absent)
     return Roster(seats=_sorted(decided), window=window)
+
+
+def _founding(seats: Mapping[PeerId, SeatRecord], qualified: Collection[PeerId]) -> set[PeerId]:
+    """Who votes beyond the growth cap: whoever the founder waited for has a seat since round 1.
+
+    The cap is there against identities that come later by the dozen; a run whose founder votes
+    alone for its first rounds ends with its founder. They too vote only once they are proved.
+    """
+    return {peer for peer in qualified if seats[peer].seated == FOUNDING_ROUND}
+
+
+def _successors(
+    seats: Mapping[PeerId, SeatRecord], here: Collection[PeerId], electorate: Collection[PeerId]
+) -> set[PeerId]:
+    """Who votes in the place of one that leaves, where fewer than four would be left.
+
+    From four voters on one may die; where there are so many, nobody succeeds, or liars could take
+    the places of honest voters that leave. Longest seated first, whoever came late last.
+    """
+    heirs = sorted(set(here) - set(electorate), key=lambda peer: (seats[peer].seated, peer))
+    return set(heirs[: max(0, OPEN_VOTERS_MIN - len(electorate))])
 
 
 def _seat(seat: SeatRecord, *, voter_since: int, proved: int, absent: int) -> SeatRecord:

@@ -110,6 +110,11 @@ class RoundState:
         return self.standing.final.value
 
     @property
+    def left(self) -> frozenset[PeerId]:
+        """Who said that it leaves, and has not lost its seat since."""
+        return frozenset(self._left)
+
+    @property
     def views(self) -> tuple[RoundView, ...]:
         """All rounds that messages and cells are taken for, the one it works in first."""
         previous = () if self.previous is None else (self.previous,)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.cells.shard_store import CellSizes
-from node.events import CoreAction, Fault, Send
+from node.events import Accuse, CoreAction, Fault, Send
 from node.rules.chain import check_seal
 from node.rules.rare import Rare, never
 from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
@@ -30,6 +30,8 @@ from node.state_transfer.fetch_events import (
     StateFailed,
     StepFailed,
 )
+from node.state_transfer.histories import HistoryKnown, Kept, TwoHistories, double_signers
+from node.state_transfer.origins import ALONE_S, Origins, Told
 from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
@@ -56,6 +58,10 @@ LACKED_S = 1.0
 then it leads further."""
 
 
+WATCHED_SEALS_MAX = 4096
+"""A chain from one origin is kept so far for comparing it with later ones: some 10 MB."""
+
+
 @dataclass(slots=True)
 class CatchUp:
     """At most one catch-up at a time.
@@ -74,6 +80,11 @@ class CatchUp:
     begun: tuple[bytes, int] = (b"", 0)
     _source: PeerId | None = None
     _target: int = 0
+    _is_compared: bool = False
+    """Whether that was done since the start: what comes behind is a continuation of it."""
+
+    _giver: PeerId | None = None
+    """Who gave the last link of the chain."""
     _chain: list[SealCertificate] = field(default_factory=list)
     _base: SealValue | None = None
     _named: SealValue | None = None
@@ -84,6 +95,15 @@ class CatchUp:
     _not_before_s: float = -math.inf
     _page_s: float = 0.0  # When the last page was asked for.
     sources: ChainSources = field(default_factory=ChainSources)
+    origins: Origins = field(default_factory=Origins)
+    watch: Origins = field(default_factory=Origins)
+    """Goes on asking others where the history is that of one origin alone."""
+
+    _kept: Kept | None = None
+    told: Told | None = None
+    """The seal that the invite link names; set before anything is handled."""
+    is_torn: bool = False
+    """Whether two histories were found: then nothing is taken of either."""
     _behind: tuple[int, float] = (-1, 0.0)
     """The head with which somebody was first seen ahead of us, and when."""
     _fetch: CellFetch | None = None
@@ -139,14 +159,19 @@ class CatchUp:
         `rounds` is what linked peers are working on; `moved_s` when the last bytes of the own round
         arrived; `named` the seal before the head where that names the round (R5).
         """
-        if self.wanted is not None or now_s < self._not_before_s:
+        if self.wanted is not None or now_s < self._not_before_s or self.is_torn:
             return []
+        if self.origins.is_comparing:
+            return self._compare(rounds, now_s)
         if self._source is None and max(rounds.values(), default=0) <= head.round + 1:
             self._behind = (-1, now_s)
             return []  # Nobody is ahead of us, as nearly always.
         is_stuck = self._is_stuck(head, rounds, moved_s=moved_s, now_s=now_s)
         behind = 1 if self.is_forced or is_stuck else ROUNDS_BEHIND
         ahead = {p: r for p, r in rounds.items() if r >= head.round + 1 + behind}
+        if self.told is not None and self.told.round > head.round:
+            # Whoever is not as far as the link says has no history that could be told from others.
+            ahead = {p: r for p, r in ahead.items() if r > self.told.round}
         if self._source is not None and self._goes_on(rounds, ahead, now_s):
             return []
         source = self.sources.choose(ahead, now_s)
@@ -154,7 +179,7 @@ class CatchUp:
             return []
         self._source, self._target, self._moved_s = source, ahead[source] - 1, now_s
         if self._base is None or self._base.digest != head.digest:
-            self._chain, self._base = [], head
+            self._chain, self._base, self._giver = [], head, None
         self._named = named
         return self._go_on(now_s)
 
@@ -197,7 +222,106 @@ class CatchUp:
         if last.round < self._target:
             self._asked, self._page_s = last.round + 1, now_s
             return [Send(self._source, WantChain(first=self._asked))]
-        return self._begin(now_s)
+        return self._confirm(now_s)
+
+    def _check_told(self, value: SealValue) -> None:
+        """Raise ProofError where the invite link names another seal: all of that chain is given up,
+        for where it left the other one nobody knows."""
+        told = self.told
+        if told is not None and value.round == told.round and value.digest != told.digest:
+            self._chain, self._giver = [], None
+            raise ProofError(
+                f"a history of this run that is not the one of the invite link, which has another "
+                f"seal of round {told.round}: {told.digest.hex()[:12]}"
+            )
+
+    # Other origins ------------------------------------------------------------------------------
+
+    def _confirm(self, now_s: float) -> list[CoreAction]:
+        """The chain is whole. One that leads far is compared with those of others first: whoever
+        is some rounds behind goes on from what it knows itself."""
+        assert self._base is not None
+        assert self._source is not None
+        is_far = self._last.round - self._base.round > limits.RESULT_ROUNDS_KEPT
+        if self._is_compared or not (is_far or self._base.round == 0):
+            return self._begin(now_s)
+        # In a run of a few rounds nobody waits for others: who comes later is asked all the same.
+        patience_s = ALONE_S if is_far else 0.0
+        self.origins.begin(tuple(self._chain), self._source, patience_s=patience_s, now_s=now_s)
+        return []  # Whoever is linked is asked at once: `consider` is behind every event.
+
+    def look_around(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
+        """Ask whoever comes later, while the history is that of one origin alone: a node that was
+        led to a forged one first is not to stay with it."""
+        return list(self.watch.ask(rounds, now_s)) if self.is_alone else []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the history was taken from one origin, and nothing but its word shows it."""
+        return self.watch.is_comparing
+
+    def _compare(self, rounds: Mapping[PeerId, int], now_s: float) -> list[CoreAction]:
+        asked = list(self.origins.ask(rounds, now_s))
+        if asked or not self.origins.is_over(now_s):
+            return asked
+        return self._compared(now_s)
+
+    def _compared(self, now_s: float) -> list[CoreAction]:
+        assert self._source is not None
+        last = self._last.round
+        if last < self._target:
+            self.origins.end()
+            return self._go_on(now_s)
+        is_named = self.told is not None and self.told.round <= last
+        known = HistoryKnown(last, self._source, len(self.origins.agreed), is_named)
+        self._kept = self._kept_now
+        if not self.origins.agreed and not is_named and len(self._chain) <= WATCHED_SEALS_MAX:
+            self.watch.begin(self._kept.chain, self._source, now_s=now_s)
+        self.origins.end()
+        self._is_compared = True
+        return [known, *self._begin(now_s)]
+
+    @property
+    def _kept_now(self) -> Kept:
+        assert self._base is not None
+        return Kept(self._base, self._named, tuple(self._chain))
+
+    def _witnessed(
+        self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
+    ) -> list[CoreAction]:
+        """What another origin says. Raises ProofError where its seal does not hold."""
+        actions: list[CoreAction] = []
+        is_now = self.origins.is_asked(peer)
+        origins, kept = (self.origins, self._kept_now) if is_now else (self.watch, self._kept)
+        assert kept is not None
+        for theirs in seals:
+            if not origins.is_asked(peer):
+                break
+            for found in origins.heard(peer, theirs, now_s):
+                if not isinstance(found, SealCertificate):
+                    actions.append(found)
+                    continue
+                before, named = kept.before(theirs.value.round)
+                check_seal(before, theirs, self.signer, trust=self.trust, named=named)
+                assert origins.source is not None
+                actions += self._torn(TwoHistories(found, theirs, origins.source, peer))
+        return actions
+
+    def _torn(self, found: TwoHistories) -> Iterator[CoreAction]:
+        """Two certificates of one round: who signed both is convicted, and nothing is taken.
+
+        Unless the invite link names one of the two: then the other is the forged one.
+        """
+        for evidence in double_signers(found.ours, found.theirs):
+            yield Accuse(evidence)
+        if self.told is not None and self.told.round >= found.ours.value.round:
+            reason = "a second history of this run: the invite link names the other one"
+            yield Fault(found.witness, reason)
+            return
+        yield found
+        self.is_torn = True
+        self.abandon()
+        self.watch.end()
 
     @property
     def _last(self) -> SealValue:
@@ -217,8 +341,13 @@ class CatchUp:
 
         Raises ProofError if a link does not hold: the source is then given up.
         """
+        is_watched = peer != self._source and self.watch.is_asked(peer)
+        if is_watched or (self.wanted is None and self.origins.is_asked(peer)):
+            return self._witnessed(peer, seals, now_s)
         if peer != self._source or self._base is None or self.wanted is not None:
             return []
+        if self.origins.is_comparing:
+            return []  # It is whole.
         for certificate in seals:
             last = self._last
             if certificate.value.round <= last.round:
@@ -229,11 +358,18 @@ class CatchUp:
             try:
                 named = self._before_last if self._named is not None else None
                 check_seal(last, certificate, self.signer, trust=self.trust, named=named)
+                self._check_told(certificate.value)
             except ProofError:
+                if self._giver not in (None, peer) and self._chain:
+                    # Behind what somebody else gave: who of the two lies is to be seen.
+                    self.origins.begin(tuple(self._chain), self._giver, now_s=now_s)
+                    self._giver = peer
+                    return []
                 self.sources.gave_nothing(peer, now_s)
                 self.give_up()
                 raise
             self._chain.append(certificate)
+            self._giver = peer
             self._moved_s = now_s
             self.sources.proved(peer)
         # A source sends so many seals per request, and not more.
@@ -385,6 +521,7 @@ class CatchUp:
     def abandon(self) -> None:
         """Stop, blaming nobody. What was verified stays; `consider` sees whether it is of use."""
         self._source, self.wanted, self._fetch = None, None, None
+        self.origins.end()
 
     def overtaken(self) -> None:
         """The head went on by itself: the chain does not fit it, the state is not needed."""

@@ -217,6 +217,10 @@ class NodeStatus:
     is_voter: bool
     was_listed: bool | None
     num_sealed: int
+    final_round: int = 0
+    final_seal: str = ""
+    """The last final seal: its round, 0 at genesis, and its digest."""
+
     provisional: int = 0
     linked: int
     bytes_up: int

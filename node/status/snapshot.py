@@ -149,6 +149,8 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         is_voter=view.is_voter,
         was_listed=board.rounds[-1].was_listed if board.rounds else None,
         num_sealed=board.num_sealed,
+        final_round=core.machine.head.round,
+        final_seal=core.machine.head.digest.hex(),
         provisional=len(core.machine.standing.branch),
         linked=len(core.liveness.linked),
         bytes_up=sent,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from node.config import parse_peer_address
-from node.peers.invite import invite_link, invite_to
+from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.state.invitations import IssuedTokens, Terms
 from node.state.keystore import has_identity, load_or_create_identity
 from node.status.client import ask, find_api
@@ -21,7 +21,8 @@ def invite_link_of(
     Raises ConfigError if no node runs, if it is reached nowhere, or if it may not invite.
     """
     found = find_api(state, run)
-    addresses = ask(found, "/v1/status", NodeStatus).addresses
+    status = ask(found, "/v1/status", NodeStatus)
+    addresses = status.addresses
     if not addresses:
         raise ConfigError("the node knows no address of its own yet: try again in a moment")
     if not has_identity(state):
@@ -29,10 +30,18 @@ def invite_link_of(
     signer = load_or_create_identity(state)
     manifest = find_run(state, run=found.folder.name, manifest=None).manifest
     plain = [parse_peer_address(text).address for text in addresses]
+    seal = _newest_seal(status)
     if manifest.access.mode == "link":
-        return invite_link(invite_to(manifest, signer.peer_id, plain)), None
+        return invite_link(invite_to(manifest, signer.peer_id, plain, seal=seal)), None
     offer = IssuedTokens(found.folder).issue(manifest, signer, terms, unix_s=unix_s)
-    return invite_link(invite_to(manifest, signer.peer_id, plain, offer)), offer.token
+    return invite_link(invite_to(manifest, signer.peer_id, plain, offer, seal=seal)), offer.token
+
+
+def _newest_seal(status: NodeStatus) -> InviteSeal | None:
+    """The node's newest final seal; None before the first, and of a node that tells none."""
+    if not (status.final_round and status.final_seal):
+        return None
+    return InviteSeal(status.final_round, bytes.fromhex(status.final_seal))
 
 
 def issued_tokens(state: Path, run: str | None) -> IssuedTokens:

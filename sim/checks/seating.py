@@ -24,6 +24,11 @@ ABSENCES = 2
 ERA_ROUNDS = 16
 BACK_ROUNDS = 8
 BACKS = 8
+FOUNDING_ROUND = 1
+"""Who sits since then votes once it has shown its SEAL, however many there are."""
+
+FEW_VOTERS = 4
+"""From so many on one may die; with fewer a voter that leaves makes successors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +117,28 @@ class Seating:
 
     def _leaving(self, now: _Round) -> set[PeerId]:
         """Of the members who is suspected by most, absent twice, gone or banned."""
-        law, old = self._law, now.before.roster
-        asked = {
-            peer: commit.suspects
-            for peer, commit in now.commits.items()
-            if self._has_word(now, peer) and num_parts(now.named, peer, law)
-        }
-        counts = _counted(asked.values())
-        of_all = len(_voting(now.named)) if self._may_lie(now) else len(asked)
-        leaving = {peer for peer, count in counts.items() if 2 * count > of_all}
+        old, leaving = now.before.roster, self._suspected(now)
         absent = {seat.peer for seat in old.seats if self._absences(now, seat.peer) >= ABSENCES}
         absent -= self._waiting(now)
         bans = self._convicted(now) | set(old.banned)
-        return (leaving | absent | self._gone(now) | bans) & set(old.members)
+        stay = self._held(now) & set(now.value.roster.members)
+        return (leaving | absent | (self._gone(now) - stay) | bans) & set(old.members)
+
+    def _held(self, now: _Round) -> set[PeerId]:
+        """Voters that leave and may be kept: who is listed and stays is no quorum without them."""
+        gone, rest = self._gone(now), set(now.commits) - self._gone(now)
+        leavers = _voting(now.before) & gone
+        return set() if self._is_quorum(now.before, rest) else leavers
+
+    def _suspected(self, now: _Round) -> set[PeerId]:
+        asked = {
+            peer: commit.suspects
+            for peer, commit in now.commits.items()
+            if self._has_word(now, peer) and num_parts(now.named, peer, self._law)
+        }
+        counts = _counted(asked.values())
+        of_all = len(_voting(now.named)) if self._may_lie(now) else len(asked)
+        return {peer for peer, count in counts.items() if 2 * count > of_all}
 
     def _gone(self, now: _Round) -> set[PeerId]:
         return self._named(now, ((peer, c.gone) for peer, c in now.commits.items()))
@@ -195,14 +209,9 @@ class Seating:
             proved = now.value.round if self._is_shown(now, seat.peer) else seat.proved
             if absent >= ABSENCES or proved < window[0]:
                 losing.append((-absent, proved, seat.peer))
-        gone = self._gone(now) | self._convicted(now) | set(now.before.roster.banned)
-        asked = {
-            peer: commit.suspects
-            for peer, commit in now.commits.items()
-            if self._has_word(now, peer) and num_parts(now.named, peer, self._law)
-        }
-        counts = _counted(asked.values())
-        gone |= {p for p, count in counts.items() if 2 * count > len(_voting(now.named))}
+        stay = self._held(now) & set(now.value.roster.members)
+        bans = self._convicted(now) | set(now.before.roster.banned)
+        gone = (self._gone(now) - stay) | bans | self._suspected(now)
         order = [peer for *_, peer in sorted(losing) if peer not in gone]
         return set(order[number if now.value.round % WINDOW == 0 else 0 :])
 
@@ -266,17 +275,70 @@ class Seating:
             yield f"lets {short_id(peer)} vote, which has shown no SEAL of late"
         for peer in sorted(voted & able - votes):
             yield f"takes the vote of {short_id(peer)}, which has shown its SEAL"
-        waiting = able - votes
-        if entered and waiting and min(waiting) < max(entered):
-            yield f"lets others vote before {short_id(min(waiting))}"
+        here = {seat.peer for seat in roster.seats if seat.proved == now.value.round}
+        founding = {seat.peer for seat in roster.seats if seat.seated == FOUNDING_ROUND}
+        if leavers := voted & self._gone(now):
+            yield from self._handing_on(now, leavers, here)
+            able &= here
+        for peer in sorted((able - votes) & founding):
+            yield f"lets {short_id(peer)} wait for its vote, which sits since the first round"
+        late, waiting = entered - founding, able - votes - founding
         most = len(voted)
         if self._is_open:
-            era, most = now.value.round // ERA_ROUNDS, max(1, len(voted) // 4)
-            self._entered[era] += len(entered)
-            if entered and self._entered[era] > most:
+            most = max(1, most // 4)
+        if leavers:
+            most = max(most, FEW_VOTERS - len(votes - late))
+            if len(late) > most:
+                yield f"makes {len(late)} voters in the place of {len(leavers)} that leave"
+            return
+        yield from self._growth(now, late, waiting, most, len(entered & founding))
+
+    def _growth(
+        self, now: _Round, late: set[PeerId], waiting: set[PeerId], most: int, num_founding: int
+    ) -> Iterator[str]:
+        """Who came after the first round: so many at most, lowest peer ids first."""
+        if late and waiting and min(waiting) < max(late):
+            yield f"lets others vote before {short_id(min(waiting))}"
+        if self._is_open:
+            era = now.value.round // ERA_ROUNDS
+            self._entered[era] += len(late)
+            if late and self._entered[era] > most:
                 yield f"makes {self._entered[era]} voters in 16 rounds, {most} are the most"
-        elif len(entered) > most or (waiting and len(entered) < most):
-            yield f"makes {len(entered)} voters of {len(entered | waiting)}, beside {most}"
+            return
+        most = max(0, most - num_founding)
+        if len(late) > most or (waiting and len(late) < most):
+            yield f"makes {len(late)} voters of {len(late | waiting)}, beside {most}"
+
+    def _handing_on(self, now: _Round, leavers: set[PeerId], here: set[PeerId]) -> Iterator[str]:
+        """A leaver that was needed is gone only where others carry on; and it makes successors."""
+        votes = _voting(now.value)
+        dropped = (self._held(now) - set(now.value.roster.members)) & leavers
+        if dropped and dropped - self._thrown_out(now) and not self._is_quorum(now.value, here):
+            yield f"lets {short_id(min(dropped))} leave, and no quorum is known to be there"
+        for peer in sorted(votes - _voting(now.before) - here):
+            yield f"makes {short_id(peer)} a voter, which may be dead, while others leave"
+        waiting = self._able(now) & here - votes
+        if waiting and len(votes) < FEW_VOTERS:
+            yield f"lets {short_id(min(waiting))} wait for the vote of one that leaves"
+
+    def _thrown_out(self, now: _Round) -> set[PeerId]:
+        """Who loses its seat whether it leaves or not."""
+        absent = {
+            seat.peer
+            for seat in now.before.roster.seats
+            if self._absences(now, seat.peer) >= ABSENCES
+        }
+        return absent | self._suspected(now) | self._convicted(now) | set(now.before.roster.banned)
+
+    def _is_quorum(self, value: SealValue, peers: set[PeerId]) -> bool:
+        """Whether the voters of that seal among these make a round final."""
+        votes = _voting(value)
+        agreeing = len(votes & peers)
+        if self._is_open and len(votes) >= FEW_VOTERS:
+            return 3 * agreeing >= 2 * len(votes)
+        ages = {seat.peer: seat.voter_since for seat in value.roster.seats}
+        eldest = min(votes, key=lambda peer: (ages[peer], peer))
+        return 2 * agreeing > len(votes) or (2 * agreeing == len(votes) and eldest in peers)
 
 
 def _unchanged(now: _Round) -> Iterator[str]:

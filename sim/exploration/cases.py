@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.exploration import branch_cases, lies
 from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.leaving import Leaving
 from sim.exploration.liars import Lying
 from sim.exploration.omissions import Omissions, Plan
 from sim.exploration.overlap import Overlap
@@ -177,6 +178,7 @@ def cases() -> Iterator[Case]:
         make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
         name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
         yield Case("windows", name, make)
+    yield from _cases_of_leaving()
     for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
         make_waking = partial(Waking, voters=voters, sleepers=sleepers)
         yield Case("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
@@ -200,6 +202,24 @@ def cases() -> Iterator[Case]:
         yield Case("omissions", name, partial(Omissions, plan))
     for name, overlap in branch_cases.OVERLAPS.items():
         yield Case("overlap", name, partial(Overlap, overlap))
+
+
+def _cases_of_leaving() -> Iterator[Case]:
+    """R1: the only voter, and who may come after it."""
+    for trust in ("friends", "open"):
+        for others, leavers, rounds in ((2, 1, 6), (2, 2, 5), (3, 1, 4), (3, 2, 3)):
+            for is_founding in (True, False):
+                make = partial(
+                    Leaving,
+                    others=others,
+                    rounds=rounds,
+                    leavers=leavers,
+                    is_founding=is_founding,
+                    trust=trust,
+                )
+                which = "founding" if is_founding else "later"
+                name = f"{trust}, {others} {which} members, {leavers} may leave, one may die"
+                yield Case("leaving", name, make)
 
 
 def _cases_of_rounds() -> Iterator[Case]:

@@ -122,8 +122,10 @@ class Windows:
         )
 
 
-def commit_naming(joins: tuple[PeerId, ...], committed: bytes) -> Commit:
-    """A COMMIT that says nothing but who asks for a seat, and who was there."""
+def commit_naming(
+    joins: tuple[PeerId, ...], committed: bytes, gone: tuple[PeerId, ...] = ()
+) -> Commit:
+    """A COMMIT that says nothing but who asks for a seat, who was there, and who leaves."""
     return Commit(
         root=bytes(32),
         cell_norms=(1.0,),
@@ -136,7 +138,7 @@ def commit_naming(joins: tuple[PeerId, ...], committed: bytes) -> Commit:
         seal=b"",
         joins=joins,
         suspects=(),
-        gone=(),
+        gone=gone,
         bans=(),
         is_past_end=False,
         committed=committed,

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
@@ -40,6 +40,7 @@ def tiny_manifest(
     stop: StopSpec | None = None,
     inner_steps: int = 8,
     preset: str | None = None,
+    trust: Literal["friends", "open"] | None = None,
 ) -> RunManifest:
     """A run of a model so small that a round takes a fraction of a second; its founder's state."""
     signer = load_or_create_identity(state)
@@ -53,6 +54,7 @@ def tiny_manifest(
         outer = outer_spec(preset, chosen)
     return replace(
         manifest,
+        trust=trust or manifest.trust,
         title="a test",
         rounds=rounds,
         model=model,
@@ -218,7 +220,7 @@ def swarm_of(
     swarm = Swarm(manifest, [])
     try:
         for index in range(num_nodes):
-            _add(swarm, folder, path, index, ["--status-port", "0"] if status else [])
+            _add(swarm, folder, index, ["--status-port", "0"] if status else [])
         yield swarm
     finally:
         for node in swarm.nodes:
@@ -226,13 +228,27 @@ def swarm_of(
                 node.kill()
 
 
-def _add(swarm: Swarm, folder: Path, manifest: Path, index: int, more: list[str]) -> None:
-    arguments = ["--state", str(folder / f"n{index}"), "--manifest", str(manifest), "--events"]
+def _add(swarm: Swarm, folder: Path, index: int, more: list[str]) -> None:
+    told = [address_of(other) for other in swarm.nodes[:1]]
+    swarm.nodes.append(started(swarm, folder / f"n{index}", told, more))
+
+
+def address_of(node: NodeUnderTest) -> str:
+    """Where others may dial it."""
+    addresses = [e["addresses"] for e in node.events if e["event"] == "listening"]
+    return str(addresses[-1][0])
+
+
+def started(
+    swarm: Swarm, state: Path, bootstrap: Sequence[str], more: Sequence[str] = ()
+) -> NodeUnderTest:
+    """One node more, which listens; it is told these addresses. Not one of `swarm.nodes`."""
+    manifest = state.parent / MANIFEST_FILE
+    arguments = ["--state", str(state), "--manifest", str(manifest), "--events"]
     arguments += ["--listen", "/ip4/127.0.0.1/tcp/0", "--validate-every", "0"]
-    for other in swarm.nodes[:1]:
-        addresses = [e["addresses"] for e in other.events if e["event"] == "listening"]
-        arguments += ["--bootstrap", addresses[0][0]]
-    node = NodeUnderTest(f"n{index}", folder / f"n{index}", arguments + more)
-    swarm.nodes.append(node)
+    for address in bootstrap:
+        arguments += ["--bootstrap", address]
+    node = NodeUnderTest(state.name, state, [*arguments, *more])
     node.start()
     swarm.wait("an address", lambda: any(event["event"] == "listening" for event in node.events))
+    return node

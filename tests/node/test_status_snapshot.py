@@ -45,6 +45,8 @@ STATUS_KEYS = {
     "was_listed",
     *(
         "num_sealed",
+        "final_round",
+        "final_seal",
         "provisional",
         "linked",
         "bytes_up",

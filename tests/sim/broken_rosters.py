@@ -64,6 +64,11 @@ def voters_without_end() -> AbstractContextManager[Any]:
     return patch.object(roster, "_open_growth", lambda *_: 64)
 
 
+def founding_members_wait() -> AbstractContextManager[Any]:
+    """Whoever sits since the first round waits for its vote as if it had come later."""
+    return patch.object(roster, "_founding", return_value=set())
+
+
 OPEN = {"trust": "open"}
 
 ROSTERS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
@@ -74,4 +79,5 @@ ROSTERS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("absence by the LIST", absence_by_the_list, OPEN),
     ("one word sets back", one_word_sets_back, OPEN),
     ("voters without end", voters_without_end, OPEN),
+    ("founding members wait", founding_members_wait, OPEN),
 )

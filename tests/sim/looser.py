@@ -133,6 +133,21 @@ def turns_take_any_voter() -> Loosened:
     return mock.patch.object(node.rules.turns, "VOTING_SHARE", (0, 1))
 
 
+def voters_leave_at_once() -> Loosened:
+    """Of our own: whoever says that it leaves is gone, as a member without a vote may be."""
+    return mock.patch.object(node.rules.roster, "may_go", return_value=True)
+
+
+def leavers_are_dropped_whoever_follows() -> Loosened:
+    """Of our own: a leaver that is needed goes with the seal that names it, be the rest dead."""
+    return mock.patch.object(node.rules.roster, "_is_carried", return_value=True)
+
+
+def nobody_succeeds_a_leaver() -> Loosened:
+    """Of our own: a voter that leaves makes no successors, and the others wait for their era."""
+    return mock.patch.object(node.rules.roster, "_successors", return_value=set())
+
+
 def lost_disk_asks_a_quorum() -> Loosened:
     """12: after a lost disk the STATUS of a quorum is enough, itself included."""
     count = property(lambda view: len(view.electorate) // 2)

@@ -14,6 +14,7 @@ from protocol.messages import Kind
 from sim.exploration.agreement import Agreement, Scope
 from sim.exploration.cases import ALONE, cases
 from sim.exploration.copies import fork
+from sim.exploration.leaving import Leaving
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.run import row_of, run_case
 from sim.exploration.supply import Losses, Supply
@@ -98,6 +99,10 @@ MODELS = {
     "2 freeze": lambda: Waking(voters=3, sleepers=2),
     "window": lambda: Windows(voters=3, rounds=4),
     "turns": lambda: Windows(voters=3, rounds=6, waiting=2),
+    "leaving": lambda: Leaving(others=2, rounds=3, leavers=1, is_founding=True, trust="friends"),
+    "leaving an open run": lambda: Leaving(
+        others=2, rounds=3, leavers=2, is_founding=False, trust="open"
+    ),
 }
 
 

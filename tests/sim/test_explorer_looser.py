@@ -8,6 +8,7 @@ import pytest
 
 from sim.exploration.agreement import Agreement, Scope
 from sim.exploration.cases import LAGGARD
+from sim.exploration.leaving import Leaving
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
@@ -124,6 +125,28 @@ def test_turns_that_take_any_voter_leave_no_living_quorum():
     )
     assert found.violation.startswith("L1")
     assert found.trace == ("A dies", "round 1 lists {C, D}", "round 2 lists {B, D}")
+
+
+def leaving(trust: str = "friends", *, is_founding: bool = False) -> Leaving:
+    return Leaving(others=2, rounds=3, leavers=1, is_founding=is_founding, trust=trust)
+
+
+@pytest.mark.parametrize("trust", ["friends", "open"])
+def test_only_voter_that_leaves_at_once_leaves_no_quorum(trust):
+    found = both_ways(looser.voters_leave_at_once, lambda: leaving(trust), states=200)
+    assert found.violation.startswith("L1")
+    assert found.trace == ("A wants to leave", "A goes")
+
+
+def test_leaver_that_is_dropped_though_the_rest_may_be_dead_leaves_no_quorum():
+    found = both_ways(looser.leavers_are_dropped_whoever_follows, leaving, states=2000)
+    assert found.violation.startswith("L1")
+    assert any(step.endswith(" dies") for step in found.trace)
+
+
+def test_only_voter_without_successors_is_kept_for_ever():
+    found = both_ways(looser.nobody_succeeds_a_leaver, lambda: leaving("open"), states=200)
+    assert found.violation.startswith("L2")
 
 
 def test_12_lost_disk_that_asks_only_a_quorum_signs_twice_in_one_slot():

@@ -120,3 +120,29 @@ def test_closed_terminal_ends_a_node_but_not_one_under_nohup() -> None:
             assert signal.SIGHUP not in end_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+async def test_clock_stands_still_while_the_node_stays_and_runs_anew_when_it_goes() -> None:
+    ended = threading.Event()
+    departure = Departure(leave_s_max=0.02, end=lambda _: ended.set())
+    departure.ask()
+    departure.stay()
+    assert not departure.is_going
+    assert not ended.wait(0.1)
+    departure.go()
+    with trio.fail_after(5.0):
+        await departure.going()
+    assert departure.is_going
+    assert ended.wait(5.0)
+
+
+async def test_second_signal_ends_a_node_that_stays(ends: list[int]) -> None:
+    departure = Departure()
+    with departure.handling_signals():
+        departure.begin()
+        send()
+        departure.stay()
+        with pytest.raises(Ended):
+            send()
+        departure.done()
+    assert ends == [130]

@@ -1,6 +1,7 @@
 """Invite links: what goes in comes out, and nothing else does."""
 
 import base64
+from dataclasses import dataclass
 
 import pytest
 from blake3 import blake3
@@ -13,13 +14,16 @@ from node.peers.invite import (
     PEERS_MAX,
     Invite,
     InvitePeer,
+    InviteSeal,
     invite_link,
     invite_to,
     parse_invite,
 )
+from node.peers.joining import parse_target
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.wire import encode
+from protocol.invitations import Offer
+from protocol.wire import Digest, encode
 from tests.node.edge import toy_manifest
 
 PEER = Ed25519Signer(b"p" * 32).peer_id
@@ -28,7 +32,7 @@ MANIFEST = toy_manifest()
 LINK = invite_link(invite_to(MANIFEST, PEER, [ADDRESS]))
 
 
-def pack(body: bytes, version: int = 1) -> str:
+def pack(body: bytes, version: int = 2) -> str:
     packed = bytes([version]) + blake3(body).digest(length=4) + body
     return LINK_PREFIX + base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
 
@@ -38,6 +42,35 @@ def test_link_names_run_title_and_addresses() -> None:
     assert (invite.run, invite.title) == (MANIFEST.digest, MANIFEST.title)
     assert [(one.peer, one.address) for one in invite.addresses()] == [(PEER, ADDRESS)]
     assert len(LINK) < 300
+
+
+def test_link_names_the_newest_seal_of_the_inviter() -> None:
+    seal = InviteSeal(41, b"s" * 32)
+    link = invite_link(invite_to(MANIFEST, PEER, [ADDRESS], seal=seal))
+    assert parse_invite(link).seals == (seal,)
+    assert len(link) < 350
+    told = parse_target(link).told
+    assert told is not None
+    assert (told.round, told.digest) == (41, b"s" * 32)
+    assert parse_target(LINK).told is None
+
+
+@dataclass(frozen=True)
+class OldInvite:
+    """What links said before they named a seal; this shape is fixed for good."""
+
+    run: Digest
+    title: str
+    peers: tuple[InvitePeer, ...]
+    offers: tuple[Offer, ...] = ()
+
+
+def test_link_of_the_first_version_is_still_good_and_names_no_seal() -> None:
+    old = OldInvite(MANIFEST.digest, "an old one", (InvitePeer(PEER, (ADDRESS,)),))
+    link = pack(encode(old), version=1)
+    assert parse_invite(link) == Invite(old.run, old.title, old.peers)
+    with pytest.raises(ConfigError, match="no good"):
+        parse_invite(pack(encode(old), version=2))
 
 
 def test_of_many_addresses_the_ones_on_this_machine_only_go_first() -> None:
@@ -68,9 +101,9 @@ def test_what_is_no_link_is_told_how_one_looks(text: str) -> None:
         parse_invite(text)
 
 
-@pytest.mark.parametrize(("version", "cure"), [(2, "upgrade it"), (0, "a new link")])
+@pytest.mark.parametrize(("version", "cure"), [(3, "upgrade it"), (0, "a new link")])
 def test_link_of_another_version_says_so(version: int, cure: str) -> None:
-    with pytest.raises(ConfigError, match=f"version {version}, .* reads 1: .*{cure}"):
+    with pytest.raises(ConfigError, match=f"version {version}, .* reads 2: .*{cure}"):
         parse_invite(pack(b"whatever", version=version))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from node.rules import roster as rosters
 from node.rules.bit_maps import pack_senders
-from node.rules.roster import Listed, next_clock, next_roster
+from node.rules.roster import InFlight, Listed, next_clock, next_roster
 from protocol.messages import Interval, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import peers_named, roster_of
@@ -114,9 +114,11 @@ def test_member_seated_between_two_rounds_in_flight_is_not_absent_from_the_first
     entries = [listed(A, committed=saw), listed(B, committed=saw)]
     for index, absent in ((5, 0), (6, 0), (7, 0), (8, 1)):
         # Two rounds are in flight: that of seal 4 is round 6, of which the COMMITs of round 8 tell.
-        roster = next_roster(roster, index, entries, trust="friends", round_roster=of_round, lag=2)
+        roster = next_roster(
+            roster, index, entries, trust="friends", in_flight=InFlight(of_round, 2)
+        )
         assert [seat.absent for seat in roster.seats if seat.peer == C] == [absent], index
-    roster = next_roster(roster, 9, entries, trust="friends", round_roster=roster, lag=2)
+    roster = next_roster(roster, 9, entries, trust="friends", in_flight=InFlight(roster, 2))
     assert C not in roster.members
 
 
