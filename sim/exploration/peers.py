@@ -115,7 +115,7 @@ FOUND_AGAIN = (
 )
 IGNORED = {
     RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
-    RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
+    RoundMachine: ("filed_late", "config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
     Gathering: FOUND_AGAIN,
     GatheringAll: FOUND_AGAIN,
