@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.cells.shard_store import CellSizes
-from node.events import Accuse, Fault, HistoryKnown, Send, TwoHistories
+from node.events import Accuse, CoreAction, Fault, HistoryKnown, Send, TwoHistories
 from node.rules.chain import certify
 from node.state_transfer.catchup import STALL_S, CatchUp
 from node.state_transfer.fetch_events import FetchState, FetchSteps
@@ -66,19 +66,22 @@ class Newcomer:
         self.rounds[D] -= 1
         self.machine._target = AT - 1
 
-    def consider(self, now_s: float) -> list:
+    def consider(self, now_s: float) -> list[CoreAction]:
         return self.machine.consider(HEAD.value, self.rounds, moved_s=now_s, now_s=now_s)
 
-    def gives(self, peer: PeerId, chain: list[SealCertificate], now_s: float = 0.0) -> list:
+    def gives(
+        self, peer: PeerId, chain: list[SealCertificate], now_s: float = 0.0
+    ) -> list[CoreAction]:
         return self.machine.extend(peer, tuple(chain), now_s=now_s)
 
     def asks_for(self, peer: PeerId, now_s: float = 0.0) -> int:
         """The round from which on that peer is asked for now."""
         (sent,) = [a for a in self.consider(now_s) if isinstance(a, Send) and a.peer == peer]
+        assert isinstance(sent.frame, WantChain)
         return sent.frame.first
 
 
-def test_no_state_is_taken_before_another_origin_told_the_same() -> None:
+def test_no_state_is_taken_before_another_origin_told_the_same():
     node = Newcomer(e=AT)
     assert node.gives(D, CHAIN) == []
     assert node.asks_for(E) == AT - 1
@@ -88,7 +91,7 @@ def test_no_state_is_taken_before_another_origin_told_the_same() -> None:
     assert node.machine.wanted == CHAIN[-1]
 
 
-def test_origin_that_is_behind_is_asked_for_the_newest_seal_that_it_has() -> None:
+def test_origin_that_is_behind_is_asked_for_the_newest_seal_that_it_has():
     node = Newcomer(e=AT - 6)
     node.gives(D, CHAIN)
     assert node.asks_for(E) == AT - 7
@@ -96,14 +99,14 @@ def test_origin_that_is_behind_is_asked_for_the_newest_seal_that_it_has() -> Non
     assert node.consider(0.1)[0] == HistoryKnown(AT - 1, D, 1, False)
 
 
-def test_in_a_swarm_of_two_the_only_origin_is_believed_after_a_moment_and_that_is_told() -> None:
+def test_in_a_swarm_of_two_the_only_origin_is_believed_after_a_moment_and_that_is_told():
     node = Newcomer()
     node.gives(D, CHAIN)
     assert node.consider(ALONE_S - 0.1) == []
     assert node.consider(ALONE_S) == [HistoryKnown(AT - 1, D, 0, False), FetchState(CHAIN[-1])]
 
 
-def test_origin_that_comes_in_that_moment_is_asked_as_well() -> None:
+def test_origin_that_comes_in_that_moment_is_asked_as_well():
     node = Newcomer()
     node.gives(D, CHAIN)
     assert node.consider(ALONE_S - 0.1) == []
@@ -133,7 +136,7 @@ def test_two_certificates_of_one_round_stop_the_newcomer_and_convict_who_signed_
     assert node.machine.wanted is None
 
 
-def test_seals_of_a_round_in_two_attempts_are_two_histories_and_convict_nobody() -> None:
+def test_seals_of_a_round_in_two_attempts_are_two_histories_and_convict_nobody():
     """Honest voters may seal another LIST in a later attempt: which of them lied is not shown."""
     value = FORGED[PARTED].value
     seals = tuple(
@@ -148,7 +151,7 @@ def test_seals_of_a_round_in_two_attempts_are_two_histories_and_convict_nobody()
     assert [type(action) for action in found] == [TwoHistories]
 
 
-def test_witness_whose_seals_nobody_signed_is_at_fault_and_stops_nobody() -> None:
+def test_witness_whose_seals_nobody_signed_is_at_fault_and_stops_nobody():
     node = Newcomer(e=AT)
     bare = [SealCertificate(value=link.value, seals=()) for link in FORGED]
     node.gives(D, CHAIN)
@@ -159,7 +162,7 @@ def test_witness_whose_seals_nobody_signed_is_at_fault_and_stops_nobody() -> Non
     assert node.consider(ALONE_S)[-1] == FetchState(CHAIN[-1])
 
 
-def test_witness_that_gives_another_seal_only_once_is_no_witness() -> None:
+def test_witness_that_gives_another_seal_only_once_is_no_witness():
     node = Newcomer(e=AT)
     node.gives(D, CHAIN)
     node.consider(0.0)
@@ -168,7 +171,7 @@ def test_witness_that_gives_another_seal_only_once_is_no_witness() -> None:
     assert node.consider(ALONE_S)[0] == HistoryKnown(AT - 1, D, 0, False)
 
 
-def test_silent_witness_holds_nobody_up_for_long() -> None:
+def test_silent_witness_holds_nobody_up_for_long():
     node = Newcomer(e=AT)
     node.gives(D, CHAIN)
     assert node.asks_for(E, 0.0) == AT - 1
@@ -176,7 +179,7 @@ def test_silent_witness_holds_nobody_up_for_long() -> None:
     assert node.consider(ANSWER_S)[0] == HistoryKnown(AT - 1, D, 0, False)
 
 
-def test_witness_that_gives_one_seal_at_a_time_holds_nobody_up_for_ever() -> None:
+def test_witness_that_gives_one_seal_at_a_time_holds_nobody_up_for_ever():
     node = Newcomer(e=AT)
     node.gives(D, CHAIN)
     node.consider(0.0)
@@ -186,7 +189,7 @@ def test_witness_that_gives_one_seal_at_a_time_holds_nobody_up_for_ever() -> Non
     assert node.consider(COMPARING_S_MAX)[-1] == FetchState(CHAIN[-1])
 
 
-def test_in_a_run_of_few_rounds_nobody_waits_for_others_but_who_is_there_is_asked() -> None:
+def test_in_a_run_of_few_rounds_nobody_waits_for_others_but_who_is_there_is_asked():
     young = replace(HEAD.value, round=0)
     chain = chain_of(4, on=young)
     for rounds, asked in (({D: 5}, []), ({D: 5, E: 4}, [Send(E, WantChain(first=3))])):
@@ -198,7 +201,7 @@ def test_in_a_run_of_few_rounds_nobody_waits_for_others_but_who_is_there_is_aske
         assert machine.is_alone is not bool(asked)
 
 
-def test_whoever_is_some_rounds_behind_does_not_wait_for_others() -> None:
+def test_whoever_is_some_rounds_behind_does_not_wait_for_others():
     machine = CatchUp(KeyedHashSigner(ME), "friends", SIZES)
     machine.consider(HEAD.value, {D: 11}, moved_s=0.0, now_s=0.0)
     assert machine.extend(D, tuple(CHAIN[:6]), now_s=0.0) == [FetchState(CHAIN[5])]
@@ -207,7 +210,7 @@ def test_whoever_is_some_rounds_behind_does_not_wait_for_others() -> None:
     assert near.extend(D, tuple(CHAIN[:2]), now_s=0.0) == [FetchSteps(tuple(CHAIN[:2]))]
 
 
-def test_source_behind_anothers_forged_links_is_not_blamed_for_them() -> None:
+def test_source_behind_anothers_forged_links_is_not_blamed_for_them():
     """D gives the beginning of the forged chain, and no more; E goes on with the honest one."""
     node = Newcomer(e=AT)
     node.gives(D, FORGED[: PARTED + 3])
@@ -224,13 +227,13 @@ def told(chain: list[SealCertificate], index: int) -> Told:
     return Told(chain[index].value.round, chain[index].value.digest)
 
 
-def test_seal_of_the_link_that_is_on_the_chain_is_told() -> None:
+def test_seal_of_the_link_that_is_on_the_chain_is_told():
     node = Newcomer(told(CHAIN, 12))
     node.gives(D, CHAIN)
     assert node.consider(ALONE_S)[0] == HistoryKnown(AT - 1, D, 0, True)
 
 
-def test_chain_that_contradicts_the_link_is_refused_and_the_next_one_is_asked_for_whole() -> None:
+def test_chain_that_contradicts_the_link_is_refused_and_the_next_one_is_asked_for_whole():
     node = Newcomer(told(CHAIN, 12), e=AT)
     with pytest.raises(ProofError, match=r"not the one of the invite link.*seal of round 17"):
         node.gives(D, FORGED)
@@ -244,7 +247,7 @@ def test_chain_that_contradicts_the_link_is_refused_and_the_next_one_is_asked_fo
     assert node.consider(ALONE_S + 0.2)[-1] == FetchState(CHAIN[-1])
 
 
-def test_whoever_is_not_as_far_as_the_link_is_not_asked() -> None:
+def test_whoever_is_not_as_far_as_the_link_is_not_asked():
     machine = CatchUp(KeyedHashSigner(ME), "friends", SIZES)
     machine.told = told(CHAIN, 12)
     rounds = {D: machine.told.round}
@@ -262,7 +265,7 @@ def alone_with(chain: list[SealCertificate]) -> Newcomer:
     return node
 
 
-def test_node_that_one_origin_led_to_a_forged_history_stops_when_another_one_comes() -> None:
+def test_node_that_one_origin_led_to_a_forged_history_stops_when_another_one_comes():
     node = alone_with(FORGED)
     assert node.machine.is_alone
     rounds = {D: AT + 30, E: AT - 4}
@@ -274,12 +277,14 @@ def test_node_that_one_origin_led_to_a_forged_history_stops_when_another_one_com
     assert not node.machine.is_alone
 
 
-def test_node_with_one_origin_asks_everybody_who_comes_later_once_and_few_at_a_time() -> None:
+def test_node_with_one_origin_asks_everybody_who_comes_later_once_and_few_at_a_time():
     node = alone_with(CHAIN)
     many = dict.fromkeys(peers_named(12), AT)
     asked = set()
     for turn in range(6):
-        found = node.machine.look_around(many | {D: AT}, 60.0 + turn * ANSWER_S)
+        due = node.machine.look_around(many | {D: AT}, 60.0 + turn * ANSWER_S)
+        found = [action for action in due if isinstance(action, Send)]
+        assert found == due
         assert len(found) <= WITNESSES_MAX
         asked |= {action.peer for action in found}
         for action in found[:2]:
@@ -287,7 +292,7 @@ def test_node_with_one_origin_asks_everybody_who_comes_later_once_and_few_at_a_t
     assert asked == set(many) - {D}
 
 
-def test_node_whose_history_others_told_as_well_asks_nobody_later() -> None:
+def test_node_whose_history_others_told_as_well_asks_nobody_later():
     node = Newcomer(e=AT)
     node.gives(D, CHAIN)
     node.consider(0.0)
@@ -297,7 +302,7 @@ def test_node_whose_history_others_told_as_well_asks_nobody_later() -> None:
     assert node.machine.look_around({D: AT, E: AT, B: AT}, 60.0) == []
 
 
-def test_newcomer_that_compares_nothing_takes_what_it_is_told_first() -> None:
+def test_newcomer_that_compares_nothing_takes_what_it_is_told_first():
     node = Newcomer(e=AT)
     node.machine._is_compared = True
     assert node.gives(D, FORGED) == [FetchState(FORGED[-1])]
