@@ -69,7 +69,7 @@ and the closer has not heard of it."""
         ),
         pytest.param(
             looser.closers_know_what_all_know,
-            Plan(rounds=4, liar=2, habits=TOLD_TO_ONE, relay=1.0),
+            Plan(rounds=4, habits=TOLD_TO_ONE, relay=1.0),
             BACK,
             id="a closer is named for what came just then",
         ),
