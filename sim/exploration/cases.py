@@ -16,6 +16,7 @@ from sim.exploration.running_branches import RunningBranches
 from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
 from sim.exploration.windows import Windows
+from sim.exploration.words import Words
 from sim.explorer import Bound, Model
 
 WALK_DEPTH = 80
@@ -103,6 +104,14 @@ OMISSIONS = {
     "7 voters, 2 liars": Plan(rounds=5, voters=7, liar=1),
 }
 """Open rules: what liars owe and do not give, round after round."""
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "3 honest, any words, 2 small LISTs": {"rounds": 6, "small": 2, "has_gone": False},
+    "3 honest, one gone, any words": {"rounds": 8, "small": 0},
+    "3 honest, small LISTs alone": {"rounds": 4, "small": 4, "has_gone": False, "may_lose": 1},
+}
+"""Open rules: what is listed, and what L says of who was there, over some rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,8 @@ def cases() -> Iterator[Case]:
         yield Case("liars", name, partial(Lying, scope_of_lies))
     name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
     yield Case("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
+    for name, words in WORDS.items():
+        yield Case("words", name, partial(Words, **words))
     for name, plan in OMISSIONS.items():
         yield Case("omissions", name, partial(Omissions, plan))
     for name, overlap in branch_cases.OVERLAPS.items():

@@ -73,6 +73,16 @@ def closers_know_what_all_know() -> Loosened:
     return mock.patch.object(node.rules.lapses, "_to_list", node.rules.proposal.complete_senders)
 
 
+def late_haves_are_not_named() -> Loosened:
+    """Who says no HAVE is named only while the LIST is waited for, not once others have spoken."""
+    return mock.patch.object(node.rules.lapses, "SECOND_CALL_AFTER", 1e9)
+
+
+def late_lists_are_not_named() -> Loosened:
+    """A closer that takes its time is named only if its attempt nearly fails."""
+    return mock.patch.object(node.rules.lapses, "LIST_LATE_AFTER", 1e9)
+
+
 def members_without_a_vote_hold() -> Loosened:
     """Whoever has a seat says what it holds, and is believed."""
     return mock.patch.object(Belief, "counts", return_value=True)

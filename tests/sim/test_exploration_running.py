@@ -206,6 +206,8 @@ BROKEN = [
         MEETING,
         ("R4: a VOTE and a PVOTE of one peer in one attempt", 3),
         id="the round that a branch leaves beside the next one stays in its attempt",
+        # Absence comes a round later than it did: nobody has found a trace that is short enough.
+        marks=pytest.mark.xfail(strict=True, reason="no longer reached behind these moves"),
     ),
 ]
 

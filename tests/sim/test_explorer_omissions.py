@@ -8,6 +8,7 @@ from sim.exploration.cases import OMISSIONS
 from sim.exploration.omissions import (
     CLAIM,
     DENY,
+    LATE,
     NEVER,
     ONE,
     OWED,
@@ -22,14 +23,15 @@ from sim.explorer import Bound, explore
 from tests.sim import looser_omissions as looser
 
 BACK = "R8: an honest voter is set back"
+UNNAMED = "R8: who keeps the others waiting is named by nobody"
 UNSUMMABLE = "R2: somebody is listed whose parts nobody honest holds"
 
 
-@pytest.mark.parametrize("liar", [0, 2])
+@pytest.mark.parametrize("liar", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_liar_of_four_who_omits_the_same_for_rounds_harms_nobody_else(liar):
-    result = explore(Omissions(Plan(rounds=7, liar=liar)), Bound(states=20_000))
+    result = explore(Omissions(Plan(rounds=6, liar=liar)), Bound(states=20_000))
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
-    assert result.states > 7 * 100
+    assert result.states > 6 * 100
 
 
 def test_every_kind_is_tried_never_late_to_one_and_denying():
@@ -69,9 +71,21 @@ and the closer has not heard of it."""
         ),
         pytest.param(
             looser.closers_know_what_all_know,
-            Plan(rounds=4, liar=2, habits=TOLD_TO_ONE, relay=1.0),
+            Plan(rounds=4, habits=TOLD_TO_ONE, relay=1.0),
             BACK,
             id="a closer is named for what came just then",
+        ),
+        pytest.param(
+            looser.late_haves_are_not_named,
+            Plan(rounds=8, habits=(Habit(Kind.HAVE, NEVER),)),
+            UNNAMED,
+            id="a HAVE that others speak in place of is forgotten",
+        ),
+        pytest.param(
+            looser.late_lists_are_not_named,
+            Plan(rounds=20, habits=(Habit(Kind.LIST, LATE, late=1.45),)),
+            UNNAMED,
+            id="a LIST that comes at last is forgotten",
         ),
         pytest.param(
             looser.members_without_a_vote_hold,

@@ -100,6 +100,16 @@ def test_where_nobody_is_reached_all_sum():
     assert set(sums(roster, 9).values()) == {3}
 
 
+def test_where_nobody_is_reached_who_was_set_back_comes_last_all_the_same():
+    peers = peers_named(5)
+    roster = rated(dict.fromkeys(peers, 40), tuple(peers))
+    back = roster.seats[0].peer
+    seats = (replace(roster.seats[0], set_backs=1, set_back_until=limits.ROUNDS_MAX),)
+    roster = replace(roster, seats=(*seats, *roster.seats[1:]))
+    for piece in slices(roster, BASIS, 40, trust="open"):
+        assert piece.reducers[-1] == back
+
+
 @pytest.mark.parametrize("cells", [1, 2, 5, 16, 97])
 @pytest.mark.parametrize("rates", [(80, 80), (80, 81, 120), (40, 80, 80, 80), (254, 1, 0, 90)])
 def test_two_reducers_of_a_cell_are_two(cells, rates):
