@@ -14,7 +14,7 @@ import trio
 from dht.directory import DirectoryConfig, KademliaDirectory
 from dht.reaching.relay_books import volunteer_limits
 from dht.reaching.relay_server import RelayServer
-from dht.reaching.scopes import told_in_records
+from dht.reaching.scopes import PrivateAddresses, told_in_records
 from dht.transport.libp2p_transport import Libp2pTransport
 from node import events as ev
 from node.assembly import Machinery, Node, assemble
@@ -45,6 +45,7 @@ from node.status.snapshot import StatusSources, keep_status
 from node.trainers.attached_trainer import Attachment
 from protocol.errors import BarnraiseError, first_of
 from protocol.identity import peer_id_text
+from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +98,8 @@ async def run_node(node: Node, around: Around) -> None:
         node.config, node.signer.seed, bulk_protocols=frozenset({BULK_PROTOCOL})
     ) as transport:
         private = node.config.records_private
-        told = DirectoryConfig(private_addresses=private)
-        directory = KademliaDirectory(transport, node.signer, time.time, config=told)
+        config = DirectoryConfig(private_addresses=private)
+        directory = KademliaDirectory(transport, node.signer, time.time, config=config)
         made = assemble(node, transport, directory)
         transport.keep_places_for(lambda: made.driver.core.machine.head.roster.member_set)
         if is_resumed or not node.config.bootstrap or _is_founder(node):
@@ -135,13 +136,8 @@ async def run_node(node: Node, around: Around) -> None:
                 nursery.start_soon(made.links.run)
                 nursery.start_soon(_keeper(node, made.links).run)
                 nursery.start_soon(keep_table, node.config.state, directory.contacts, time.time)
-                manifest = node.signed.manifest
-                nursery.start_soon(
-                    keep_said,
-                    directory,
-                    manifest,
-                    lambda: told_in_records(transport.addresses(), private),
-                )
+                told = partial(_told_in_records, transport, private)
+                nursery.start_soon(keep_said, directory, node.signed.manifest, told)
                 await _to_the_end(node, made)
                 nursery.cancel_scope.cancel()
         except* (BarnraiseError, OSError) as group:
@@ -155,6 +151,11 @@ async def run_node(node: Node, around: Around) -> None:
     _trace_end(node, "left" if departure.is_asked else ending)
     if departure.is_asked:
         node.log.emit("left", reason=departure.signal_name)
+
+
+def _told_in_records(transport: Transport, private: PrivateAddresses) -> tuple[str, ...]:
+    """The addresses of this node that strangers may read now."""
+    return told_in_records(transport.addresses(), private)
 
 
 def _is_founder(node: Node) -> bool:

@@ -191,7 +191,8 @@ def is_for_us(view: RoundView, entry: Entry) -> bool:
         return False
     if view.closer(view.attempt) == view.me:
         return True
-    return kind is not Kind.NEWATTEMPT and bool(view.kept_slices())
+    # Of a HAVE also to who keeps no slice yet: it may be called to.
+    return kind is not Kind.NEWATTEMPT and view.is_member
 
 
 def _lacks_result(view: RoundView, body: Body) -> bool:

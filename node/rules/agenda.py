@@ -38,7 +38,8 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
         case CellsArrived():
             # For a HAVE that waits for nobody else, or for a sum.
             has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
-            has_said &= view.attempt not in view.second_call_s
+            if view.attempt in view.second_call_s:
+                return False  # For a HOLD.
             is_summing = bool(lists_to_sum(view))
             return not is_summing and (has_said or not holds_all_expected(view))
         case SeatChecked():

@@ -336,8 +336,8 @@ def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roste
     if not (seats and left):
         return replace(roster, window=window)  # A run of nobody else goes on with whom it has.
     is_leaving = not roster.voter_set.isdisjoint(named.gone())
-    old, kept = replace(roster, seats=left), _Kept(held, is_leaving=is_leaving)
-    following = _with_voters(old, seats, window, round_index, trust=trust, kept=kept)
+    old, votes = replace(roster, seats=left), _Kept(held, is_leaving=is_leaving)
+    following = _with_voters(old, seats, window, round_index, trust=trust, kept=votes)
     # Of all who go on: voters that are kept for want of others count as they did.
     records = {seat.peer: seat for seat in following.seats}
     weights = earned(records, present, round_index, law)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.rules import roster as rosters
+from node.rules.bit_maps import pack_senders
 from node.rules.roster import Listed, may_go, next_roster, voters
 from protocol.identity import PeerId
 from protocol.messages import Roster
@@ -96,10 +97,11 @@ def test_the_only_voter_stays_until_somebody_has_proved_itself(trust: str) -> No
 def test_a_leaver_stays_while_the_others_who_vote_may_be_dead(trust: str) -> None:
     """B proved itself in a round before, and is late or dead now: its vote alone is no quorum."""
     roster = replace(roster_of((A, B), (C,)), window=(1, 2, 3, 4))
-    entries = [listed(A, gone=(A,)), listed(C, proved=False)]
+    saw = pack_senders({A, C}, roster.members)
+    entries = [listed(A, gone=(A,), committed=saw), listed(C, proved=False, committed=saw)]
     following = next_roster(roster, 5, entries, trust=trust)
     assert A in voters(following)
-    entries = [listed(A, gone=(A,)), listed(C)]
+    entries = [listed(A, gone=(A,), committed=saw), listed(C, committed=saw)]
     following = next_roster(following, 6, entries, trust=trust)
     assert A not in following.members
     assert voters(following) == (C,)
