@@ -334,8 +334,9 @@ class OneRound(GoodRun):
                     ended = target.machine.ended_on(view.basis)
                     for message in list(view.ballots.messages()) if ended else ():
                         told = self._told(source, target, message)
-                        is_late = message.slot.kind in LATE_KINDS and told is not None
-                        if is_late and ended and ended.ballots.find(told.digest) is None:
+                        if told is None or message.slot.kind not in LATE_KINDS:
+                            continue
+                        if ended and ended.ballots.find(told.digest) is None:
                             target.hear(told)
 
     def _told(self, source: Peer, target: Peer, message: SignedMessage) -> SignedMessage | None:
