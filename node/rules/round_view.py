@@ -143,6 +143,8 @@ class RoundView(Holding):
     """Who comes last among reducers and closers here, and is not waited for as such (R8)."""
     newcomers: frozenset[PeerId] = field(init=False)
     """Of whom no SEAL was seen yet, in open runs."""
+    absentees: frozenset[PeerId] = field(init=False)
+    """Whose COMMIT too few have seen in the last round that was told of, however late, likewise."""
     _closers: dict[int, PeerId] = field(default_factory=dict, init=False)
     _drawn: dict[tuple[str, int], bool] = field(default_factory=dict, init=False)
     _gathering: Gathering = field(init=False)
@@ -165,6 +167,7 @@ class RoundView(Holding):
         self.set_back = back if is_enough else frozenset()
         is_open = self.trust == "open"
         self.newcomers = frozenset(s.peer for s in self.roster.seats if is_open and s.proved < 0)
+        self.absentees = frozenset(s.peer for s in self.roster.seats if is_open and s.absent)
         self.suspect(self.suspects, self.convicted)
         self.ballots = Ballots(self.basis, self.head.shard, self.index, self.roster, self.trust)
         if self.everybody_sums:
@@ -263,8 +266,9 @@ class RoundView(Holding):
     @property
     def awaited(self) -> frozenset[PeerId]:
         """Whose COMMIT and parts the round waits for. In open runs not for those of whom no SEAL
-        was seen yet, until they commit: anybody can hold a proof for a key that does nothing."""
-        absent = self.newcomers.difference(self.ballots.commits)
+        was seen yet, nor for those whose last COMMIT nobody saw, until they commit: anybody can
+        hold a proof for a key that does nothing, and all else can be said without a COMMIT."""
+        absent = (self.newcomers | self.absentees).difference(self.ballots.commits)
         return self.expected - absent if absent else self.expected
 
     def contributed(self, event: Contributed) -> None:

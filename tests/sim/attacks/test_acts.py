@@ -198,6 +198,7 @@ def _is_strict(frame: object) -> bool:
         ("late_have", 5, 1),
         ("deny_have", 5, 1),
         ("deny_have", 8, 2),
+        ("act_never_commit", 5, 1),
         ("act_never_gram", 5, 1),
         ("act_never_agg", 5, 1),
         ("act_never_list", 5, 1),
