@@ -35,6 +35,9 @@ SAID = ("commit", "have", "list", "vote", "gram", "agg", "seal", "newattempt")
 
 FRAMES_SAID = ("heartbeat", "want", "parts", "result_cells", "status_answer", "chain")
 
+FELT = ("commit", "list", "vote", "gram", "agg", "seal", "heartbeat", "result_cells")
+"""Of them those that are said in a calm run, where their lack is seen."""
+
 
 class Scene:
     """An open run in which nothing but an act goes wrong; the last of its peers is the liar."""
@@ -207,6 +210,21 @@ def _is_strict(frame: object) -> bool:
 def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
     case = Case(attack=attack, peers=peers, seed=seed_of_world, rounds=10)
     assert judged(case).broken == "", case.command
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        *(f"act_never_{kind}" for kind in ("vote", "seal", "heartbeat", "parts", "result_cells")),
+        *(f"act_half_{kind}" for kind in (*FELT, "have")),
+        *(f"act_late_{kind}_1.45" for kind in (*FELT, "parts")),
+    ],
+)
+def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
+    rounds = 12 if act.startswith(("act_half_list", "act_late_list")) else 8  # Its turn is late.
+    verdict = judged(Case(attack=act, peers=5, seed=1, rounds=rounds))
+    assert verdict.broken == ""
+    assert verdict.is_felt
 
 
 @pytest.mark.parametrize(
