@@ -201,6 +201,13 @@ def cases() -> Iterator[Case]:
         partial(RunningBranches, branch_cases.UNLIKE),
         is_walk=True,
     )
+    yield from _cases_of_liars()
+    for name, overlap in branch_cases.OVERLAPS.items():
+        yield Case("overlap", name, partial(Overlap, overlap))
+
+
+def _cases_of_liars() -> Iterator[Case]:
+    """Open rules, and one liar or two."""
     for name, scope_of_lies in LIARS.items():
         yield Case("liars", name, partial(Lying, scope_of_lies))
     name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
@@ -209,8 +216,6 @@ def cases() -> Iterator[Case]:
         yield Case("words", name, partial(Words, **words))
     for name, plan in OMISSIONS.items():
         yield Case("omissions", name, partial(Omissions, plan))
-    for name, overlap in branch_cases.OVERLAPS.items():
-        yield Case("overlap", name, partial(Overlap, overlap))
 
 
 def _cases_of_rounds() -> Iterator[Case]:
