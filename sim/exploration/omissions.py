@@ -330,14 +330,19 @@ class OneRound(GoodRun):
         """COMMITs and SEALs of a round that is sealed."""
         for source in self._peers.values():
             for target in self._peers.values():
-                for view in source.machine.views if source is not target else ():
-                    ended = target.machine.ended_on(view.basis)
-                    for message in list(view.ballots.messages()) if ended else ():
-                        told = self._told(source, target, message)
-                        if told is None or message.slot.kind not in LATE_KINDS:
-                            continue
-                        if ended and ended.ballots.find(told.digest) is None:
-                            target.hear(told)
+                if source is not target:
+                    self._tell_of_sealed(source, target)
+
+    def _tell_of_sealed(self, source: Peer, target: Peer) -> None:
+        for view in source.machine.views:
+            ended = target.machine.ended_on(view.basis)
+            if ended is None:
+                continue
+            for message in list(view.ballots.messages()):
+                told = self._told(source, target, message)
+                is_late = told is not None and told.slot.kind in LATE_KINDS
+                if told is not None and is_late and ended.ballots.find(told.digest) is None:
+                    target.hear(told)
 
     def _told(self, source: Peer, target: Peer, message: SignedMessage) -> SignedMessage | None:
         """What comes of a message now from one to another; None if nothing does."""
