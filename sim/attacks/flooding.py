@@ -47,6 +47,7 @@ from protocol.gossip import (
     WantEntries,
 )
 from protocol.identity import PeerId, Signer
+from protocol.manifest import WIRE_VERSION
 from protocol.messages import (
     Agg,
     Body,
@@ -234,7 +235,7 @@ def _retract(flood: Flood, core: NodeCore) -> Frame:
 
 
 def _hello(flood: Flood, core: NodeCore) -> Frame:
-    return Hello(wire=1, run=core.machine.view.head.run, addresses=("x" * 256,) * 16)
+    return Hello(wire=WIRE_VERSION, run=core.machine.view.head.run, addresses=("x" * 256,) * 16)
 
 
 def _beat(flood: Flood, core: NodeCore) -> Frame:
