@@ -54,10 +54,12 @@ class Gathering:
             last = alive[num_needed - 1] if is_enough else len(piece.reducers)
             last = max(last, unexplained + belief.num_needed(piece.reducers) - 1)
             num = belief.holders + 1 if belief.least > 1 else 0
-            first = tuple(dict.fromkeys([*piece.reducers[: last + 1], *peers[:num]]))
+            # A word that does not count makes no sender complete.
+            more = [peer for peer in peers if belief.counts(peer)] if num else []
+            first = tuple(dict.fromkeys([*piece.reducers[: last + 1], *more[:num]]))
             summing = piece.reducers[: last + 1 + self._called.get(piece.first, 0)]
             num += self._called_to_hold.get(piece.first, 0)
-            keeping = tuple(dict.fromkeys([*summing, *peers[:num]]))
+            keeping = tuple(dict.fromkeys([*summing, *more[:num]]))
             self.summing.append(summing)
             self.keeping.append(keeping)
             self.first_keeping.append(first)
@@ -110,12 +112,15 @@ class Gathering:
     def is_soon(self, piece: Slice) -> bool:
         """Whether this node is sent the parts of a slice unasked, if nothing goes wrong."""
         num = self._belief.num_needed(piece.reducers)
-        more = self._belief.holders + 1 if self._belief.least > 1 else 1
-        return self._me in piece.reducers[: max(num, more)]
+        if self._me in piece.reducers[:num] or self._belief.least == 1:
+            return self._me in piece.reducers[:num]
+        more = filter(self._belief.counts, piece.reducers)
+        return self._me in islice(more, self._belief.holders + 1)
 
     def _others(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
         """The first besides the sender that are to hold its part, in open runs."""
-        others = (p for p in piece.reducers if p != sender and p not in self._seen[1])
+        left_out, counts = {sender, *self._seen[1]}, self._belief.counts
+        others = (p for p in piece.reducers if p not in left_out and counts(p))
         more = self._called_to_hold.get(piece.first, 0)
         return tuple(islice(others, self._belief.holders + more))
 

@@ -133,7 +133,10 @@ class Flood(NodeHooks):
 Make = Callable[[Flood, NodeCore], Frame | None]
 
 _OF_ATTEMPTS = frozenset(
-    {Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.SEAL, Kind.NEWATTEMPT, Kind.PVOTE, Kind.PSEAL}
+    {
+        *(Kind.HAVE, Kind.HOLD, Kind.LIST, Kind.VOTE, Kind.SEAL, Kind.NEWATTEMPT),
+        *(Kind.PVOTE, Kind.PSEAL),
+    }
 )
 
 
@@ -157,11 +160,15 @@ def _commit(flood: Flood, core: NodeCore) -> Frame | None:
     return Messages(messages=(own.message,))
 
 
-def _have(flood: Flood, core: NodeCore) -> Frame:
+def _have(kind: Kind) -> Make:
     """As many runs as there may be."""
-    runs = min(limits.HAVE_RUNS_MAX, limits.CELLS_MAX // 2) - 1
-    held = tuple(Held(first=2 * at, stop=2 * at + 1, senders=b"\x01") for at in range(runs))
-    return Messages(messages=(flood.say(core, Kind.HAVE, Have(held=held)),))
+
+    def make(flood: Flood, core: NodeCore) -> Frame:
+        runs = min(limits.HAVE_RUNS_MAX, limits.CELLS_MAX // 2) - 1
+        held = tuple(Held(first=2 * at, stop=2 * at + 1, senders=b"\x01") for at in range(runs))
+        return Messages(messages=(flood.say(core, kind, Have(held=held)),))
+
+    return make
 
 
 def _list(flood: Flood, core: NodeCore) -> Frame:
@@ -292,7 +299,8 @@ _KNOWN = (Introduction(peer=PeerId(bytes(32)), age_s=0, addresses=("/ip4/192.0.2
 FLOODS: dict[str, Make] = {
     "SEAT": _seat,
     "COMMIT": _commit,
-    "HAVE": _have,
+    "HAVE": _have(Kind.HAVE),
+    "HOLD": _have(Kind.HOLD),
     "LIST": _list,
     "VOTE": _vote(Kind.VOTE),
     "GRAM": _gram,

@@ -211,13 +211,19 @@ class Omissions:
         return self._unlisted(living, seals[0]) or self._slow(attempts)
 
     def _unlisted(self, living: Sequence[Peer], seal: SealCertificate) -> str:
-        """Who is honest is in the LIST of an honest closer."""
+        """Who is honest is in the LIST of an honest closer, unless it took up what a liar proposed
+        in an attempt before, and a quorum certified."""
         view = living[0].machine.previous
         assert view is not None
-        attempt = decode_message(seal.seals[0])[0].slot.attempt
-        proposer = view.closer(attempt)
+        digest = seal.value.list_digest
+        proposers = {
+            sender
+            for attempt in view.ballots.attempts(Kind.LIST)
+            for sender, body in view.ballots.bodies(Kind.LIST, List, attempt)
+            if view.ballots.list_digest(body) == digest
+        }
         senders = {commit[0] for d in seal.value.commits if (commit := view.ballots.commit_of(d))}
-        if proposer in self.honest and not senders.issuperset(self.honest):
+        if proposers <= set(self.honest) and not senders.issuperset(self.honest):
             return "R2: an honest closer leaves out an honest sender"
         return ""
 
