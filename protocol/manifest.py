@@ -36,7 +36,7 @@ from protocol.wire import (
 )
 from protocol.wire_versions import MANIFEST_LISTS, other_version, peek_version
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 

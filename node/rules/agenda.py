@@ -38,8 +38,9 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
         case CellsArrived():
             # For a HAVE that waits for nobody else, or for a sum.
             has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
-            if view.attempt in view.second_call_s:
-                return False  # For a HOLD.
+            has_said_again = view.me in view.ballots.of(Kind.HOLD, view.attempt)
+            if view.attempt in view.second_call_s and not has_said_again:
+                return False  # It may be the last of what is to be said that it is held.
             is_summing = bool(lists_to_sum(view))
             return not is_summing and (has_said or not holds_all_expected(view))
         case SeatChecked():

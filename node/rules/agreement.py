@@ -230,9 +230,9 @@ def commit_body(
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
     banned = view.convicted & members
-    joining = view.proven_seats - members - seen.unwelcome
+    joining = view.proven_seats - members
     if view.trust == "open" and "links" not in view.without:
-        joining &= set(seen.rates.linked)
+        joining = (joining & set(seen.rates.linked)) - seen.unwelcome
     ended = view.ended
     return Commit(
         root=mine.root,

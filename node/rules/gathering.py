@@ -53,14 +53,13 @@ class Gathering:
             is_enough = belief.is_enough(peers)
             last = alive[num_needed - 1] if is_enough else len(piece.reducers)
             last = max(last, unexplained + belief.num_needed(piece.reducers) - 1)
-            # Whoever has no vote yet may sum, but its word that it holds something counts for
-            # nothing: in its place a voter holds it.
-            holders = [peer for peer in peers if belief.counts(peer)]
             num = belief.holders + 1 if belief.least > 1 else 0
-            first = tuple(dict.fromkeys([*piece.reducers[: last + 1], *holders[:num]]))
+            # A word that does not count makes no sender complete.
+            more = [peer for peer in peers if belief.counts(peer)] if num else []
+            first = tuple(dict.fromkeys([*piece.reducers[: last + 1], *more[:num]]))
             summing = piece.reducers[: last + 1 + self._called.get(piece.first, 0)]
             num += self._called_to_hold.get(piece.first, 0)
-            keeping = tuple(dict.fromkeys([*summing, *holders[:num]]))
+            keeping = tuple(dict.fromkeys([*summing, *more[:num]]))
             self.summing.append(summing)
             self.keeping.append(keeping)
             self.first_keeping.append(first)
@@ -112,18 +111,16 @@ class Gathering:
 
     def is_soon(self, piece: Slice) -> bool:
         """Whether this node is sent the parts of a slice unasked, if nothing goes wrong."""
-        belief, reducers = self._belief, piece.reducers
-        if self._me in reducers[: belief.num_needed(reducers)]:
-            return True
-        holders = [peer for peer in reducers if belief.counts(peer)]
-        return self._me in holders[: belief.holders + 1 if belief.least > 1 else 1]
+        num = self._belief.num_needed(piece.reducers)
+        if self._me in piece.reducers[:num] or self._belief.least == 1:
+            return self._me in piece.reducers[:num]
+        more = filter(self._belief.counts, piece.reducers)
+        return self._me in islice(more, self._belief.holders + 1)
 
     def _others(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
-        """The first besides the sender that are to hold its part, in open runs: of those whose
-        word on it counts."""
-        spoilt = {sender, *self._seen[1]}
-        counts = self._belief.counts
-        others = (p for p in piece.reducers if p not in spoilt and counts(p))
+        """The first besides the sender that are to hold its part, in open runs."""
+        left_out, counts = {sender, *self._seen[1]}, self._belief.counts
+        others = (p for p in piece.reducers if p not in left_out and counts(p))
         more = self._called_to_hold.get(piece.first, 0)
         return tuple(islice(others, self._belief.holders + more))
 

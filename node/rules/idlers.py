@@ -1,10 +1,10 @@
 """Who had a seat and never contributed to a round: it waits longer each time it asks again. Pure.
 
 A proof that a state is held can be made for any number of keys by one who holds it. Such a key is
-seated once, is not waited for, and loses its seat; each voter remembers that by itself.
+seated once, is not waited for, and loses its seat; each voter of an open run remembers that by
+itself. Friends make up no keys.
 """
 
-from node.rules.turns import TURN_ROUNDS
 from protocol.identity import PeerId
 from protocol.messages import Roster
 
@@ -30,7 +30,7 @@ class Idlers:
             if seat.proved < 0:
                 count, _ = self._known.pop(seat.peer, (0, 0))
                 count = min(count + 1, DOUBLINGS_MAX)
-                self._known[seat.peer] = (count, round_index + (TURN_ROUNDS << (count - 1)))
+                self._known[seat.peer] = (count, round_index + (1 << count))
         while len(self._known) > IDLERS_MAX:
             del self._known[next(iter(self._known))]
 

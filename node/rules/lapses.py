@@ -33,9 +33,11 @@ LIST_LATE_AFTER = 0.5
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
     out whom it had to list."""
+    if ("list", view.attempt) in view.looked_at:
+        return  # As most often.
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
-        if ("list", view.attempt) not in view.looked_at and isinstance(proposal.body, List):
+        if isinstance(proposal.body, List):
             view.looked_at.add(("list", view.attempt))
             ready_s = view.ready_s.get(view.attempt, math.inf)
             is_late = now_s >= ready_s + LIST_LATE_AFTER * deadline_s

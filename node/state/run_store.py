@@ -164,7 +164,7 @@ def _remove_interrupted(state: Path, source: str) -> None:
 def _damaged_run(path: Path, folder: Path, why: ConfigError) -> ConfigError:
     if isinstance(why.__cause__, VersionError):
         return ConfigError(
-            f"{path} may have founded the run {folder.name}: {why.__cause__}, with --new"
+            f"{path} may have founded the run {folder.name}: {why}; or found another run with --new"
         )
     # Founded silently once more, it would begin at round 0 while the old one waits on the disk.
     return ConfigError(

@@ -22,7 +22,9 @@ _PROOF_BYTES_MAX = 2 * limits.CONTROL_FRAME_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldFile:
+class ToldFile:
+    """The seal of an invite link, as it lies on the disk."""
+
     round: Round
     digest: Digest
 
@@ -36,16 +38,17 @@ def keep_told(folder: Path, told: Told) -> None:
     """Remember the seal of an invite link; the latest one, for it covers all before it."""
     known = read_told(folder)
     if known is None or told.round >= known.round:
-        write_atomically(folder / TOLD_FILE, encode(_ToldFile(told.round, told.digest)))
+        write_atomically(folder / TOLD_FILE, encode(ToldFile(told.round, told.digest)))
 
 
 def read_told(folder: Path) -> Told | None:
     """The seal that an invite link named, if one did."""
     path = folder / TOLD_FILE
-    if not path.exists():
-        return None
     try:
-        found = decode(_ToldFile, path.read_bytes(), max_bytes=limits.KIB)
+        with path.open("rb") as file:
+            found = decode(ToldFile, file.read(limits.KIB + 1), max_bytes=limits.KIB)
+    except FileNotFoundError:
+        return None
     except (OSError, DecodeError) as error:
         raise StateError(f"cannot read {path}: {error}; join again by a fresh link") from error
     return Told(found.round, found.digest)

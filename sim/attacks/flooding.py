@@ -47,6 +47,7 @@ from protocol.gossip import (
     WantEntries,
 )
 from protocol.identity import PeerId, Signer
+from protocol.manifest import WIRE_VERSION
 from protocol.messages import (
     Agg,
     Body,
@@ -132,7 +133,10 @@ class Flood(NodeHooks):
 Make = Callable[[Flood, NodeCore], Frame | None]
 
 _OF_ATTEMPTS = frozenset(
-    {Kind.HAVE, Kind.HOLD, Kind.LIST, Kind.VOTE, Kind.SEAL, Kind.NEWATTEMPT, Kind.PVOTE, Kind.PSEAL}
+    {
+        *(Kind.HAVE, Kind.HOLD, Kind.LIST, Kind.VOTE, Kind.SEAL, Kind.NEWATTEMPT),
+        *(Kind.PVOTE, Kind.PSEAL),
+    }
 )
 
 
@@ -158,10 +162,10 @@ def _commit(flood: Flood, core: NodeCore) -> Frame | None:
 
 def _have(kind: Kind) -> Make:
     """As many runs as there may be."""
-    runs = min(limits.HAVE_RUNS_MAX, limits.CELLS_MAX // 2) - 1
-    held = tuple(Held(first=2 * at, stop=2 * at + 1, senders=b"\x01") for at in range(runs))
 
     def make(flood: Flood, core: NodeCore) -> Frame:
+        runs = min(limits.HAVE_RUNS_MAX, limits.CELLS_MAX // 2) - 1
+        held = tuple(Held(first=2 * at, stop=2 * at + 1, senders=b"\x01") for at in range(runs))
         return Messages(messages=(flood.say(core, kind, Have(held=held)),))
 
     return make
@@ -238,7 +242,7 @@ def _retract(flood: Flood, core: NodeCore) -> Frame:
 
 
 def _hello(flood: Flood, core: NodeCore) -> Frame:
-    return Hello(wire=1, run=core.machine.view.head.run, addresses=("x" * 256,) * 16)
+    return Hello(wire=WIRE_VERSION, run=core.machine.view.head.run, addresses=("x" * 256,) * 16)
 
 
 def _beat(flood: Flood, core: NodeCore) -> Frame:

@@ -211,13 +211,19 @@ class Omissions:
         return self._unlisted(living, seals[0]) or self._slow(attempts)
 
     def _unlisted(self, living: Sequence[Peer], seal: SealCertificate) -> str:
-        """Who is honest is in the LIST of an honest closer."""
+        """Who is honest is in the LIST of an honest closer, unless it took up what a liar proposed
+        in an attempt before, and a quorum certified."""
         view = living[0].machine.previous
         assert view is not None
-        attempt = decode_message(seal.seals[0])[0].slot.attempt
-        proposer = view.closer(attempt)
+        digest = seal.value.list_digest
+        proposers = {
+            sender
+            for attempt in view.ballots.attempts(Kind.LIST)
+            for sender, body in view.ballots.bodies(Kind.LIST, List, attempt)
+            if view.ballots.list_digest(body) == digest
+        }
         senders = {commit[0] for d in seal.value.commits if (commit := view.ballots.commit_of(d))}
-        if proposer in self.honest and not senders.issuperset(self.honest):
+        if proposers <= set(self.honest) and not senders.issuperset(self.honest):
             return "R2: an honest closer leaves out an honest sender"
         return ""
 
@@ -330,14 +336,19 @@ class OneRound(GoodRun):
         """COMMITs and SEALs of a round that is sealed."""
         for source in self._peers.values():
             for target in self._peers.values():
-                for view in source.machine.views if source is not target else ():
-                    ended = target.machine.ended_on(view.basis)
-                    for message in list(view.ballots.messages()) if ended else ():
-                        told = self._told(source, target, message)
-                        if told is None or message.slot.kind not in LATE_KINDS:
-                            continue
-                        if ended and ended.ballots.find(told.digest) is None:
-                            target.hear(told)
+                if source is not target:
+                    self._tell_of_sealed(source, target)
+
+    def _tell_of_sealed(self, source: Peer, target: Peer) -> None:
+        for view in source.machine.views:
+            ended = target.machine.ended_on(view.basis)
+            if ended is None:
+                continue
+            for message in list(view.ballots.messages()):
+                told = self._told(source, target, message)
+                is_late = told is not None and told.slot.kind in LATE_KINDS
+                if told is not None and is_late and ended.ballots.find(told.digest) is None:
+                    target.hear(told)
 
     def _told(self, source: Peer, target: Peer, message: SignedMessage) -> SignedMessage | None:
         """What comes of a message now from one to another; None if nothing does."""

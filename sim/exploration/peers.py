@@ -115,7 +115,7 @@ FOUND_AGAIN = (
 )
 IGNORED = {
     RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
-    RoundMachine: ("filed_late", "config", "_signer", "_deadline", "_agenda"),
+    RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
     Gathering: FOUND_AGAIN,
     GatheringAll: FOUND_AGAIN,
@@ -308,8 +308,7 @@ class Peer:
         late = sorted(digest for digest, at_s in since if self.now_s - at_s >= length_s)
         summable = view.summable_s.items() if view.copies > 1 else ()
         late += sorted(digest for digest, at_s in summable if self.now_s - at_s >= length_s)
-        called: list[bytes | int | str] = [*sorted(view.second_call_s), "ready"]
-        called += sorted(view.ready_s)
+        called: list[int | str] = [*sorted(view.second_call_s), "ready", *sorted(view.ready_s)]
         ready = [self.now_s - at_s >= LIST_LATE_AFTER * length_s for at_s in view.ready_s.values()]
         passed = sum(waited_s >= step * length_s for step in STEPS)
         return (*late, *called, *ready, True, is_timed, passed, is_over)

@@ -208,7 +208,7 @@ TARGETS = [
     ),
     Target(
         name="bit map of senders",
-        covers=("node.rules.proposal.unpack_senders",),
+        covers=("node.rules.bit_maps.unpack_senders",),
         read=from_bytes(_senders),
         errors=(),
         examples=lambda: (b"\x03", b"\x01\x00"),

@@ -7,6 +7,7 @@ from node.peers.announcement import Announcement
 from node.peers.invite import Invite, InvitePeer
 from node.peers.public_runs import RunAdvert
 from node.rules.credit import Credit, Folded
+from node.state.two_histories import ToldFile
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
 from protocol.entry_kinds import Accusation
@@ -78,6 +79,7 @@ for _value in (
     decode(Finding, EVIDENCE[Accusation.WRONG_SUM].first),
     decode(WorkFinding, EVIDENCE[Accusation.WRONG_WORK].first),
     *CRDT_EXAMPLES,
+    ToldFile(7, bytes(32)),
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))
 

@@ -1,6 +1,7 @@
 """Decoders of what users type and write: links, addresses, the two TOML files."""
 
 import base64
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from dht.reaching.punching import decode_signal, encode_signal
 from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
+from node.peers.link_input import read_target
 from node.reporting.tracing import parse_trace_line, trace_line
 from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
@@ -20,8 +22,9 @@ from node.settings.run_template import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
 from node.state.psk import read_psk
+from node.state.two_histories import TOLD_FILE, ToldFile, read_told
 from protocol import limits
-from protocol.errors import ConfigError, DecodeError, ManifestError, PeerError
+from protocol.errors import ConfigError, DecodeError, ManifestError, PeerError, StateError
 from protocol.identity import peer_id_text
 from protocol.invitations import check_credential, decode_credential, sign_token
 from protocol.manifest import sign_manifest
@@ -127,7 +130,7 @@ def _read_credential(data: bytes) -> None:
 
 def _link(body: bytes) -> bytes:
     """A link around any body, its checksum sound."""
-    packed = b"\x01" + blake3(body).digest(length=4) + body
+    packed = b"\x02" + blake3(body).digest(length=4) + body
     return LINK_PREFIX.encode() + base64.urlsafe_b64encode(packed).rstrip(b"=")
 
 
@@ -239,6 +242,24 @@ TARGETS = [
         wrap=_link,
         memory_base=STACK_BYTES + PACKER_BYTES,
         memory_factor=20,
+    ),
+    Target(
+        name="file of an invite link",
+        covers=("node.peers.link_input.read_target", "node.state.ownership.read_secret"),
+        read=from_file(lambda path: read_target(None, path, io.BytesIO()), "link"),
+        errors=(ConfigError,),
+        examples=lambda: (invite_link(INVITE).encode(),),
+        memory_base=FILE_BYTES + STACK_BYTES,
+        memory_factor=20,
+    ),
+    Target(
+        name="seal that an invite link named",
+        covers=("node.state.two_histories.read_told",),
+        read=from_file(lambda path: read_told(path.parent), TOLD_FILE),
+        errors=(StateError,),
+        examples=lambda: (encode(ToldFile(7, bytes(32))),),
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=10,
     ),
     Target(
         name="run.toml",

@@ -11,7 +11,7 @@ from node.demo.result import DemoResult, Findings, gather_result
 from node.demo.swarm_view import Role, SwarmView
 from node.demo.yardstick import Measured
 from protocol.identity import PeerId
-from protocol.manifest import CorpusSpec, ModelSpec, RunManifest
+from protocol.manifest import WIRE_VERSION, CorpusSpec, ModelSpec, RunManifest
 from training.genesis import shard_spec
 
 ROUND_S = 1.5
@@ -27,7 +27,7 @@ def manifest(chosen: DemoOptions) -> RunManifest:
     """Of the demo's recipe, but of no text of this machine."""
     model = ModelSpec(name="gpt", settings=MODEL, seed=chosen.seed)
     return RunManifest(
-        wire=1,
+        wire=WIRE_VERSION,
         arithmetic=1,
         title="a demo",
         founder=PeerId(bytes(32)),

@@ -19,6 +19,7 @@ from protocol.frames import (
     wants,
 )
 from protocol.identity import KeyedHashSigner
+from protocol.manifest import WIRE_VERSION
 from protocol.messages import Kind, List
 from tests.node.builders import CONFIG, ROOT, Voice, contributed, list_body, view_of
 from tests.node.cores import (
@@ -192,7 +193,7 @@ def test_want_of_what_is_not_here_is_answered_before_its_cells_are_looked_at(bul
     assert [a for a in actions if isinstance(a, ev.Send)] == lacking
 
 
-@pytest.mark.parametrize("frame", [Hello(wire=1, run=ROOT, addresses=())])
+@pytest.mark.parametrize("frame", [Hello(wire=WIRE_VERSION, run=ROOT, addresses=())])
 def test_handshake_in_the_middle_of_a_conversation_is_a_fault(frame):
     assert faults(core_of(C, A).handle(ev.FrameArrived(A, frame), 0.0))
 

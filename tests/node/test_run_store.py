@@ -12,7 +12,7 @@ from node.state.run_store import found_or_resume, founded_runs
 from node.state.stored_manifest import read_signed_manifest, store_manifest, stored_manifest
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
-from protocol.manifest import SignedManifest
+from protocol.manifest import WIRE_VERSION, SignedManifest
 from tests.node.edge import signed, toy_manifest
 
 SIGNER = Ed25519Signer(b"r" * 32)
@@ -160,8 +160,10 @@ def test_damaged_run_is_left_out_with_a_warning(
 def test_run_of_another_version_is_not_called_damaged(desk: Desk) -> None:
     found, _ = desk.run()
     folder = run_folder(desk.state, found.manifest.digest)
-    (folder / MANIFEST_FILE).write_bytes(msgpack.packb([[0, 1], bytes(64)]))
-    with pytest.raises(ConfigError, match=r"of wire version 0, .* anew, with --new") as no:
+    (folder / MANIFEST_FILE).write_bytes(msgpack.packb([[WIRE_VERSION + 1, 1], bytes(64)]))
+    with pytest.raises(
+        ConfigError, match=rf"of wire version {WIRE_VERSION + 1}, .* with --new"
+    ) as no:
         desk.run()
     assert "damaged" not in str(no.value)
 

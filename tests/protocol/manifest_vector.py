@@ -3,6 +3,7 @@
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer
 from protocol.manifest import (
+    WIRE_VERSION,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -16,7 +17,7 @@ from protocol.manifest import (
 SIGNER = Ed25519Signer(bytes(range(32)))
 
 MANIFEST = RunManifest(
-    wire=1,
+    wire=WIRE_VERSION,
     arithmetic=1,
     title="a barn - und Straße",
     founder=SIGNER.peer_id,

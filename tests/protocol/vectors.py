@@ -1,6 +1,6 @@
 """The golden bytes of wire version 1: one example of everything that travels.
 
-`tests/vectors/wire-v1.json` holds what this module makes. A test compares the two and never
+`tests/vectors/wire-v2.json` holds what this module makes. A test compares the two and never
 writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file anew with
 
     python -m tests.protocol.vectors --write
@@ -56,7 +56,7 @@ from protocol.gossip import (
 )
 from protocol.grid import EMPTY_ROOT, cell_root, merkle_proof, merkle_root
 from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, peer_id_text
-from protocol.manifest import sign_manifest
+from protocol.manifest import WIRE_VERSION, sign_manifest
 from protocol.messages import (
     Agg,
     Body,
@@ -92,7 +92,7 @@ from tests.protocol.entry_vectors import entry_vectors
 from tests.protocol.manifest_vector import MANIFEST as MANIFEST
 from tests.protocol.manifest_vector import SIGNER as SIGNER
 
-PATH = Path(__file__).parent.parent / "vectors" / "wire-v1.json"
+PATH = Path(__file__).parent.parent / "vectors" / "wire-v2.json"
 
 OTHER = Ed25519Signer(bytes(range(32, 64)))
 PEERS = tuple(sorted((SIGNER.peer_id, OTHER.peer_id)))
@@ -252,7 +252,11 @@ GOSSIP: tuple[Frame, ...] = (
 )
 FRAMES: tuple[Frame, ...] = (
     Hello(
-        wire=1, run=RUN, addresses=("/ip4/127.0.0.1/tcp/4001",), credential=b"shown", started_ms=7
+        wire=WIRE_VERSION,
+        run=RUN,
+        addresses=("/ip4/127.0.0.1/tcp/4001",),
+        credential=b"shown",
+        started_ms=7,
     ),
     Refusal(reason="another run", manifest=b"\x92"),
     Heartbeat(

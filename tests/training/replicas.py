@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from protocol.identity import PeerId
 from protocol.manifest import (
+    WIRE_VERSION,
     CorpusSpec,
     InnerSpec,
     ModelSpec,
@@ -49,7 +50,7 @@ def small_manifest(*, inner: InnerSpec = INNER, outer: OuterSpec = OUTER) -> Run
     settings = (Setting("context", 8), Setting("heads", 2), Setting("layers", 1))
     model = ModelSpec(name="gpt", settings=(*settings, Setting("width", 16)), seed=5)
     return RunManifest(
-        wire=1,
+        wire=WIRE_VERSION,
         arithmetic=1,
         title="replicas in one process",
         founder=PeerId(bytes(32)),

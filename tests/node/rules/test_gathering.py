@@ -1,0 +1,46 @@
+"""Who is to hold parts: of open runs those whose word that they do counts."""
+
+from node.rules.belief import belief_of
+from node.rules.gathering import Gathering
+from node.rules.reducers import Slice
+from tests.node.builders import peers_named, roster_of
+
+PEERS = peers_named(8)
+VOTERS, OTHERS = PEERS[:4], PEERS[4:]
+ROSTER = roster_of(VOTERS, OTHERS)
+BELIEF = belief_of(ROSTER, "open")
+PIECE = Slice(0, 3, (OTHERS[0], VOTERS[0], VOTERS[1], OTHERS[1], VOTERS[2], VOTERS[3], *OTHERS[2:]))
+"""A member without a vote sums it first, beside the voters that make its sum believed."""
+
+
+def at(me, called=0):
+    gathering = Gathering((PIECE,), me, BELIEF)
+    if called:
+        gathering.at(0, frozenset())
+        gathering.call_to_hold(PIECE, called)
+    return gathering.at(0, frozenset())
+
+
+def test_members_without_a_vote_are_not_counted_among_who_is_to_hold_a_part():
+    for sender in PEERS:
+        targets = at(PEERS[0]).targets(PIECE, sender)
+        counting = [peer for peer in targets if peer in VOTERS and peer != sender]
+        assert len(counting) >= BELIEF.holders, "or it is complete with nobody's help"
+    assert set(at(PEERS[0]).keeping[0]) == {OTHERS[0], *VOTERS[:3]}
+
+
+def test_called_are_the_next_voters_and_they_are_not_asked_to_sum():
+    assert at(VOTERS[3]).kept == []
+    gathering = at(VOTERS[3], called=1)
+    assert gathering.kept == [PIECE]
+    assert gathering.own == []
+    assert gathering.first_kept == []
+    assert gathering.holds(PIECE, VOTERS[0])
+    assert VOTERS[3] not in gathering.first_targets(PIECE, VOTERS[0])
+
+
+def test_among_friends_whoever_is_called_sums():
+    gathering = Gathering((PIECE,), VOTERS[0], belief_of(ROSTER, "friends"))
+    assert gathering.at(0, frozenset()).own == []
+    gathering.call_to_hold(PIECE, 1)
+    assert gathering.at(0, frozenset()).own == [PIECE]
