@@ -353,7 +353,7 @@ def reachable(
         else:
             yield address
     chosen = {interface: interfaces.get(interface, [])} if interface else interfaces
-    alone = loopback_host(interfaces, *all_of)
+    alone = loopback_host(interfaces, *sorted(all_of))
     for one in told_hosts(chosen, *all_of) or filter(None, [alone]):
         version = ipaddress.ip_address(one).version
         port = all_of[version].rpartition("/")[2]
