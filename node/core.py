@@ -382,9 +382,10 @@ class NodeCore(CoreState):
                 return [ev.Fault(source, f"{slot.kind.name} with a bad certificate: {error}")]
             for vote in quoted:
                 actions += self._message(source, vote, now_s)
-        due = self._round(ev.Heard(message, body), now_s)
-        if slot.kind is Kind.SEAT:
-            # Keys cost nothing: at fault is who brings a SEAT that nobody honest passes on.
+        due = list(self._round(ev.Heard(message, body), now_s))
+        if slot.kind is Kind.SEAT and not any(isinstance(a, ev.Accuse) for a in due):
+            # Keys cost nothing: at fault is who brings a SEAT that nobody honest passes on. Of two
+            # SEATs of one key an honest peer may have heard the other one alone.
             due = [replace(a, peer=source) if isinstance(a, ev.Fault) else a for a in due]
         actions += due
         if view.ballots.find(digest):
@@ -399,7 +400,10 @@ class NodeCore(CoreState):
         ended = self.machine.ended_on(message.slot.basis)
         if ended is None or message.slot.round != ended.index:
             return []
-        if ended.ballots.find(message.digest):
+        sender = message.sender
+        if sender not in ended.member_set or ended.ballots.find(message.digest):
+            return []  # Before anything is decoded: keys cost nothing.
+        if sender != source and not self._passed_on.allows(sender, message_cost_s(message), now_s):
             return []
         try:
             body = decode_body(message)

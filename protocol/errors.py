@@ -112,9 +112,9 @@ class VersionError(RefusedError):
 
 
 class WireVersionError(VersionError):
-    """The peer, or the run, speaks wire version `theirs`."""
+    """The peer, or the run, speaks wire version `theirs`; 0 where it is not known any more."""
 
-    def __init__(self, message: str, theirs: int) -> None:
+    def __init__(self, message: str, theirs: int = 0) -> None:
         super().__init__(message)
         self.theirs = theirs
 

@@ -191,6 +191,8 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
     """
     for digest, _ in () if view.everybody_sums else view.ballots.certified_lists():
         since_s = view.certified_s.get(digest, now_s)
+        if view.copies == 1:
+            since_s = max(since_s, view.progress_s)  # On slow lines a second sum is slower still.
         awaited = unmeasured(view, digest)
         due_s = since_s + deadline_s
         if view.uses_gram and not awaited:

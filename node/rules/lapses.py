@@ -15,6 +15,7 @@ from node.rules.proposal import (
     complete_senders,
     held_throughout,
     is_all_there,
+    is_still,
     said_haves,
 )
 from node.rules.reducers import Slice
@@ -47,7 +48,8 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
                 view.lapsed |= awaited_haves(view)  # It was waited for, until others had spoken.
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
-        view.lapsed |= awaited_haves(view)
+        if is_still(view, now_s=now_s, deadline_s=deadline_s):
+            view.lapsed |= awaited_haves(view)
         if view.attempt not in view.to_list:
             view.to_list[view.attempt] = frozenset(complete_senders(view))
     may_be_ready = view.attempt not in view.ready_s and not awaited_haves(view)
@@ -108,7 +110,8 @@ def _denied(view: RoundView, attempt: int) -> set[PeerId]:
     first = dict(view.ballots.bodies(Kind.HAVE, Have, attempt))
     said, found = said_haves(view, attempt), set[PeerId]()
     for piece in view.slices:
-        for sender in view.ballots.commits:
+        # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
+        for sender in view.ballots.commits.keys() - view.newcomers - view.absentees:
             asked = set(view.gathering().first_targets(piece, sender)) - {sender}
             lacked = {p for p in asked & first.keys() if not _holds(view, first[p], piece, sender)}
             if len(lacked & view.belief.voters) >= max(1, view.belief.words):

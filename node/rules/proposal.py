@@ -185,7 +185,7 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
     if view.everybody_sums:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    short = committed - set(complete) - view.set_back
+    short = committed - set(complete) - view.set_back - view.newcomers
     if not short:
         return short
     if awaited_haves(view):
@@ -208,10 +208,17 @@ def waits_for_second_call(
     return bool(short_senders(view, complete))
 
 
+def is_still(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
+    """Whether no cells of the round came here lately. While they come lines are slow, and whoever
+    says no HAVE yet is probably filling as well: a second copy would only take longer."""
+    return now_s >= view.progress_s + deadline_s / 2
+
+
 def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Once the first HAVEs are here, or late, let the next in rank ask for the parts of senders
     whom too few say that they hold: one for each reducer of the slice that does not say it."""
     is_over = now_s >= view.attempt_start_s + SECOND_CALL_AFTER * deadline_s
+    is_over &= is_still(view, now_s=now_s, deadline_s=deadline_s)
     if view.opened_s is None or view.proposal() is not None or "second-call" in view.without:
         return
     if view.everybody_sums or not (is_over or not awaited_haves(view)):

@@ -179,9 +179,15 @@ def _shares(weights: Sequence[int], num_cells: int) -> list[int]:
 
 
 def set_back(roster: Roster) -> frozenset[PeerId]:
-    """Who comes last among reducers and closers now, for it kept others waiting (R8)."""
+    """Who comes last among reducers and closers now, for it kept others waiting (R8).
+
+    Nobody, unless two thirds of the voters come before them: else a few could be left with the sums
+    and the LISTs of all.
+    """
     last = roster.window[-1] if roster.window else 0
-    return frozenset(seat.peer for seat in roster.seats if seat.set_back_until > last)
+    found = frozenset(seat.peer for seat in roster.seats if seat.set_back_until > last)
+    ahead = len(roster.voter_set - found)
+    return found if 3 * ahead >= 2 * len(roster.voters) else frozenset()
 
 
 def level_of(bytes_per_s: float) -> int:

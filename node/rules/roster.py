@@ -317,7 +317,8 @@ def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roste
         if seat.peer in dropped:
             continue
         is_proved = seat.peer in present and present[seat.peer].is_proved
-        is_proved |= told.says_sealed(seat.peer)
+        # Words keep a vote. They give none: who never sends a part could sign what others seal.
+        is_proved |= seat.voter_since >= 0 and told.says_sealed(seat.peer)
         proved = round_index if is_proved else seat.proved
         absent = 0 if seat.peer in present else told.absences(seat)
         kept = _seat(seat, voter_since=seat.voter_since, proved=proved, absent=absent)

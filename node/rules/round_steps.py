@@ -124,7 +124,7 @@ class RoundSteps(RoundState):
             certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
         )
         self._go_on(certificate, self._own_seal, now_s, view)
-        self.idlers.saw(view.named.roster, value.roster, value.round)
+        self.idlers.saw(view.head.roster, value.roster, value.round)
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)

@@ -161,10 +161,7 @@ class RoundView(Holding):
         self.members, self.member_set = self.roster.members, self.roster.member_set
         self.electorate = rosters.voters(self.roster)
         self.is_member = self.me in self.member_set
-        back = set_back(self.roster)
-        ahead = self.roster.voter_set - back
-        is_enough = rosters.has_quorum(self.roster, ahead, trust=self.trust)
-        self.set_back = back if is_enough else frozenset()
+        self.set_back = set_back(self.roster)
         is_open = self.trust == "open"
         self.newcomers = frozenset(s.peer for s in self.roster.seats if is_open and s.proved < 0)
         self.absentees = frozenset(s.peer for s in self.roster.seats if is_open and s.absent)

@@ -188,6 +188,8 @@ class Seating:
         """Whether its SEAL is: by its own listed COMMIT, or by the words of enough."""
         if peer in now.commits and _shows_seal(now, peer):
             return True
+        if peer not in _voting(now.before):
+            return False  # Words of others keep a vote, and give none.
         members = now.named.roster.members
         told = [c for p, c in now.commits.items() if self._has_word(now, p) and c.committed]
         maps = [int.from_bytes(commit.sealed, "little") for commit in told]

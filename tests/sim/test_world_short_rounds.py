@@ -55,7 +55,9 @@ def test_joiner_is_seated_by_a_founder_whose_rounds_are_shorter_than_its_way(see
     swarm = Swarm(seed, members=1, latency_s=latency_s)
     assert swarm.rate(2.0) > 10.0
     swarm.world.join(JOINER)
-    swarm.world.run(lambda: swarm.is_seated, 5.0)
+    # It waits for three seconds until it believes the one peer that there is to tell the history,
+    # and what that peer tells is a hundred rounds old by the time it is there.
+    swarm.world.run(lambda: swarm.is_seated, 12.0)
     first = swarm.founder.round
     swarm.world.run(lambda: swarm.world.nodes[JOINER].round >= first + 5, 20.0)
     assert swarm.world.faults == []

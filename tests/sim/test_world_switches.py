@@ -40,6 +40,7 @@ def test_node_that_applies_its_own_update_seals_alone_and_has_to_resync(seed):
     assert isinstance(world, OwnUpdate)
     liar = peers_named(5)[2]
     world.liars = frozenset({liar})
+    world.checks.records.bend(liar)
     resyncs: list[PeerId] = []
     world.triggers.append(
         lambda _, node, action: resyncs.append(node.peer) if isinstance(action, ev.Resync) else None

@@ -87,7 +87,7 @@ def test_digest_names_what_is_run_and_not_what_came_of_it():
             'against must be a node such as "n03"',
         ),
         ("timetable = []\n[[faults]]\nkind = 'crash'", "not both"),
-        ("[expect]\ninvariants = ['I9']", "[expect] invariants is unknown"),
+        ("[expect]\ninvariants = ['I10']", "[expect] invariants is unknown"),
         ("[timing]\nsuspect_s = 0.5", "suspect_s must be at least two heartbeats"),
         ("[[links]]\nlatency_s = 0\nspread = 'lognormal'", "must be above 0"),
         ("links = []", "links"),

@@ -57,11 +57,13 @@ def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
     nine = ("run", "open-calm", "--seed", "1", "--peers", "9", "--rounds", "6")
     assert "banned" not in barnraise(*nine).output
     liars = (*nine, "--audits", "0.5", "--attack", "scale:0.25")
-    shown = barnraise(*liars).output
-    assert "scale against default: 2 lie, 2 banned, 0 honest ones accused; loss 1." in shown
+    shown = " ".join(barnraise(*liars).output.split())
+    assert "scale against default: 2 lie, 2 banned, 0 honest ones accused; " in shown
+    assert "honest ones lost 0 votes and 0 seats; loss 1." in shown
     # What ruins it once is no longer made good by a ban.
-    shown = barnraise(*liars, "--aggregator", "mean").output
-    assert "scale against mean: 2 lie, 2 banned, 0 honest ones accused; loss inf" in shown
+    shown = " ".join(barnraise(*liars, "--aggregator", "mean").output.split())
+    assert "scale against mean: 2 lie, 2 banned, 0 honest ones accused; " in shown
+    assert "honest ones lost 0 votes and 0 seats; loss inf" in shown
 
 
 @pytest.mark.parametrize("attack", ["scale:0.25", "none"])
