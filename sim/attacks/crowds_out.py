@@ -4,6 +4,8 @@ Each key has solved the run's puzzle, once for all rounds. None holds the state 
 claims, and a wrong proof takes as long to check as a right one.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 
 from blake3 import blake3
@@ -31,16 +33,16 @@ class CrowdsOut(Attack):
         return AsksUnderMadeUpKeys()
 
 
-class AsksUnderMadeUpKeys(NodeHooks):
-    """Frames to each peer carry SEATs of the round behind the newest own SEAL, one key after the
-    other; the heartbeats in between are left out for them."""
+class SaysSeats(NodeHooks, ABC):
+    """Frames to each peer carry SEATs of the round behind the newest own SEAL; the heartbeats in
+    between are left out for them."""
 
-    name = "attack crowds_out"
     bends_frames = True
 
     def __init__(self) -> None:
         self._signer: Signer | None = None
         self._slot: Slot | None = None
+        """Of the SEATs of the next round."""
         self._said: dict[PeerId, int] = {}
         """To each peer, of that round."""
 
@@ -53,13 +55,21 @@ class AsksUnderMadeUpKeys(NodeHooks):
         sent = frame.messages if isinstance(frame, Messages) else ()
         for message in sent:
             self._look(message)
-        said = self._said.get(peer, 0)
-        is_carrier = isinstance(frame, Messages | Heartbeat)
-        if self._slot is None or not is_carrier or said >= KEYS:
+        if not isinstance(frame, Messages | Heartbeat):
             return frame
-        self._said[peer] = said + PER_FRAME
-        seats = [self._seat(said + number, self._slot) for number in range(PER_FRAME)]
+        said = self._said.get(peer, 0)
+        seats = self.seats(said)
+        if not seats:
+            return frame
+        self._said[peer] = said + len(seats)
         return Messages(messages=(*sent, *seats))
+
+    @abstractmethod
+    def seats(self, said: int) -> Sequence[SignedMessage]:
+        """A frame's worth of SEATs of this round, behind the first `said`; none are left: ()."""
+
+    def new_round(self) -> None:
+        """Another seal is the newest: its SEATs are to be made."""
 
     def _look(self, message: SignedMessage) -> None:
         signer, slot = self._signer, message.slot
@@ -69,6 +79,7 @@ class AsksUnderMadeUpKeys(NodeHooks):
         assert isinstance(body, Seal)
         if self._slot is None or self._slot.basis != body.value:
             self._said.clear()
+            self.new_round()
             self._slot = Slot(
                 run=slot.run,
                 shard=slot.shard,
@@ -78,6 +89,19 @@ class AsksUnderMadeUpKeys(NodeHooks):
                 kind=Kind.SEAT,
                 subject=b"",
             )
+
+
+class AsksUnderMadeUpKeys(SaysSeats):
+    """One key after the other."""
+
+    name = "attack crowds_out"
+
+    def seats(self, said: int) -> Sequence[SignedMessage]:
+        """See SaysSeats."""
+        slot = self._slot
+        if slot is None or said >= KEYS:
+            return ()
+        return [self._seat(said + number, slot) for number in range(PER_FRAME)]
 
     def _seat(self, number: int, slot: Slot) -> SignedMessage:
         assert self._signer is not None
