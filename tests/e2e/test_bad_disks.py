@@ -149,7 +149,11 @@ def test_file_size_limit_is_named_and_behind_it_the_node_goes_on(lived: Lived) -
         pytest.skip("limits of another process are Linux's")
     command_line = [*COMMAND, *lived.again("--json"), "--state", str(lived.state)]
     with subprocess.Popen(
-        command_line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command_line,
+        env=environment() | {"PYTHONDONTWRITEBYTECODE": "1"},  # As in tests.training.full_disk.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         sealed = 0
