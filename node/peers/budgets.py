@@ -111,7 +111,9 @@ class Budgets:
             account = self._accounts[peer] = _Account(SHARE.burst, now_s)
             if len(self._accounts) > PEERS_MAX:
                 self._accounts.popitem(last=False)
-        level_s = min(SHARE.burst, account.level_s + (now_s - account.at_s) * SHARE.per_s)
+        level_s = account.level_s + (now_s - account.at_s) * SHARE.per_s
+        if level_s > SHARE.burst:
+            level_s = SHARE.burst
         if account.over_s and level_s > SHARE.burst / 2:
             account.over_s = 0.0  # That was a burst, and is over.
         account.level_s = level_s = level_s - cost_s
@@ -150,7 +152,10 @@ def message_cost_s(message: SignedMessage) -> float:
 def about_bytes(frame: Frame) -> int:
     """How long a frame is on the wire, near enough for a world that does not encode it."""
     if isinstance(frame, Messages):
-        return sum(len(message.encoded) for message in frame.messages)
+        num_bytes = 0
+        for message in frame.messages:  # In a loop: of each frame of a world.
+            num_bytes += len(message.encoded)
+        return num_bytes
     if isinstance(frame, Heartbeat):
         return 64 + 9 * len(frame.held) + 34 * (len(frame.links) + len(frame.silent))
     if isinstance(frame, Entries):

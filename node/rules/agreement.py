@@ -92,11 +92,11 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[State
 
     As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
     """
+    if view.attempt not in view.second_call_s:
+        return
     said = view.ballots.of(Kind.HAVE, view.attempt).get(view.me)
     kept = view.kept_slices()
-    if view.attempt not in view.second_call_s or not kept:
-        return
-    if view.me in view.ballots.of(Kind.HOLD, view.attempt):
+    if not kept or view.me in view.ballots.of(Kind.HOLD, view.attempt):
         return
     if said is None and view.gathering().first_kept:
         return  # The first one is still to come.
@@ -117,10 +117,10 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[State
 
 def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
     """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
-    own_slices = view.own_slices()
+    own_slices, awaited = view.own_slices(), view.awaited
     return any(
         now_s - moved_s < within_s
-        and source in view.awaited
+        and source in awaited
         and view.ballots.commit_of(subject) is not None
         and any(view.missing_parts(subject, piece) for piece in own_slices)
         for (subject, source), moved_s in view.moved_s.items()

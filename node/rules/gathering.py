@@ -27,6 +27,8 @@ class Gathering:
         """Slices of which it holds parts."""
         self.first_keeping: list[tuple[PeerId, ...]] = []
         """As `keeping`, without those who were called since: the first HAVEs are theirs."""
+        self.first_keepers: frozenset[PeerId] = frozenset()
+        """All of `first_keeping`."""
         self.first_kept: list[Slice] = []
         """As `kept`, without those for which this node was called."""
         self._slices, self._me, self._belief = slices, me, belief
@@ -70,6 +72,7 @@ class Gathering:
             ):
                 if self._me in peers_of:
                     pieces.append(piece)
+        self.first_keepers = frozenset().union(*self.first_keeping)
         return self
 
     def call(self, piece: Slice, count: int) -> None:
@@ -137,6 +140,7 @@ class GatheringAll(Gathering):
             self.own = self.kept = [piece for piece in self._slices if self._me in piece.reducers]
             self.summing = self.keeping = [piece.reducers for piece in self._slices]
             self.first_keeping, self.first_kept = self.keeping, self.kept
+            self.first_keepers = frozenset().union(*self.first_keeping)
         return self
 
     def call(self, piece: Slice, count: int) -> None:

@@ -7,6 +7,7 @@ and closers for some rounds (`node.rules.told`). Nothing else follows from it: n
 """
 
 import math
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
 from node.rules.proposal import (
@@ -52,18 +53,21 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
             view.lapsed |= awaited_haves(view)
         if view.attempt not in view.to_list:
             view.to_list[view.attempt] = frozenset(complete_senders(view))
-    may_be_ready = view.attempt not in view.ready_s and not awaited_haves(view)
-    if may_be_ready and _can_propose(view) and is_all_there(view, complete_senders(view)):
-        view.ready_s[view.attempt] = now_s
-    if now_s >= start_s + LIST_LAPSES_AFTER * deadline_s and _can_propose(view):
+    if view.attempt not in view.ready_s and not awaited_haves(view):
+        complete = complete_senders(view)
+        if _can_propose(view, complete) and is_all_there(view, complete):
+            view.ready_s[view.attempt] = now_s
+    is_late = now_s >= start_s + LIST_LAPSES_AFTER * deadline_s
+    if is_late and _can_propose(view, complete_senders(view)):
         view.lapsed.add(view.closer(view.attempt))
 
 
 def _leaves_out(view: RoundView, body: List) -> bool:
     """Whether a LIST is without somebody whom its closer had to list."""
-    listed = {sender for sender, _, _ in view.listed(body) or ()}
-    is_free = bool(body.certificate) or view.lock is not None or bool(view.bound)
-    return bool(listed) and not is_free and bool(_to_list(view) - listed)
+    listed = view.listed(body)
+    if listed is None or body.certificate or view.lock is not None or view.bound:
+        return False
+    return bool(_to_list(view) - {sender for sender, _, _ in listed})
 
 
 def _to_list(view: RoundView) -> AbstractSet[PeerId]:
@@ -78,18 +82,18 @@ def _to_list(view: RoundView) -> AbstractSet[PeerId]:
     if found is not None:
         return found
     said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
-    awaited = {peer for peers in view.gathering().first_keeping for peer in peers} - view.set_back
+    awaited = view.gathering().first_keepers - view.set_back
     by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
     return by_first - view.newcomers
 
 
-def _can_propose(view: RoundView) -> bool:
-    """Whether the closer has what it needs for a LIST, as far as this node sees."""
+def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
+    """Whether the closer has what it needs for a LIST of these, as far as this node sees."""
     is_told = not view.attempt or view.has_quorum(
         set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
     )
     is_bound = bool(view.bound) or view.is_meeting
-    return is_told and not is_bound and bool(complete_senders(view))
+    return is_told and not is_bound and bool(complete)
 
 
 def owed(view: RoundView) -> set[PeerId]:

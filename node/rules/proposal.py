@@ -150,15 +150,16 @@ def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None)
         return {s for s in committed if is_held_by_enough(view, s, found.get(s, set()))}
     # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
     needed = _holders_needed(view)
-    held: list[list[set[PeerId]]] = [[set() for _ in range(view.num_cells)] for _ in range(needed)]
+    num_cells, counts_itself = view.num_cells, view.copies == 1 or len(view.expected) == 1
+    held: list[list[set[PeerId]]] = [[set() for _ in range(num_cells)] for _ in range(needed)]
     for reducer, body in said.items():
         if not view.belief.counts(reducer):
             continue
         for run in body.held:
             senders = unpack_senders(run.senders, view.members)
-            if view.copies > 1 and len(view.expected) > 1:
+            if not counts_itself:
                 senders -= {reducer}
-            for cell in range(run.first, min(run.stop, view.num_cells)):
+            for cell in range(run.first, min(run.stop, num_cells)):
                 more = senders
                 for by_so_many in held:
                     again = more & by_so_many[cell]
@@ -217,11 +218,13 @@ def is_still(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
 def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Once the first HAVEs are here, or late, let the next in rank ask for the parts of senders
     whom too few say that they hold: one for each reducer of the slice that does not say it."""
-    is_over = now_s >= view.attempt_start_s + SECOND_CALL_AFTER * deadline_s
-    is_over &= is_still(view, now_s=now_s, deadline_s=deadline_s)
-    if view.opened_s is None or view.proposal() is not None or "second-call" in view.without:
+    if view.everybody_sums or view.opened_s is None or "second-call" in view.without:
         return
-    if view.everybody_sums or not (is_over or not awaited_haves(view)):
+    if view.proposal() is not None:
+        return
+    is_over = now_s >= view.attempt_start_s + SECOND_CALL_AFTER * deadline_s
+    is_over = is_over and is_still(view, now_s=now_s, deadline_s=deadline_s)
+    if not is_over and awaited_haves(view):
         return
     short = short_senders(view, complete_senders(view))
     if not short:
@@ -258,7 +261,7 @@ def leaves_out(view: RoundView, body: List, *, is_late: bool) -> bool:
     still says it to some: so after some attempts any LIST will do, as for a lock that is shown.
     """
     may_lie = liars(len(view.electorate), view.trust)
-    is_free = bool(body.certificate) or not body.commits or view.attempt >= EMPTY_AFTER_ATTEMPTS
+    is_free = bool(body.certificate) or view.attempt >= EMPTY_AFTER_ATTEMPTS
     if not may_lie or is_free or view.lock is not None or "inclusion" in view.without:
         return False
     listed = {sender for sender, _, _ in view.listed(body) or ()}
@@ -314,9 +317,8 @@ def _can_sum(view: RoundView) -> bool:
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:
     """Reducers whose HAVE this node expects in this attempt, and that is not here yet; not who was
     set back."""
-    keeping = frozenset(peer for peers in view.gathering().first_keeping for peer in peers)
-    awaited = (view.expected & keeping) - view.set_back
-    return awaited.difference(view.ballots.of(Kind.HAVE, view.attempt))
+    awaited = view.expected & view.gathering().first_keepers
+    return awaited.difference(view.set_back, view.ballots.of(Kind.HAVE, view.attempt))
 
 
 def held_runs(view: RoundView) -> Iterator[Held]:

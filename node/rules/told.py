@@ -43,8 +43,11 @@ class Told:
         self._lapsed = self._count([commit.lapsed for commit in said])
 
     def _count(self, maps: Sequence[bytes]) -> Counter[PeerId]:
-        members = self._roster.members
-        return Counter(peer for bits in maps for peer in unpack_senders(bits, members))
+        members, counts = self._roster.members, Counter[PeerId]()
+        for bits, number in Counter(maps).items():  # Most say the same.
+            for peer in unpack_senders(bits, members):
+                counts[peer] += number
+        return counts
 
     def says_sealed(self, peer: PeerId) -> bool:
         """Whether enough say that its SEAL of round r - L is of what became final."""

@@ -23,7 +23,7 @@ from sim.attacks.insider import Insider
 from sim.attacks.ipm import Ipm
 from sim.attacks.label_flip import LabelFlip
 from sim.attacks.lazy import Lazy
-from sim.attacks.leaves_out import LeavesOut, ListsItself
+from sim.attacks.leaves_out import LeavesOut, ListsItself, ListsNobody
 from sim.attacks.lone_class import LoneClass
 from sim.attacks.lying_auditor import LyingAuditor
 from sim.attacks.lying_reducer import LyingReducer
@@ -69,6 +69,7 @@ ATTACKS.register("late_have", partial(Acts, act=Act(verb="late", kind="have")))
 ATTACKS.register("lazy", Lazy)
 ATTACKS.register("leaves_out", LeavesOut)
 ATTACKS.register("lists_itself", ListsItself)
+ATTACKS.register("lists_nobody", ListsNobody)
 ATTACKS.register("lone_class", LoneClass)
 ATTACKS.register("lying_auditor", LyingAuditor)
 ATTACKS.register("lying_reducer", LyingReducer)

@@ -36,6 +36,7 @@ ALONE = (
     "lazy",
     "leaves_out",
     "lists_itself",
+    "lists_nobody",
     "lone_class",
     "lying_auditor",
     "lying_reducer",

@@ -1,9 +1,10 @@
 """A closer that leaves senders out of each LIST that is its to propose: a chosen one, the lowest of
-the others, or all others, so that it sums itself alone.
+the others; all others, so that it sums itself alone; or all, so that the round is of nobody's work.
 
 It proposes such a LIST as somebody may who has not heard all HAVEs.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from node.hooks import NodeHooks
@@ -20,7 +21,7 @@ class LeavesOut(Attack):
 
     def hooks(self) -> NodeHooks:
         """See Attack."""
-        return BendsLists(is_all=False)
+        return BendsLists("leaves_out", lambda own, others: [*own, *others[1:]])
 
 
 class ListsItself(Attack):
@@ -28,17 +29,25 @@ class ListsItself(Attack):
 
     def hooks(self) -> NodeHooks:
         """See Attack."""
-        return BendsLists(is_all=True)
+        return BendsLists("lists_itself", lambda own, _: own)
+
+
+class ListsNobody(Attack):
+    """Nothing is summed in its turns."""
+
+    def hooks(self) -> NodeHooks:
+        """See Attack."""
+        return BendsLists("lists_nobody", lambda *_: [])
 
 
 class BendsLists(NodeHooks):
-    """Every own LIST goes out without the COMMIT of the chosen one, or without all but the own."""
+    """Every own LIST goes out with the COMMITs that are kept of the own and of those of others."""
 
     bends_frames = True
 
-    def __init__(self, *, is_all: bool) -> None:
-        self.name = "attack lists_itself" if is_all else "attack leaves_out"
-        self._is_all = is_all
+    def __init__(self, name: str, keeps: Callable[[list[bytes], list[bytes]], list[bytes]]) -> None:
+        self.name = f"attack {name}"
+        self._keeps = keeps
         self._signer: Signer | None = None
         self._own: list[bytes] = []
 
@@ -61,7 +70,8 @@ class BendsLists(NodeHooks):
             self._own = [*self._own, message.digest][-COMMITS_KEPT:]
         if not isinstance(body, List):
             return message
+        own = [digest for digest in body.commits if digest in self._own]
         others = [digest for digest in body.commits if digest not in self._own]
-        left_out = others if self._is_all else others[:1]  # They ascend by sender.
-        kept = tuple(digest for digest in body.commits if digest not in left_out)
+        wanted = self._keeps(own, others)  # They ascend by sender, and are to stay so.
+        kept = tuple(digest for digest in body.commits if digest in wanted)
         return sign_message(signer, message.slot, replace(body, commits=kept))

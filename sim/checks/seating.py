@@ -39,6 +39,12 @@ class _Round:
     named: SealValue
     value: SealValue
     commits: dict[PeerId, Commit]
+    words: set[PeerId] | None
+    """Whose word counts: voters of the seal that named the round, among friends everybody's."""
+    told: list[Commit]
+    """COMMITs of theirs that say what they saw a round before."""
+    seen: Counter[PeerId]
+    """In how many of these each member's COMMIT was seen."""
 
 
 class Seating:
@@ -69,7 +75,10 @@ class Seating:
             assert each is not None
             assert isinstance(each.body, Commit)
             commits[each.message.sender] = each.body
-        now = _Round(before, named, value, commits)
+        words = _voting(named) if self._is_open else None
+        counts = [c for peer, c in commits.items() if words is None or peer in words]
+        told = [commit for commit in counts if commit.committed]
+        now = _Round(before, named, value, commits, words, told, _seen(named, told))
         checks = (self._members, self._seats, self._voters) if commits else (_unchanged,)
         for check in checks:
             for text in check(now):
@@ -154,35 +163,26 @@ class Seating:
         return {p for p, count in _counted(told).items() if count >= self._enough(now)}
 
     def _has_word(self, now: _Round, peer: PeerId) -> bool:
-        return not self._is_open or peer in _voting(now.named)
+        return now.words is None or peer in now.words
 
     def _enough(self, now: _Round) -> int:
         """Friends 1, open one more than may lie."""
         return self._may_lie(now) + 1
 
     def _may_lie(self, now: _Round) -> int:
-        return (len(_voting(now.named)) - 1) // 3 if self._is_open else 0
-
-    def _words(self, now: _Round, field: str) -> Counter[PeerId] | None:
-        """By how many listed COMMITs whose word counts each member of the round is marked there;
-        None where so few mark anybody that liars may be half of them."""
-        members = now.named.roster.members
-        told = [c for peer, c in now.commits.items() if self._has_word(now, peer) and c.committed]
-        if len(told) < 2 * self._may_lie(now) + 1:
-            return None
-        maps = [int.from_bytes(getattr(commit, field), "little") for commit in told]
-        return Counter(p for i, p in enumerate(members) for bits in maps if bits >> i & 1)
+        return 0 if now.words is None else (len(now.words) - 1) // 3
 
     def _absences(self, now: _Round, peer: PeerId) -> int:
         """In a row, of rounds a lag before: those of which too few saw its COMMIT."""
         had = next(seat for seat in now.before.roster.seats if seat.peer == peer)
-        words = self._words(now, "committed")
         if peer in now.commits:
             return 0
         judged = now.value.round - self._lag
-        if words is None or judged < 1 or had.seated > judged - self._lag:
+        # Where so few say anything liars may be half of them.
+        is_told = len(now.told) > 2 * self._may_lie(now)
+        if not is_told or judged < 1 or had.seated > judged - self._lag:
             return had.absent
-        return 0 if words[peer] >= self._enough(now) else had.absent + 1
+        return 0 if now.seen[peer] >= self._enough(now) else had.absent + 1
 
     def _is_shown(self, now: _Round, peer: PeerId) -> bool:
         """Whether its SEAL is: by its own listed COMMIT, or by the words of enough."""
@@ -191,8 +191,7 @@ class Seating:
         if peer not in _voting(now.before):
             return False  # Words of others keep a vote, and give none.
         members = now.named.roster.members
-        told = [c for p, c in now.commits.items() if self._has_word(now, p) and c.committed]
-        maps = [int.from_bytes(commit.sealed, "little") for commit in told]
+        maps = [int.from_bytes(commit.sealed, "little") for commit in now.told]
         bit = members.index(peer) if peer in members else 8 * 64
         return sum(bits >> bit & 1 for bits in maps) >= self._enough(now)
 
@@ -243,8 +242,7 @@ class Seating:
     def _backs(self, now: _Round, had: SeatRecord) -> tuple[int, int]:
         """How often in a row a seat is set back, and until when."""
         members, index = now.named.roster.members, now.value.round
-        told = [c for p, c in now.commits.items() if self._has_word(now, p) and c.committed]
-        maps = [int.from_bytes(commit.lapsed, "little") for commit in told]
+        maps = [int.from_bytes(commit.lapsed, "little") for commit in now.told]
         bit = members.index(had.peer) if had.peer in members else 8 * 64
         since = had.set_back_until - (BACK_ROUNDS << max(0, had.set_backs - 1))
         is_known = had.set_backs and index < since + 2 * self._lag
@@ -351,6 +349,12 @@ def _unchanged(now: _Round) -> Iterator[str]:
 
 def _voting(value: SealValue) -> set[PeerId]:
     return {seat.peer for seat in value.roster.seats if seat.voter_since >= 0}
+
+
+def _seen(named: SealValue, told: Sequence[Commit]) -> Counter[PeerId]:
+    maps = [int.from_bytes(commit.committed, "little") for commit in told]
+    members = enumerate(named.roster.members)
+    return Counter({peer: sum(bits >> at & 1 for bits in maps) for at, peer in members})
 
 
 def _counted(names: Iterable[Sequence[PeerId]]) -> Counter[PeerId]:

@@ -107,6 +107,7 @@ FOUND_AGAIN = (
     "own",
     "kept",
     "first_keeping",
+    "first_keepers",
     "first_kept",
     "_slices",
     "_me",

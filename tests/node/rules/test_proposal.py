@@ -10,6 +10,7 @@ from node.rules.agreement import statements
 from node.rules.ballots import Entry
 from node.rules.bit_maps import pack_senders, unpack_senders
 from node.rules.deadlines import LearnedDeadline
+from node.rules.lapses import note_lapses
 from node.rules.proposal import (
     BRANCH_TIME_OUTS_MAX,
     complete_senders,
@@ -257,9 +258,9 @@ def is_refused(listed, *, heard=(), is_late=False, certificate=(), **fields) -> 
 def test_list_without_more_than_may_lie_waits_until_haves_are_due_and_then_asks_them():
     for missing in range(6):
         listed = OF_SIX[missing:]
-        assert is_refused(listed) == (missing > 1 and bool(listed))
+        assert is_refused(listed) == (missing > 1)
         assert not is_refused(listed, is_late=True), "nobody is known to be complete"
-        assert is_refused(listed, heard=HELD, is_late=True) == (missing > 1 and bool(listed))
+        assert is_refused(listed, heard=HELD, is_late=True) == (missing > 1)
     # The sixth has withheld its parts from the reducers, and the fifth: that is no closer's fault.
     some = [voices[number].have(b"\x0f") for number in (0, 1, 2)]
     assert not is_refused(OF_SIX[:4], heard=some, is_late=True)
@@ -279,15 +280,24 @@ def test_vote_for_a_list_that_leaves_others_out_waits_until_haves_are_due():
     assert [len(found) for found in votes] == [0, 0, 1], "after the second call"
 
 
-def test_list_that_carries_or_is_shown_certified_or_comes_after_many_attempts_is_free():
-    alone = OF_SIX[:1]
-    assert is_refused(alone)
-    assert not is_refused([])
-    assert not is_refused(alone, certificate=(b"vote",))
-    assert [is_refused(alone, attempt=attempt) for attempt in range(4)] == [True] * 3 + [False]
-    assert not is_refused(alone, lock=(0, bytes(32)))
-    assert not is_refused(alone, trust="friends")
-    assert not is_refused(alone, without=frozenset({"inclusion"}))
+@pytest.mark.parametrize("listed", [OF_SIX[:1], []])
+def test_list_that_is_shown_certified_or_comes_after_many_attempts_is_free(listed):
+    assert is_refused(listed)
+    assert not is_refused(listed, certificate=(b"vote",))
+    assert [is_refused(listed, attempt=attempt) for attempt in range(4)] == [True] * 3 + [False]
+    assert not is_refused(listed, lock=(0, bytes(32)))
+    assert not is_refused(listed, trust="friends")
+    assert not is_refused(listed, without=frozenset({"inclusion"}))
+
+
+@pytest.mark.parametrize("num_listed", range(7))
+def test_closer_that_leaves_out_whom_it_had_to_list_keeps_others_waiting(num_listed):
+    haves = [voice.have(b"\x3f") for voice in voices]
+    view = view_of(SIX[1], OPEN, [*OF_SIX, *haves], trust="open", opened_s=0.0)
+    listed = Voice(view.closer(0), OPEN.value).propose(OF_SIX[:num_listed])
+    view.ballots.add(Entry(listed.message, listed.body))
+    note_lapses(view, now_s=0.5, deadline_s=1.0)
+    assert view.lapsed == ({view.closer(0)} if num_listed < 6 else set())
 
 
 def test_convicted_senders_belong_in_no_list():

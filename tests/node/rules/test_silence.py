@@ -152,7 +152,7 @@ NEXT = SealCertificate(
 def back_at(restart: Restart, head: SealCertificate = NEXT) -> tuple[Silence, RoundView]:
     """The node has fetched the state of `head`, and a quorum has told where it is."""
     silence = Silence()
-    silence.restarted(restart, VIEW, now_s=0.0)
+    silence.restarted(restart, view_of(ME, HEAD), now_s=0.0)  # What is recalled is filed in it.
     view = view_of(ME, head)
     silence.recall(view, now_s=1.0)
     for peer in OTHERS:

@@ -90,3 +90,11 @@ def test_closer_that_lists_itself_alone_is_not_voted_for_where_voters_look(seed,
     alone = [index for index, listed in seen.rounds.items() if listed == {seen.liar}]
     assert bool(alone) != is_held
     assert all(PEERS - len(listed) <= 2 for listed in seen.rounds.values()) == is_held
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_closer_that_lists_nobody_is_not_voted_for_where_voters_look(seed, is_held):
+    without = () if is_held else ("inclusion",)
+    seen = Seen(seed, "lists_nobody", is_rotating=False, without=without)
+    assert seen.broken == (None if is_held else "sealed_share")
+    assert (frozenset() in seen.rounds.values()) != is_held
