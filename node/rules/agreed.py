@@ -212,7 +212,10 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
                     _replace_silent(view, digest, piece, now_s=now_s, deadline_s=deadline_s)
                 continue
             if now_s >= due_s:
-                view.lapsed |= _owing(view, piece, said.keys())
+                owing = owing_sums(view, piece, said.keys())
+                view.late_to_sum |= owing
+                if now_s >= due_s + view.relayed_s:  # It may have lacked what others were told.
+                    view.owed_sums |= {(peer, piece.first) for peer in owing}
             wrong = _contradicted(view, groups)
             if late and view.belief.words > 1:
                 # All who are late at once: one for each deadline, b liars could hold a round up.
@@ -235,7 +238,7 @@ def _replace_silent(
         view.gathering().call(piece, 1)
 
 
-def _owing(view: RoundView, piece: Slice, said: Collection[PeerId]) -> set[PeerId]:
+def owing_sums(view: RoundView, piece: Slice, said: Collection[PeerId]) -> set[PeerId]:
     """Who is to sum that slice first, and has not said what it comes to."""
     first = piece.reducers[: view.belief.num_needed(piece.reducers)]
     return set(first).difference(said, view.suspects, view.set_back, {view.me})

@@ -4,10 +4,12 @@ Pure deciders over a RoundView; the machine signs what they return, once per slo
 (R3) is not asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from node.events import Contributed
+from node.rules.belief import liars
 from node.rules.bit_maps import pack_senders
 from node.rules.deadlines import LearnedDeadline
 from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, note_lapses, owed
@@ -27,6 +29,7 @@ from node.rules.proposal import (
     waits_for_second_call,
 )
 from node.rules.rates import Rates
+from node.rules.reducers import Slice
 from node.rules.round_view import RoundConfig, RoundView
 from node.rules.supply import has_lost_parts
 from node.rules.turns import in_turn
@@ -81,9 +84,11 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
         return
     if is_complete and view.attempt == 0 and not view.is_timed:
         view.is_timed = True
-        deadline.observe(now_s - view.opened_s)
+        if not any(_is_from_others(view, digest) for _, digest, _ in view.commits()):
+            deadline.observe(now_s - view.opened_s)
     elif view.attempt == 0:
         view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
+        view.late_s = dict.fromkeys(_lacking(view, view.awaited_commits), inf)
     yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
 
 
@@ -138,15 +143,42 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     wanted = view.awaited_commits
     if not wanted and view.ballots.commits.keys() >= view.awaited:
         wanted = frozenset(digest for _, digest, _ in view.commits())
-    first = [piece for piece in view.slices if piece.reducers[0] == view.me]
-    if view.everybody_sums:
-        first = view.own_slices()
-    if not (wanted and first):
+    if not (wanted and _first_to_sum(view)):
         return False
-    if not any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
-        view.is_timed = True
-        deadline.observe(now_s - view.opened_s)
-    return view.is_timed
+    lacking = _lacking(view, wanted)
+    for digest in view.late_s.keys() - lacking:
+        view.late_s[digest] = min(view.late_s[digest], now_s)
+    if lacking:
+        return False
+    pushed = [at_s for digest, at_s in view.late_s.items() if not _is_from_others(view, digest)]
+    if view.awaited_commits and not view.late_s:
+        # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.
+        num_late = len(view.ballots.commits) - len(view.awaited_commits)
+        if num_late <= liars(len(view.electorate), view.trust):
+            return False
+    if pushed or not view.late_s:
+        deadline.observe(max(pushed, default=now_s) - view.opened_s)
+    view.is_timed = True
+    return True
+
+
+def _first_to_sum(view: RoundView) -> list[Slice]:
+    if view.everybody_sums:
+        return view.own_slices()
+    return [piece for piece in view.slices if piece.reducers[0] == view.me]
+
+
+def _lacking(view: RoundView, commits: Collection[bytes]) -> set[bytes]:
+    """Those of which parts are missing that this node is the first to sum."""
+    first = _first_to_sum(view)
+    return {d for d in commits if any(view.missing_parts(d, piece) for piece in first)}
+
+
+def _is_from_others(view: RoundView, digest: bytes) -> bool:
+    """Whether others gave parts in their sender's place: that says nothing about its line."""
+    commit = view.ballots.commit_of(digest)
+    sources = {source for subject, source in view.moved_s if subject == digest}
+    return commit is None or not sources <= {commit[0]}
 
 
 def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:

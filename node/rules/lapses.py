@@ -7,9 +7,10 @@ and closers for some rounds (`node.rules.told`). Nothing else follows from it: n
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 
+from node.rules.agreed import owing_sums
 from node.rules.proposal import (
     SECOND_CALL_AFTER,
     awaited_haves,
@@ -29,7 +30,8 @@ HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
 is on its way has a quarter more."""
 
 LIST_LATE_AFTER = 0.5
-"""A LIST is due at once where nobody is waited for: so many deadlines later it is late."""
+"""A LIST is due at once where nobody is waited for: so many deadlines later it is late, and not
+before its closer has by others what it may not have been told."""
 
 
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
@@ -42,7 +44,7 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
         if isinstance(proposal.body, List):
             view.looked_at.add(("list", view.attempt))
             ready_s = view.ready_s.get(view.attempt, math.inf)
-            is_late = now_s >= ready_s + LIST_LATE_AFTER * deadline_s
+            is_late = now_s >= ready_s + max(LIST_LATE_AFTER * deadline_s, view.relayed_s)
             if is_late or _leaves_out(view, proposal.body):
                 view.lapsed.add(proposal.message.sender)
             if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
@@ -99,30 +101,71 @@ def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
 def owed(view: RoundView) -> set[PeerId]:
     """Who kept this node waiting in a round that is sealed: also who denied to the end, behind a
     second call, what others hold; and of whom more voters lacked parts than may lie."""
-    found = set(view.lapsed)
+    found, short = set(view.lapsed), set[PeerId]()
     for attempt in view.second_call_s:
-        found |= _denied(view, attempt)
-    return found - view.suspects
+        short |= _withheld(view, attempt)
+    for attempt in view.second_call_s:
+        found |= _denied(view, attempt, short)
+    return (found | short | _without_sums(view, short)) - view.suspects
 
 
-def _denied(view: RoundView, attempt: int) -> set[PeerId]:
-    """Of an attempt with a second call: reducers that to its end do not say that they hold what is
-    sealed, and senders of whom so many lacked parts at first that one of these is honest."""
+def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
+    """Senders of whom so many lacked parts at first, of whatever slices, that one of these is
+    honest."""
+    first, found = dict(view.ballots.bodies(Kind.HAVE, Have, attempt)), set[PeerId]()
+    # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
+    for sender in view.ballots.commits.keys() - view.newcomers - view.absentees:
+        lacked = _lacking(view, first, sender)
+        if len(lacked & view.belief.voters) >= max(1, view.belief.words):
+            found.add(sender)
+    return found
+
+
+def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[PeerId]:
+    """Reducers that to the end of an attempt with a second call do not say that they hold what is
+    sealed; not of what its sender keeps back or gave late."""
+    said, found = said_haves(view, attempt), set[PeerId]()
+    for sender in _listed(view) - short - view.newcomers - view.absentees - view.overdue:
+        found |= _lacking(view, said, sender)
+    return found
+
+
+def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:
+    """Who was asked first to hold parts of a sender and says that it lacks some."""
+    return {
+        peer
+        for piece in view.slices
+        for peer in view.gathering().first_targets(piece, sender)
+        if peer != sender and peer in said and not _holds(view, said[peer], piece, sender)
+    }
+
+
+def _listed(view: RoundView) -> set[PeerId]:
+    """Whom the sealed LIST names."""
     sealed = view.ballots.sealed(view.before)
     body = view.ballots.list_of(sealed[0].list_digest) if sealed else None
-    listed = {sender for sender, _, _ in (view.listed(body) if body is not None else None) or ()}
-    first = dict(view.ballots.bodies(Kind.HAVE, Have, attempt))
-    said, found = said_haves(view, attempt), set[PeerId]()
+    return {sender for sender, _, _ in (view.listed(body) if body is not None else None) or ()}
+
+
+def _without_sums(view: RoundView, short: AbstractSet[PeerId]) -> set[PeerId]:
+    """Who said too late what a slice of the sealed LIST comes to, or to the end did not; not where
+    it lacked parts that their sender kept back."""
+    sealed, found = view.ballots.sealed(view.before), set[PeerId]()
+    if not sealed or not view.late_to_sum:
+        return found
+    digest, kept_back = sealed[0].list_digest, short & _listed(view)
+    said = [said_haves(view, attempt) for attempt in view.second_call_s]
     for piece in view.slices:
-        # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
-        for sender in view.ballots.commits.keys() - view.newcomers - view.absentees:
-            asked = set(view.gathering().first_targets(piece, sender)) - {sender}
-            lacked = {p for p in asked & first.keys() if not _holds(view, first[p], piece, sender)}
-            if len(lacked & view.belief.voters) >= max(1, view.belief.words):
-                found.add(sender)
-            if sender in listed:
-                denying = asked & said.keys()
-                found |= {p for p in denying if not _holds(view, said[p], piece, sender)}
+        owing = owing_sums(view, piece, view.agg_of(digest, piece).keys())
+        if view.uses_gram:
+            owing |= owing_sums(view, piece, view.gram_of(digest, piece).keys())
+        owing &= view.late_to_sum
+        owing |= {peer for peer, first in view.owed_sums if first == piece.first}
+        found |= {
+            peer
+            for peer in owing
+            if all(kept_back <= held_throughout(view, told.get(peer), piece) for told in said)
+        }
     return found
 
 

@@ -19,6 +19,11 @@ def as_it_is(slot: Slot, body: Body) -> Body:
     return body
 
 
+BEATS_TO_RELAY = 2.0
+"""Heartbeats until a word that was said to others is here: the next one asks for it once it has
+settled for half of one (`node.peers.relay`), and it has its way."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
     """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
@@ -27,6 +32,7 @@ class RoundConfig:
     friends runs "any" half does, provisionally (R4), or only the "quorum". A founder holds its
     first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
     `fragment_cells` are the cells of each fragment, which are synced in turn.
+    `relayed_s` after it was said to somebody a word is known to all whom others tell of it.
     `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
     `audits` says what those weigh whose training nobody can run again.
     `everybody_sums` that every member sums all cells from whole contributions, so that no results
@@ -46,6 +52,7 @@ class RoundConfig:
     clock: rosters.ClockRules
     deadline_floor_s: float
     deadline_cap_s: float
+    relayed_s: float = 0.0
     survive: str = "quorum"
     grace_s: float = 3.0
     wait_seats: int = 0
@@ -79,6 +86,7 @@ class RoundConfig:
             clock=rosters.ClockRules.from_manifest(manifest),
             deadline_floor_s=manifest.timing.deadline_floor_s,
             deadline_cap_s=manifest.timing.deadline_cap_s,
+            relayed_s=BEATS_TO_RELAY * manifest.timing.heartbeat_s,
             survive=manifest.survive,
             grace_s=manifest.timing.suspect_s,
             uses_gram=AGGREGATORS[manifest.outer.aggregator]().uses_stats,

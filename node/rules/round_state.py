@@ -48,6 +48,10 @@ from protocol.messages import (
 if TYPE_CHECKING:
     from node.rules.auditing import Audits
 
+OVERDUE_AFTER = 0.75
+"""Of the least deadline: behind it a COMMIT may come too late for somebody's HAVE, whose clock of
+the round began earlier."""
+
 
 class RoundState:
     """The rounds that a node knows, and what it said in them.
@@ -220,8 +224,8 @@ class RoundState:
             return self._contradicted(view, message)
         if filed != "new":
             return []
-        if slot.kind is Kind.COMMIT and not view.ballots.of(Kind.LIST, view.attempt):
-            view.committed_s = now_s
+        if slot.kind is Kind.COMMIT:
+            self._note_commit(view, message.sender, now_s)
         elif slot.kind is Kind.LEAVE:
             self._left.add(message.sender)
         if (shown := attempt_shown(view, entry)) > view.attempt:
@@ -252,6 +256,13 @@ class RoundState:
         for peer, evidence in wrong_sums(view, slot) if slot.kind in JUDGED else ():
             actions += self._accuse(ev.Fault(peer, f"a wrong {slot.kind.name}"), evidence)
         return actions
+
+    def _note_commit(self, view: RoundView, sender: PeerId, now_s: float) -> None:
+        if not view.ballots.of(Kind.LIST, view.attempt):
+            view.committed_s = now_s
+        least_s = OVERDUE_AFTER * self.config.deadline_floor_s
+        if view.opened_s is not None and now_s >= view.opened_s + least_s:
+            view.overdue.add(sender)
 
     def _contradicted(self, view: RoundView, message: SignedMessage) -> list[ev.RoundAction]:
         """Two different messages in one slot: the evidence, once per peer."""
@@ -352,6 +363,7 @@ class RoundState:
             uses_gram=self.config.uses_gram,
             everybody_sums=self.config.everybody_sums,
             without=self.config.without,
+            relayed_s=self.config.relayed_s,
             admission=self.config.clock.admission,
             audits=self.config.audits,
             cut=slices if derived is None else derived.slices,

@@ -43,10 +43,12 @@ class RoundView(Holding):
     were pushed last.
 
     `awaited_commits` are those known when the first HAVE was signed without some of their parts;
+    `late_s` says of those that lacked parts when these had come;
     `is_timed` says that a deadline was learned from this round.
 
-    `committed_s` is when the last COMMIT of another peer came before any LIST. `entered_s` is when
-    the attempt began, infinite while too few are seen in it (open runs);
+    `committed_s` is when the last COMMIT of another peer came before any LIST; `overdue` are those
+    whose COMMIT came so late that others may have said HAVE without it. `entered_s` is when the
+    attempt began, infinite while too few are seen in it (open runs);
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
@@ -77,6 +79,7 @@ class RoundView(Holding):
     uses_gram: bool = False
     everybody_sums: bool = False
     without: frozenset[str] = frozenset()
+    relayed_s: float = 0.0
     admission: AdmissionSpec = NO_ADMISSION
     audits: AuditSpec = NO_AUDITS
     cut: Callable[..., tuple[Slice, ...]] = slices
@@ -86,6 +89,7 @@ class RoundView(Holding):
     opened_s: float | None = None
     entered_s: float = 0.0
     committed_s: float | None = None
+    overdue: set[PeerId] = field(default_factory=set)
     lock: Lock | None = None
     own_commit: bytes = b""
     certified_s: dict[bytes, float] = field(default_factory=dict)
@@ -94,6 +98,7 @@ class RoundView(Holding):
     pushed_among: frozenset[PeerId] | None = None
     requested: set[Request] = field(default_factory=set)
     awaited_commits: frozenset[bytes] = frozenset()
+    late_s: dict[bytes, float] = field(default_factory=dict)
     is_timed: bool = False
     contribution: Contributed | None = None
     is_out_of_hand: bool = False
@@ -120,6 +125,8 @@ class RoundView(Holding):
     """The round that the seal which names this one has ended, where it is known: what still comes
     of it is filed there, and told in the own COMMIT here."""
     lapsed: set[PeerId] = field(default_factory=set)
+    late_to_sum: set[PeerId] = field(default_factory=set)
+    owed_sums: set[tuple[PeerId, int]] = field(default_factory=set)
     """Who kept this node waiting in this round for what it owed (R8)."""
     looked_at: set[tuple[str, int]] = field(default_factory=set)
     ready_s: dict[int, float] = field(default_factory=dict)

@@ -243,7 +243,7 @@ def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[Round
         if not is_agreed(view, digest, piece):
             return
     place = ("result", digest, piece.first, view.me)
-    if place in view.requested or not before <= view.suspects | view.lapsed:
+    if place in view.requested or not before <= view.suspects | view.lapsed | view.late_to_sum:
         return
     view.requested.add(place)
     if view.rare("result-unpushed"):

@@ -6,8 +6,8 @@ python -m sim.attacks.sweep_acts --kinds all --jobs 2
 
 A world is held to what is promised: behind the fifth round each takes at most three times a calm
 one, which is the median of the same world in which nobody acts; no honest peer loses its seat or
-vote, or is accused; every round is sealed. It counts as not felt where nothing of that kind was
-said.
+vote, is set back (R8) or accused; every round is sealed. It counts as not felt where nothing of
+that kind was said.
 """
 
 import argparse
@@ -21,9 +21,11 @@ from itertools import pairwise
 from statistics import median
 
 from node.reporting.tracing import Adopted, Confirmed, Record
+from protocol.identity import PeerId
 from sim.attacks.acts import KINDS, Act, act_named, acts_of
+from sim.trials.build import build_world
 from sim.trials.outcome import Outcome
-from sim.trials.scenario import overridden
+from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
 
@@ -65,6 +67,9 @@ class Verdict:
     slowest: float
     """Of the rounds behind the fifth, in calm ones."""
     is_felt: bool
+    set_back: frozenset[PeerId]
+    honest_set_back: frozenset[PeerId]
+    """Who came last among reducers and closers at some time (R8)."""
 
     @property
     def broken(self) -> str:
@@ -77,6 +82,8 @@ class Verdict:
             found.append(f"{outcome.violation.name}: {outcome.violation.text}")
         if outcome.violation is None and self.slowest > SLOWER_MAX:
             found.append(f"a round takes {self.slowest:.1f} calm ones")
+        if self.honest_set_back:
+            found.append(f"{len(self.honest_set_back)} honest peers are set back")
         if outcome.false_bans:
             found.append(f"{outcome.false_bans} honest peers are accused")
         return "; ".join(found)
@@ -85,25 +92,35 @@ class Verdict:
 def judged(case: Case) -> Verdict:
     """Play a world and its calm one."""
     calm_s, calm_hash = _calm(case.peers, case.seed, case.rounds, case.scenario)
-    outcome, took_s = _played(case)
-    late = took_s[LEARNED_ROUNDS:]
+    played = _played(case)
+    late = played.took_s[LEARNED_ROUNDS:]
     return Verdict(
-        outcome=outcome,
+        outcome=played.outcome,
         slowest=max(late, default=0.0) / calm_s,
-        is_felt=outcome.trace_hash != calm_hash,
+        is_felt=played.outcome.trace_hash != calm_hash,
+        set_back=played.set_back,
+        honest_set_back=played.set_back - played.liars,
     )
 
 
 @cache
 def _calm(peers: int, seed: int, rounds: int, scenario: str) -> tuple[float, str]:
     case = Case(attack=CALM.name, peers=peers, seed=seed, rounds=rounds, scenario=scenario)
-    outcome, took_s = _played(case)
-    assert outcome.violation is None, outcome.violation
-    return median(took_s[LEARNED_ROUNDS:]), outcome.trace_hash
+    played = _played(case)
+    assert played.outcome.violation is None, played.outcome.violation
+    return median(played.took_s[LEARNED_ROUNDS:]), played.outcome.trace_hash
 
 
-def _played(case: Case) -> tuple[Outcome, list[float]]:
-    """The outcome, and how long each round took until it was final somewhere."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    outcome: Outcome
+    took_s: list[float]
+    """By round, until it was final somewhere."""
+    set_back: frozenset[PeerId]
+    liars: frozenset[PeerId]
+
+
+def _played(case: Case) -> _Played:
     scenario = overridden(
         read_scenario(case.scenario),
         peers=case.peers,
@@ -111,14 +128,23 @@ def _played(case: Case) -> tuple[Outcome, list[float]]:
         attack=f"{case.attack}:{SHARE}",
     )
     ends_s: dict[int, float] = {}
+    set_back: set[PeerId] = set()
 
     def saw(record: Record) -> None:
         if isinstance(record, Adopted | Confirmed):
-            ends_s.setdefault(record.certificate.value.round, record.at_s)
+            value = record.certificate.value
+            ends_s.setdefault(value.round, record.at_s)
+            set_back.update(seat.peer for seat in value.roster.seats if seat.set_backs)
 
     outcome = run_trial(scenario, case.seed, tracer=saw)
     at_s = [0.0, *(ends_s[index] for index in sorted(ends_s) if index)]
-    return outcome, [after - before for before, after in pairwise(at_s)]
+    liars = build_world(settled(scenario, case.seed), case.seed).settings.liars
+    return _Played(
+        outcome=outcome,
+        took_s=[after - before for before, after in pairwise(at_s)],
+        set_back=frozenset(set_back),
+        liars=frozenset(liars),
+    )
 
 
 # The command --------------------------------------------------------------------------------------
@@ -134,17 +160,19 @@ def cases_of(names: Sequence[str], sizes: Sequence[int], seeds: Sequence[int]) -
 
 def _show(name: str, sizes: Sequence[int], seeds: Sequence[int], rounds: int) -> bool:
     """A line for an act, and one for each size that fails; whether all is as promised."""
-    failed, slowest, is_felt = [], 0.0, False
+    failed, slowest, num_felt, num_moved = [], 0.0, 0, 0
     for case in cases_of([name], sizes, seeds):
         sized = Case(attack=name, peers=case.peers, seed=case.seed, rounds=rounds)
         verdict = judged(sized)
-        is_felt |= verdict.is_felt
+        num_felt += verdict.is_felt
+        num_moved += bool(verdict.set_back - verdict.honest_set_back)
         slowest = max(slowest, verdict.slowest)
         if verdict.broken:
             failed.append((sized, verdict.broken))
     num_worlds = len(sizes) * len(seeds)
-    state = f"FAIL {len(failed)} of {num_worlds}" if failed else "ok" if is_felt else "not felt"
-    _print(f"{name:34} {state:14} slowest round {slowest:5.1f} calm ones")
+    state = f"FAIL {len(failed)} of {num_worlds}" if failed else "ok" if num_felt else "not felt"
+    moved = f"  a liar set back in {num_moved} of {num_worlds}" if num_felt else ""
+    _print(f"{name:34} {state:14} slowest round {slowest:5.1f} calm ones{moved}")
     for case, broken in failed[:2]:
         _print(f"    {broken}\n    {case.command}")
     return not failed

@@ -165,6 +165,52 @@ def test_what_a_late_committer_takes_is_not_learned():
     assert learn(view, deadline, 9.0), "whoever never commits is not waited for"
 
 
+def first_have(commits, *, lacking=(), at_s=1.0, trust="friends", peers=PEERS):
+    """A round and its deadline, behind a HAVE that was late, without the parts of some."""
+    me = view_of(peers[0], head_of(peers), trust=trust).slices[0].reducers[0]
+    view = view_of(me, head_of(peers), commits, trust=trust, opened_s=0.0)
+    view.parts.update({heard.message.digest: CELLS for heard in commits})
+    view.parts.update({heard.message.digest: set() for heard in lacking})
+    deadline = deadline_1_s()
+    assert Kind.HAVE in {statement.kind for statement in statements(view, deadline, now_s=at_s)}
+    return view, deadline
+
+
+def test_parts_that_others_give_in_their_senders_place_say_nothing_of_lines():
+    late, other = COMMITS[:2]
+    for source, learned_s in ((late.message.sender, 8.0), (other.message.sender, 1.0)):
+        view, deadline = first_have(COMMITS, lacking=[late])
+        view.moved(late.message.digest, source, 4.0)
+        view.parts[late.message.digest] = CELLS
+        assert learn(view, deadline, 4.0)
+        assert deadline.seconds() == learned_s
+    view, deadline = first_have(COMMITS, lacking=[late, other])
+    view.moved(other.message.digest, other.message.sender, 2.0)
+    view.parts[other.message.digest] = CELLS
+    assert not learn(view, deadline, 2.0)
+    view.moved(late.message.digest, other.message.sender, 4.0)
+    view.parts[late.message.digest] = CELLS
+    assert learn(view, deadline, 4.0)
+    assert deadline.seconds() == 4.0, "of those that came from their senders"
+    parts = {heard.message.digest: CELLS for heard in COMMITS}
+    moved_s = {(late.message.digest, other.message.sender): 0.9}
+    view = view_of(THIRD, HEAD, COMMITS, opened_s=0.0, parts=parts, moved_s=moved_s)
+    assert list(statements(view, deadline, now_s=0.9))
+    assert deadline.seconds() == 4.0, "nor before the HAVE"
+
+
+@pytest.mark.parametrize(("trust", "num_learned"), [("friends", 1), ("open", 2)])
+def test_late_commits_are_learned_from_where_more_are_late_than_may_lie(trust, num_learned):
+    six = peers_named(6)
+    commits = [Voice(peer, head_of(six).value).commit() for peer in six]
+    for num_late in range(4):
+        view, deadline = first_have(commits[num_late:], trust=trust, peers=six)
+        for heard in commits[:num_late]:
+            view.ballots.add(Entry(heard.message, heard.body))
+        learn(view, deadline, 3.0)
+        assert (deadline.seconds() == 6.0) == (num_late >= num_learned)
+
+
 def test_vote_goes_to_the_list_of_the_attempt_one_works_in():
     heard = [*COMMITS, one.propose(X), two.propose(Y, 1)]
     assert voted(heard) == [DIGEST_X]

@@ -1,0 +1,140 @@
+"""R8: who is told of for keeping others waiting; and who is not, for what a liar keeps back."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.rules.ballots import Entry
+from node.rules.lapses import LIST_LATE_AFTER, note_lapses, owed
+from protocol.messages import Agg, Kind, slice_subject
+from tests.node.builders import Voice, head_of, list_body, peers_named, view_of
+
+SIX = peers_named(6)
+HEAD = head_of(SIX)
+"""Of six voters one may lie, so that two name somebody."""
+voices = [Voice(peer, HEAD.value) for peer in SIX]
+COMMITS = [voice.commit() for voice in voices]
+ALL = 0b111111
+
+
+def sealed_view(haves, *, holds=(), listed=COMMITS, me=SIX[0], sums=(), **fields):
+    """A round that is sealed with those in its LIST; `haves` and `holds` say by number of a member
+    whom it holds, `sums` who has said what every slice comes to."""
+    value = replace(
+        HEAD.value,
+        round=5,
+        before=HEAD.value.digest,
+        basis=HEAD.value.digest,
+        commits=list_body(listed).commits,
+    )
+    said = [voices[number].have(bytes([bits])) for number, bits in dict(haves).items()]
+    said += [voices[number].hold(bytes([bits])) for number, bits in dict(holds).items()]
+    closer = view_of(me, HEAD).closer(0)
+    said.append(Voice(closer, HEAD.value).propose(listed))
+    said += [voice.seal(value) for voice in voices]
+    view = view_of(me, HEAD, [*COMMITS, *said], **{"trust": "open", "opened_s": 0.0} | fields)
+    for number in sums:
+        for piece in view.slices:
+            body = Agg(
+                list_digest=value.list_digest, first=piece.first, stop=piece.stop, root=bytes(32)
+            )
+            heard = voices[number].say(
+                Kind.AGG, body, subject=slice_subject(value.list_digest, piece.first, piece.stop)
+            )
+            view.ballots.add(Entry(heard.message, heard.body))
+    assert view.ballots.sealed(view.before)
+    return view
+
+
+def numbers(peers):
+    return {SIX.index(peer) for peer in peers}
+
+
+def without(*members):
+    return ALL & ~sum(1 << member for member in members)
+
+
+def test_who_denies_to_the_end_behind_a_second_call_what_is_sealed_is_told_of():
+    haves = dict.fromkeys(range(6), ALL)
+    assert numbers(owed(sealed_view(haves, second_call_s={0: 1.0}))) == set()
+    for liar in range(6):
+        if not is_asked(liar, 5 - liar):
+            continue
+        said = haves | {liar: without(5 - liar)}
+        assert numbers(owed(sealed_view(said, second_call_s={0: 1.0}))) == {liar}
+        assert not owed(sealed_view(said)), "nobody was called"
+        said_later = {liar: ALL}
+        assert not owed(sealed_view(said, holds=said_later, second_call_s={0: 1.0}))
+
+
+def test_whose_parts_more_lack_than_may_lie_is_told_of_and_they_are_not():
+    for sender in range(6):
+        asked = [number for number in range(6) if is_asked(number, sender)]
+        haves = dict.fromkeys(range(6), ALL)
+        for number in asked[:2]:
+            haves[number] = without(sender)
+        view = sealed_view(haves, second_call_s={0: 1.0})
+        assert numbers(owed(view)) == {sender}
+
+
+def test_nobody_is_told_of_for_parts_whose_sender_committed_too_late_for_haves():
+    (liar, *_) = [number for number in range(6) if is_asked(number, 5)]
+    haves = dict.fromkeys(range(6), ALL) | {liar: without(5)}
+    assert numbers(owed(sealed_view(haves, second_call_s={0: 1.0}))) == {liar}
+    assert not owed(sealed_view(haves, second_call_s={0: 1.0}, overdue={SIX[5]}))
+
+
+def is_asked(number, sender):
+    """Whether a member is among the first to hold parts of a sender."""
+    view = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0)
+    targets = (view.gathering().first_targets(piece, SIX[sender]) for piece in view.slices)
+    return number != sender and any(SIX[number] in peers for peers in targets)
+
+
+@pytest.mark.parametrize("relayed_s", [0.0, 0.3, 0.8])
+def test_list_is_late_half_a_deadline_after_it_was_due_and_not_before_it_can_be_relayed(relayed_s):
+    late = []
+    for now_s in (0.29, 0.49, 0.51, 0.79, 0.81):
+        haves = [voice.have(bytes([ALL])) for voice in voices]
+        fields = {"trust": "open", "opened_s": 0.0, "relayed_s": relayed_s}
+        view = view_of(SIX[1], HEAD, [*COMMITS, *haves], **fields)
+        note_lapses(view, now_s=0.0, deadline_s=1.0)
+        listed = Voice(view.closer(0), HEAD.value).propose(COMMITS)
+        view.ballots.add(Entry(listed.message, listed.body))
+        note_lapses(view, now_s=now_s, deadline_s=1.0)
+        assert view.lapsed <= {view.closer(0)}
+        late.append(bool(view.lapsed))
+    due_s = max(LIST_LATE_AFTER, relayed_s)
+    assert late == [now_s >= due_s for now_s in (0.29, 0.49, 0.51, 0.79, 0.81)]
+
+
+def test_sum_that_comes_late_is_told_of_once_it_could_have_been_relayed_or_if_it_never_comes():
+    haves = dict.fromkeys(range(6), ALL)
+    first = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0).slices[0]
+    liar = next(peer for peer in first.reducers[:2] if peer != SIX[0])
+    number, others = SIX.index(liar), [n for n in range(6) if SIX[n] != liar]
+    never = sealed_view(haves, sums=others, late_to_sum={liar})
+    assert owed(never) == {liar}
+    late = sealed_view(haves, sums=[*others, number], late_to_sum={liar})
+    assert owed(late) == set()
+    later = {(liar, first.first)}
+    much_later = sealed_view(haves, sums=[*others, number], late_to_sum={liar}, owed_sums=later)
+    assert owed(much_later) == {liar}
+
+
+def test_who_lacks_parts_that_are_kept_back_is_not_told_of_for_its_sums():
+    first = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0).slices[0]
+    late = SIX.index(next(peer for peer in first.reducers[:2] if peer != SIX[0]))
+    sender = next(
+        number
+        for number in range(6)
+        if len([n for n in range(6) if is_asked(n, number)]) > 1 and is_asked(late, number)
+    )
+    lacking = [late, next(n for n in range(6) if n != late and is_asked(n, sender))]
+    haves = dict.fromkeys(range(6), ALL) | dict.fromkeys(lacking, without(sender))
+    fields = {"second_call_s": {0: 1.0}, "late_to_sum": {SIX[late]}}
+    others = [number for number in range(6) if number != late]
+    assert numbers(owed(sealed_view(haves, sums=others, **fields))) == {sender}
+    unlisted = [commit for at, commit in enumerate(COMMITS) if at != sender]
+    view = sealed_view(haves, listed=unlisted, sums=others, **fields)
+    assert numbers(owed(view)) == {sender, late}, "what is not listed is not summed"
