@@ -4,7 +4,7 @@ Pure deciders over a RoundView; the machine signs what they return, once per slo
 (R3) is not asked.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -84,11 +84,17 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
         return
     if is_complete and view.attempt == 0 and not view.is_timed:
         view.is_timed = True
-        if not any(_is_from_others(view, digest) for _, digest, _ in view.commits()):
+        if not _from_others(view):
             deadline.observe(now_s - view.opened_s)
     elif view.attempt == 0:
         view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
-        view.late_s = dict.fromkeys(_lacking(view, view.awaited_commits), inf)
+        first = _first_to_sum(view)
+        lacking = (
+            digest
+            for digest in view.awaited_commits
+            if any(view.missing_parts(digest, piece) for piece in first)
+        )
+        view.late_s = dict.fromkeys(lacking, inf)
     yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
 
 
@@ -143,19 +149,20 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     wanted = view.awaited_commits
     if not wanted and view.ballots.commits.keys() >= view.awaited:
         wanted = frozenset(digest for _, digest, _ in view.commits())
-    if not (wanted and _first_to_sum(view)):
+    first = _first_to_sum(view) if wanted else []
+    if not first:
         return False
-    lacking = _lacking(view, wanted)
-    for digest in view.late_s.keys() - lacking:
-        view.late_s[digest] = min(view.late_s[digest], now_s)
-    if lacking:
+    for digest in view.late_s:
+        if not any(view.missing_parts(digest, piece) for piece in first):
+            view.late_s[digest] = min(view.late_s[digest], now_s)
+    if any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
         return False
-    pushed = [at_s for digest, at_s in view.late_s.items() if not _is_from_others(view, digest)]
     if view.awaited_commits and not view.late_s:
         # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.
         num_late = len(view.ballots.commits) - len(view.awaited_commits)
         if num_late <= liars(len(view.electorate), view.trust):
             return False
+    pushed = [at_s for digest, at_s in view.late_s.items() if digest not in _from_others(view)]
     if pushed or not view.late_s:
         deadline.observe(max(pushed, default=now_s) - view.opened_s)
     view.is_timed = True
@@ -168,17 +175,15 @@ def _first_to_sum(view: RoundView) -> list[Slice]:
     return [piece for piece in view.slices if piece.reducers[0] == view.me]
 
 
-def _lacking(view: RoundView, commits: Collection[bytes]) -> set[bytes]:
-    """Those of which parts are missing that this node is the first to sum."""
-    first = _first_to_sum(view)
-    return {d for d in commits if any(view.missing_parts(d, piece) for piece in first)}
-
-
-def _is_from_others(view: RoundView, digest: bytes) -> bool:
-    """Whether others gave parts in their sender's place: that says nothing about its line."""
-    commit = view.ballots.commit_of(digest)
-    sources = {source for subject, source in view.moved_s if subject == digest}
-    return commit is None or not sources <= {commit[0]}
+def _from_others(view: RoundView) -> set[bytes]:
+    """COMMITs of which others gave parts in their sender's place: that says nothing about its
+    line."""
+    found = set[bytes]()
+    for digest, source in view.moved_s:
+        commit = view.ballots.commit_of(digest)
+        if commit is not None and commit[0] != source:
+            found.add(digest)
+    return found
 
 
 def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
