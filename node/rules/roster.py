@@ -461,7 +461,7 @@ def _with_voters(
 ) -> Roster:
     """Decide who votes: proved within the window; growth capped, lowest peer ids first."""
     recent = {peer for peer, seat in seats.items() if seat.proved >= window[0]}
-    qualified = recent | (kept.held & seats.keys())
+    qualified = recent | kept.held.intersection(seats)
     stay = {peer for peer in voters(old) if peer in qualified}
     if kept.is_leaving:
         qualified = stay | {peer for peer in qualified if seats[peer].proved == round_index}
