@@ -19,9 +19,10 @@ def as_it_is(slot: Slot, body: Body) -> Body:
     return body
 
 
-BEATS_TO_RELAY = 2.0
-"""Heartbeats until a word that was said to others is here: the next one asks for it once it has
-settled for half of one (`node.peers.relay`), and it has its way."""
+BEATS_TO_RELAY = 3.0
+"""Heartbeats until a word that was said to others is here (`node.peers.relay`): it settles for half
+of one, the next asks for it, and the one behind that asks all where the first to send it had not
+got it either; and it has its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
