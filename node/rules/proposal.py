@@ -181,14 +181,12 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
 
     Whether a reducer denies what it has, or was not sent it, no third can tell. So substitutes ask
     for these parts in view of all: after that whoever still lacks them is what is missing. Not for
-    who was set back, nor for who is not in reach and left some with nobody, nor where everybody
-    sums and there is no substitute.
+    who was set back or is not in reach, nor where everybody sums and there is no substitute.
     """
     if view.everybody_sums:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    short = committed - set(complete) - view.set_back - view.newcomers
-    short -= {s for s in short & view.suspects if not _is_held_somewhere(view, s)}
+    short = committed - set(complete) - view.set_back - view.newcomers - view.suspects
     if not short:
         return short
     if awaited_haves(view):
@@ -198,16 +196,6 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
         for run in body.held:
             claimed |= unpack_senders(run.senders, view.members)
     return short & claimed
-
-
-def _is_held_somewhere(view: RoundView, sender: PeerId) -> bool:
-    """Whether each cell of a sender is held by somebody in reach, who can give it."""
-    cells: set[int] = set()
-    for peer, body in said_haves(view, view.attempt).items():
-        for run in body.held if peer not in view.suspects else ():
-            if sender in unpack_senders(run.senders, view.members):
-                cells.update(range(run.first, min(run.stop, view.num_cells)))
-    return len(cells) == view.num_cells
 
 
 def waits_for_second_call(
