@@ -19,12 +19,12 @@ class SeatRecord:
     `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
     does not vote. `proved` is the last round in which its SEAL was shown, by its own listed COMMIT
     or, of a voter, by the listed words of others, -1 before the first. `absent` counts the rounds
-    in a row of which too few saw its COMMIT. `reached` says
-    whether most others have a link with it, `rate` is the level of the rate at which they get bytes
-    from it, the median of theirs, 0 while nobody has measured it (R8). `earned` counts the sealed
-    rounds that took a newcomer towards its full weight (`node.rules.ramp`). Until the round
-    `set_back_until` it comes last among reducers and closers, for the `set_backs`-th time in a row,
-    because it kept others waiting for what it owed (R8).
+    in a row of which too few saw its COMMIT. `reached` says whether most others have a link with
+    it, `rate` is the level of the rate at which they get bytes from it, the median of theirs, 0
+    while nobody has measured it (R8). `earned` counts the sealed rounds that took a newcomer
+    towards its full weight (`node.rules.ramp`). Until the round `set_back_until` it comes last
+    among reducers and closers, for the `set_backs`-th time in a row, because it kept others waiting
+    for what it owed (R8).
     """
 
     peer: Peer

@@ -142,7 +142,9 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     """Once, how long the parts took that this node is the first to sum: of all who are expected, or
     of those who had committed by the first HAVE, though they were too late for it.
 
-    Else a swarm whose lines are slower than its deadline would never know. Returns whether it did.
+    Else a swarm whose lines are slower than its deadline would never know. Not of parts that others
+    gave in their sender's place, nor of COMMITs that came behind the HAVE unless more did than may
+    lie: a liar would choose how long others wait. Returns whether the round was measured.
     """
     if view.is_timed or view.opened_s is None:
         return False
@@ -162,7 +164,8 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
         num_late = len(view.ballots.commits) - len(view.awaited_commits)
         if num_late <= liars(len(view.electorate), view.trust):
             return False
-    pushed = [at_s for digest, at_s in view.late_s.items() if digest not in _from_others(view)]
+    from_others = _from_others(view)
+    pushed = [at_s for digest, at_s in view.late_s.items() if digest not in from_others]
     if pushed or not view.late_s:
         deadline.observe(max(pushed, default=now_s) - view.opened_s)
     view.is_timed = True
@@ -170,14 +173,14 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
 
 
 def _first_to_sum(view: RoundView) -> list[Slice]:
+    """The slices whose parts tell this node how long lines take."""
     if view.everybody_sums:
         return view.own_slices()
     return [piece for piece in view.slices if piece.reducers[0] == view.me]
 
 
 def _from_others(view: RoundView) -> set[bytes]:
-    """COMMITs of which others gave parts in their sender's place: that says nothing about its
-    line."""
+    """COMMITs of which others gave parts in the place of their sender."""
     found = set[bytes]()
     for digest, source in view.moved_s:
         commit = view.ballots.commit_of(digest)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from node.rules.auditing import Audits
 
 OVERDUE_AFTER = 0.75
-"""Of the least deadline: behind it a COMMIT may come too late for somebody's HAVE, whose clock of
-the round began earlier."""
+"""In least deadlines from when the round was opened here: behind it a COMMIT may come too late for
+somebody's HAVE, whose clock of the round began earlier."""
 
 
 class RoundState:

@@ -43,7 +43,7 @@ class RoundView(Holding):
     were pushed last.
 
     `awaited_commits` are those known when the first HAVE was signed without some of their parts;
-    `late_s` says of those that lacked parts when these had come;
+    `late_s` says of those that lacked parts when these had come, infinite while they have not;
     `is_timed` says that a deadline was learned from this round.
 
     `committed_s` is when the last COMMIT of another peer came before any LIST; `overdue` are those
@@ -125,9 +125,11 @@ class RoundView(Holding):
     """The round that the seal which names this one has ended, where it is known: what still comes
     of it is filed there, and told in the own COMMIT here."""
     lapsed: set[PeerId] = field(default_factory=set)
+    """Who kept this node waiting in this round for a HAVE or LIST that it owed (R8)."""
     late_to_sum: set[PeerId] = field(default_factory=set)
+    """Whose GRAM or AGG was not here when it was due: others push results in their place."""
     owed_sums: set[tuple[PeerId, int]] = field(default_factory=set)
-    """Who kept this node waiting in this round for what it owed (R8)."""
+    """Of them who still owed it `relayed_s` later, with the first cell of the slice."""
     looked_at: set[tuple[str, int]] = field(default_factory=set)
     ready_s: dict[int, float] = field(default_factory=dict)
     """Since when the closer of each attempt need wait for nobody."""

@@ -67,7 +67,7 @@ class Verdict:
     slowest: float
     """Of the rounds behind the fifth, in calm ones."""
     is_felt: bool
-    set_back: frozenset[PeerId]
+    liars_set_back: frozenset[PeerId]
     honest_set_back: frozenset[PeerId]
     """Who came last among reducers and closers at some time (R8)."""
 
@@ -98,7 +98,7 @@ def judged(case: Case) -> Verdict:
         outcome=played.outcome,
         slowest=max(late, default=0.0) / calm_s,
         is_felt=played.outcome.trace_hash != calm_hash,
-        set_back=played.set_back,
+        liars_set_back=played.set_back & played.liars,
         honest_set_back=played.set_back - played.liars,
     )
 
@@ -113,9 +113,11 @@ def _calm(peers: int, seed: int, rounds: int, scenario: str) -> tuple[float, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
+    """What a world shows, whoever is judged by it."""
+
     outcome: Outcome
     took_s: list[float]
-    """By round, until it was final somewhere."""
+    """By round, in virtual seconds until it was final somewhere."""
     set_back: frozenset[PeerId]
     liars: frozenset[PeerId]
 
@@ -165,7 +167,7 @@ def _show(name: str, sizes: Sequence[int], seeds: Sequence[int], rounds: int) ->
         sized = Case(attack=name, peers=case.peers, seed=case.seed, rounds=rounds)
         verdict = judged(sized)
         num_felt += verdict.is_felt
-        num_moved += bool(verdict.set_back - verdict.honest_set_back)
+        num_moved += bool(verdict.liars_set_back)
         slowest = max(slowest, verdict.slowest)
         if verdict.broken:
             failed.append((sized, verdict.broken))

@@ -270,8 +270,6 @@ def test_act_on_have_costs_nobody_honest_anything_in_twenty_worlds(act, peers):
 )
 @pytest.mark.parametrize("peers", SIZES)
 def test_act_costs_nobody_honest_anything_in_five_worlds(act, peers):
-    if act.startswith("act_late_parts") and peers > 7:
-        pytest.xfail("two that send their parts late draw the learned deadlines to the cap")
     for seed_of_world in range(5):
         case = Case(attack=act, peers=peers, seed=seed_of_world)
         assert judged(case).broken == "", case.command
