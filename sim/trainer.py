@@ -125,15 +125,15 @@ class SimTrainer:
         again and nothing is trained.
         """
         self._go_on(round_index, anchor_N, lease)
+        flight = flight or Flight(round_index - 1)
+        self._basis = flight.basis
         if self._lag > 1:
-            flight = flight or Flight(round_index - 1)
-            self._basis = flight.basis
             self._recall(flight, fates)
             return self._take_up()
         newest = max((index for index in self._saved if index <= round_index), default=-1)
         saved = self._saved.get(newest)
-        if saved is None:
-            return False
+        if saved is None or saved.basis not in (*fates.names, *flight.bases):
+            return False  # Nothing is there, or it is of a branch that was left: e = 0.
         fragment = self._layout.fragment_of(newest)
         is_same = newest == round_index and np.array_equal(saved.anchor_N, anchor_N)
         if is_same and lease:
@@ -322,9 +322,10 @@ class SimTrainer:
     ) -> bool:
         """What became of the contribution; the next round, and its anchor. As `start`."""
         layout, contributed = self._layout, self._round
+        flight = flight or Flight(round_index - 1)
+        self._basis = flight.basis
         if self._lag > 1:
-            flight = flight or Flight(round_index - 1)
-            sealed, self._basis, before_N = flight.sealed, flight.basis, self._newest_N
+            sealed, before_N = flight.sealed, self._newest_N
             is_behind = any(fates.is_behind(index) for index in self._pending)
             self._settle(anchor_N, sealed, fates)
             self._go_on(round_index, anchor_N, lease)

@@ -28,8 +28,8 @@ class RunClock:
     tokens: int
     """Tokens of all sealed contributions so far."""
     basis: bytes = b""
-    """What names the round, where its number is not enough: with two in flight (R5) each branch has
-    its own (R4). Nothing is computed from it."""
+    """What names the round: its number is not enough, each branch has its own (R4). Nothing is
+    computed from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class RunStart:
     At genesis the anchors are `genesis_weights(manifest)` and the clock is zero. `listed` names the
     rounds from `since` on whose seals have the own contribution in them; what was contributed
     before belongs to weights long gone (R6). `members` is how many have a seat in the round in
-    hand. `bases` names, with two rounds in flight, all that a contribution may be for and those
-    from `since` on: what was made for others is of a branch that was left. The caller does not
+    hand. `bases` names all that a contribution may be for and those from `since` on: what was made
+    for others is of a branch that was left. The caller does not
     write to the anchors.
     """
 
@@ -50,7 +50,7 @@ class RunStart:
     since: int = 0
     listed: tuple[int, ...] = ()
     members: int = 1
-    bases: tuple[bytes, ...] = ()
+    bases: tuple[bytes, ...] = (b"",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

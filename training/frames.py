@@ -66,7 +66,7 @@ class Start:
     validate: bool = False
     anchor: int = 0
     place: int = 0
-    bases: tuple[bytes, ...] = ()
+    bases: tuple[bytes, ...] = (b"",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,4 +117,4 @@ def _is_live(state: InnerState, start: RunStart, *, is_delayed: bool) -> bool:
 
 def _is_of_this_chain(state: InnerState, start: RunStart) -> bool:
     """Whether its round is one that is or was under way here, not on a branch that was left."""
-    return not start.bases or state.basis in start.bases
+    return state.basis in start.bases

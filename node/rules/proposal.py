@@ -181,12 +181,12 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
 
     Whether a reducer denies what it has, or was not sent it, no third can tell. So substitutes ask
     for these parts in view of all: after that whoever still lacks them is what is missing. Not for
-    who was set back, nor where everybody sums and there is no substitute.
+    who was set back or is not in reach, nor where everybody sums and there is no substitute.
     """
     if view.everybody_sums:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    short = committed - set(complete) - view.set_back - view.newcomers
+    short = committed - set(complete) - view.set_back - view.newcomers - view.suspects
     if not short:
         return short
     if awaited_haves(view):

@@ -278,7 +278,7 @@ class TrainerWork:
             listed=fates.listed,
             members=wanted.num_members,
             validate=self._validates(wanted),
-            bases=(*fates.names, *wanted.action.bases) if self._lag > 1 else (),
+            bases=(*fates.names, *wanted.action.bases),
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
@@ -291,7 +291,7 @@ class TrainerWork:
         self._taken, self._round, self._is_open = wanted, wanted.round, False
         is_resync = fates.is_behind(contributed)
         outcome = self._outcome(contributed, wanted, is_resync=is_resync)
-        outcome = replace(outcome, lease=self._lease(wanted))
+        outcome = replace(outcome, clock=self._clock(wanted), lease=self._lease(wanted))
         fates.taken_over(self._round)
         await self._tell_grade(trainer)
         await trainer.deliver(outcome, validate=self._validates(wanted))
@@ -363,9 +363,8 @@ class TrainerWork:
         clock = run_clock(wanted.action.certificate)
         in_flight = wanted.round - clock.round
         steps = self._config.manifest.inner.inner_steps * in_flight
-        # With one in flight an anchor names the round as well (R4).
-        basis = wanted.basis if self._lag > 1 else b""
-        return replace(clock, round=wanted.round, step=clock.step + steps, basis=basis)
+        step = clock.step + steps
+        return replace(clock, round=wanted.round, step=step, basis=wanted.basis)
 
     def _lease(self, wanted: Wanted) -> Lease:
         """As much of the lease as the trainer is to use; the COMMIT gives the rest back."""

@@ -75,6 +75,13 @@ def test_kills_at_any_moment_make_no_node_contradict_itself_or_the_others(num_no
     assert len(killed) >= 3
 
 
+def test_trainer_that_is_killed_behind_a_branch_that_was_left_takes_over_nothing_of_it():
+    # At this seed it contributed on the branch, too late for the seal that ended it (R4, R6).
+    world = world_of(4, seed=29, rounds=16)
+    kill_now_and_then(world, random.Random("29/kills"), share=0.01, until_round=14)
+    finish(world)
+
+
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
     world = world_of(num_nodes, seed=seed, rounds=14)

@@ -10,7 +10,7 @@ from training.recall import recall
 OURS, THEIRS = b"ours", b"theirs"
 
 
-def recalled(folder, *, kept: bytes, bases: tuple[bytes, ...], sealed: int):
+def recalled(folder, *, kept: bytes, bases: tuple[bytes, ...], sealed: int, overlap: int):
     """What is found of round 4, where the seals from 4 on are known and ours of 4 is listed."""
     inner = store(folder)
     inner.save(state(4, basis=kept))
@@ -18,25 +18,26 @@ def recalled(folder, *, kept: bytes, bases: tuple[bytes, ...], sealed: int):
     start = RunStart(
         anchors=(vector(4),), clock=clock, lease=((0, 1),), since=3, listed=(4,), bases=bases
     )
-    return recall(inner, start, overlap=2)
+    return recall(inner, start, overlap=overlap)
 
 
+@pytest.mark.parametrize("overlap", [1, 2])
 @pytest.mark.parametrize("sealed", [3, 4, 6])
 @pytest.mark.parametrize("bases", [(OURS,), (b"else", OURS)])
 def test_residual_of_a_branch_that_was_left_is_void_whatever_was_sealed_since(
-    tmp_path, sealed, bases
+    tmp_path, sealed, bases, overlap
 ):
-    found = recalled(tmp_path, kept=THEIRS, bases=bases, sealed=sealed)
+    found = recalled(tmp_path, kept=THEIRS, bases=bases, sealed=sealed, overlap=overlap)
     assert found is not None
     assert (found.residuals, dict(found.under_way)) == (None, {})
 
 
-@pytest.mark.parametrize("bases", [(OURS,), ()], ids=["two in flight", "one"])
+@pytest.mark.parametrize("overlap", [1, 2])
 @pytest.mark.parametrize("sealed", [4, 6])
 def test_residual_of_a_round_that_is_over_here_is_the_one_that_its_seal_says(
-    tmp_path, sealed, bases
+    tmp_path, sealed, overlap
 ):
-    found = recalled(tmp_path, kept=OURS, bases=bases, sealed=sealed)
+    found = recalled(tmp_path, kept=OURS, bases=(OURS,), sealed=sealed, overlap=overlap)
     assert found is not None
     assert found.residuals is not None
     assert np.array_equal(found.residuals[0], vector(24))

@@ -18,6 +18,7 @@ from node.rules.proposal import (
     is_hopeless,
     leaves_out,
     propose,
+    short_senders,
 )
 from protocol.messages import Have, Held, Kind, List
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
@@ -246,6 +247,16 @@ voices = [Voice(peer, OPEN.value) for peer in SIX]
 OF_SIX = [voice.commit() for voice in voices]
 HELD = [voices[number].have(b"\x3f") for number in (0, 1, 2)]
 """Three reducers hold all parts of all six: whoever of them is judged, two others do."""
+
+
+def test_nobody_waits_for_a_second_call_of_parts_whose_sender_is_not_in_reach():
+    some = [voices[0].have(b"\x3f"), *(voices[number].have(b"\x1f") for number in (1, 2))]
+    reached = view_of(SIX[0], OPEN, [*OF_SIX, *some], trust="open", opened_s=0.0)
+    gone = view_of(
+        SIX[0], OPEN, [*OF_SIX, *some], trust="open", opened_s=0.0, suspects=frozenset(SIX[5:])
+    )
+    found = [short_senders(view, complete_senders(view)) for view in (reached, gone)]
+    assert found == [{SIX[5]}, set()]
 
 
 def is_refused(listed, *, heard=(), is_late=False, certificate=(), **fields) -> bool:

@@ -93,7 +93,8 @@ class Scene:
         head = replace(genesis, value=replace(genesis.value, round=sealed))
         anchor_N = np.full(self.desk.store.layout.numel, sealed, dtype=np.float32)
         value = head.value
-        train = ev.Train(head, lease, listed, resync, value.round + 1, value.digest)
+        bases = (value.digest,)
+        train = ev.Train(head, lease, listed, resync, value.round + 1, value.digest, bases)
         self.work.train(train, anchor_N)
 
     async def contributes(self, fragment: int = 0) -> None:
@@ -149,6 +150,19 @@ async def test_outcome_brings_the_anchors_of_all_fragments_that_went_on(
         assert sorted(outcome.others) == others
         for other, anchor_N in outcome.others.items():
             assert anchor_N.tolist() == [sealed] * layout.fragment_numels[other]
+
+
+async def test_trainer_hears_what_names_its_round_and_those_that_are_over(tmp_path):
+    """R4: what it keeps of a round of another name is of a branch that was left."""
+    async with begun(tmp_path, 4) as scene:
+        (start,) = scene.trainer.starts
+        genesis = scene.desk.core.machine.certificate.value
+        assert start.bases == (genesis.basis, start.clock.basis)
+        scene.wants(5)
+        await scene.contributes()
+        (outcome,) = scene.trainer.outcomes
+        names = [start.clock.basis, outcome.clock.basis]
+        assert names == [replace(genesis, round=sealed).digest for sealed in (4, 5)]
 
 
 async def test_contribution_to_another_fragment_than_the_round_s_ends_the_node(tmp_path):
