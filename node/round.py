@@ -20,14 +20,15 @@ from node.rules.agreement import (
     Seen,
     commit_body,
     due_times,
+    has_timed_out,
     is_given_up,
     learn,
     statements,
-    time_out_s,
 )
 from node.rules.ballots import Entry
 from node.rules.chain import certify
 from node.rules.everybody import note_lists
+from node.rules.lapses import note_lapses
 from node.rules.round_sums import RoundSums
 from node.rules.round_view import RoundView
 from protocol import limits
@@ -301,9 +302,13 @@ class RoundMachine(RoundSums):
     def _agree_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         if self._is_mute_in(view) or view.followed:
             return
+        if view.opened_s is not None and view.is_speaker:
+            # Before the attempt is given up: who made it end without a seal is told of.
+            deadline_s = self._deadline.seconds(view.time_outs)
+            note_lapses(view, now_s=now_s, deadline_s=deadline_s)
         may_go_on = view.is_voter and view.attempt < limits.ATTEMPTS_MAX
         if may_go_on and is_given_up(view, self._deadline, now_s=now_s):
-            view.time_outs += now_s >= time_out_s(view, self._deadline)
+            view.time_outs += has_timed_out(view, self._deadline, now_s=now_s)
             self._enter(view, self._next_attempt(view) + view.rare("attempt-skipped"), now_s)
         for said in statements(view, self._deadline, now_s=now_s):
             yield from self._sign(said.kind, said.body, attempt=said.attempt, view=view)

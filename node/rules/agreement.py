@@ -12,7 +12,12 @@ from node.events import Contributed
 from node.rules.belief import liars
 from node.rules.bit_maps import pack_senders
 from node.rules.deadlines import LearnedDeadline
-from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, note_lapses, owed
+from node.rules.lapses import (
+    HAVE_LAPSES_AFTER,
+    LIST_LAPSES_AFTER,
+    list_late_s,
+    owed,
+)
 from node.rules.proposal import (
     LIST_AFTER,
     SECOND_CALL_AFTER,
@@ -57,7 +62,6 @@ def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> I
     if view.opened_s is None or not view.is_speaker:
         return
     deadline_s = deadline.seconds(view.time_outs)
-    note_lapses(view, now_s=now_s, deadline_s=deadline_s)
     if view.is_member:
         yield from _have(view, deadline, now_s)
         yield from _hold(view, now_s=now_s, deadline_s=deadline_s)
@@ -306,6 +310,24 @@ def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
     )
 
 
+def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
+    """Whether nothing moved for long, or the LIST is late for which all was there.
+
+    One that this voter can never vote for in this attempt is none; but others may have voted for
+    it by what was here then, and what they certified goes on.
+    """
+    if now_s >= time_out_s(view, deadline):
+        return True
+    if now_s < list_late_s(view, deadline.seconds(view.time_outs)):
+        return False
+    proposal = view.proposal()
+    if proposal is None:
+        return True
+    if view.has_voted or any(attempt == view.attempt for attempt, _ in view.ballots.certified()):
+        return False
+    return isinstance(proposal.body, List) and leaves_out(view, proposal.body, is_late=True)
+
+
 def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
     """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
     if view.opened_s is None or _waits_for_seal_before(view):
@@ -313,7 +335,8 @@ def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> 
     has_list = view.proposal() is not None
     closer_is_gone = not has_list and not view.can_close(view.attempt)
     times = {"now_s": now_s, "deadline_s": deadline.seconds(view.time_outs)}
-    is_due = closer_is_gone or is_hopeless(view, **times) or now_s >= time_out_s(view, deadline)
+    has_timed = has_timed_out(view, deadline, now_s=now_s)
+    is_due = closer_is_gone or has_timed or is_hopeless(view, **times)
     if is_due or (has_list and _leaves_early(view)):
         return True
     return has_list and bool(view.suspects) and has_lost_parts(view)
@@ -335,9 +358,7 @@ def _leaves_early(view: RoundView) -> bool:
     """Whether an attempt that goes well is given up, as if it did not."""
     if view.rare("left-at-list"):
         return True
-    kind = Kind.PVOTE if view.is_provisional else Kind.VOTE
-    has_voted = view.me in view.ballots.of(kind, view.attempt)
-    if has_voted and view.rare("left-at-vote"):
+    if view.has_voted and view.rare("left-at-vote"):
         return True
     has_sealed = view.lock is not None and view.lock[0] == view.attempt
     return has_sealed and view.rare("left-at-seal")
@@ -358,5 +379,6 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
         start_s + SECOND_LIST_AFTER * deadline_s,
         start_s + LIST_LAPSES_AFTER * deadline_s,
         start_s + deadline.cap_s,
+        list_late_s(view, deadline_s),
         time_out_s(view, deadline),
     ]

@@ -37,14 +37,17 @@ before its closer has by others what it may not have been told."""
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
     out whom it had to list."""
-    if ("list", view.attempt) in view.looked_at:
+    is_looked_at = ("list", view.attempt) in view.looked_at
+    if is_looked_at and (view.has_voted or not view.is_voter):
         return  # As most often.
+    _note_ready(view, now_s)
+    if is_looked_at:
+        return
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
         if isinstance(proposal.body, List):
             view.looked_at.add(("list", view.attempt))
-            ready_s = view.ready_s.get(view.attempt, math.inf)
-            is_late = now_s >= ready_s + max(LIST_LATE_AFTER * deadline_s, view.relayed_s)
+            is_late = now_s >= list_late_s(view, deadline_s)
             if is_late or _leaves_out(view, proposal.body):
                 view.lapsed.add(proposal.message.sender)
             if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
@@ -55,13 +58,25 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
             view.lapsed |= awaited_haves(view)
         if view.attempt not in view.to_list:
             view.to_list[view.attempt] = frozenset(complete_senders(view))
-    if view.attempt not in view.ready_s and not awaited_haves(view):
-        complete = complete_senders(view)
-        if _can_propose(view, complete) and is_all_there(view, complete):
-            view.ready_s[view.attempt] = now_s
-    is_late = now_s >= start_s + LIST_LAPSES_AFTER * deadline_s
+    is_late = now_s >= min(start_s + LIST_LAPSES_AFTER * deadline_s, list_late_s(view, deadline_s))
     if is_late and _can_propose(view, complete_senders(view)):
         view.lapsed.add(view.closer(view.attempt))
+
+
+def _note_ready(view: RoundView, now_s: float) -> None:
+    """Remember when all was here for a LIST that need not wait."""
+    if view.attempt in view.ready_s or awaited_haves(view):
+        return
+    complete = complete_senders(view)
+    if _can_propose(view, complete) and is_all_there(view, complete):
+        view.ready_s[view.attempt] = now_s
+
+
+def list_late_s(view: RoundView, deadline_s: float) -> float:
+    """When a LIST is late for which all was there: then its closer has by others what it may not
+    have been told. Infinite while anything is missing."""
+    ready_s = view.ready_s.get(view.attempt, math.inf)
+    return ready_s + max(LIST_LATE_AFTER * deadline_s, view.relayed_s)
 
 
 def _leaves_out(view: RoundView, body: List) -> bool:

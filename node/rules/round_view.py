@@ -277,6 +277,12 @@ class RoundView(Holding):
         absent = (self.newcomers | self.absentees).difference(self.ballots.commits)
         return self.expected - absent if absent else self.expected
 
+    @property
+    def has_voted(self) -> bool:
+        """Whether this node has voted for a LIST in the attempt it works in."""
+        kind = Kind.PVOTE if self.is_provisional else Kind.VOTE
+        return self.me in self.ballots.of(kind, self.attempt)
+
     def contributed(self, event: Contributed) -> None:
         """The own trainer has given its contribution, if it is to this round."""
         if event.round != self.index or event.basis not in (b"", self.basis):

@@ -1,5 +1,6 @@
 """Defences against liars, each switched off: the explorer shows what one liar among four can do."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -83,6 +84,16 @@ def third_is_dropped() -> Loosened:
 def attempts_are_timed_alone() -> Loosened:
     """A later attempt is timed from when one entered it, whoever else is there."""
     return mock.patch.object(node.rules.round_state, "is_attended", return_value=True)
+
+
+def lists_are_late_at_once() -> Loosened:
+    """Whoever has all for a LIST waits for it no longer."""
+
+    def late_s(view: RoundView, deadline_s: float) -> float:
+        del deadline_s
+        return view.ready_s.get(view.attempt, math.inf)
+
+    return mock.patch.object(node.rules.agreement, "list_late_s", late_s)
 
 
 def first_commits_alone_are_pulled() -> Loosened:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from node.rules.ballots import Entry
+from node.rules.agreement import due_times, has_timed_out, is_given_up
+from node.rules.deadlines import LearnedDeadline
 from node.rules.lapses import LIST_LATE_AFTER, note_lapses, owed
 from protocol.messages import Agg, Kind, slice_subject
 from tests.node.builders import Voice, head_of, list_body, peers_named, view_of
@@ -106,6 +108,51 @@ def test_list_is_late_half_a_deadline_after_it_was_due_and_not_before_it_can_be_
         late.append(bool(view.lapsed))
     due_s = max(LIST_LATE_AFTER, relayed_s)
     assert late == [now_s >= due_s for now_s in (0.29, 0.49, 0.51, 0.79, 0.81)]
+
+
+LISTED = {"nothing": None, "all": 6, "too few": 2}
+
+
+@pytest.mark.parametrize("relayed_s", [0.3, 0.8])
+@pytest.mark.parametrize("said", LISTED)
+def test_attempt_ends_when_a_list_is_late_for_which_all_was_there(said, relayed_s):
+    """And with it one that this voter will never vote for: it is as good as none."""
+    deadline = LearnedDeadline(floor_s=1.0, cap_s=10.0)
+    haves = [voice.have(bytes([ALL])) for voice in voices]
+    due_s = 0.2 + max(LIST_LATE_AFTER, relayed_s)
+    keeper = min(view_of(SIX[1], HEAD, COMMITS, trust="open").gathering().first_keepers)
+    for missing in (None, keeper):
+        fields = {"trust": "open", "opened_s": 0.0, "relayed_s": relayed_s}
+        heard = [have for have in haves if have.message.sender != missing]
+        view = view_of(SIX[1], HEAD, [*COMMITS, *heard], **fields)
+        if (num_listed := LISTED[said]) is not None:
+            listed = Voice(view.closer(0), HEAD.value).propose(COMMITS[:num_listed])
+            view.ballots.add(Entry(listed.message, listed.body))
+        note_lapses(view, now_s=0.2, deadline_s=1.0)
+        ends = [is_given_up(view, deadline, now_s=now_s) for now_s in (due_s - 0.01, due_s)]
+        assert ends == [False, said != "all" and not missing]
+        if not missing:
+            assert due_s in due_times(view, deadline)
+            assert has_timed_out(view, deadline, now_s=due_s) == (said != "all")
+        note_lapses(view, now_s=due_s, deadline_s=1.0)
+        assert view.lapsed == ({view.closer(0)} if ends[1] or said == "too few" else set())
+        assert is_given_up(view, deadline, now_s=3.0)
+
+
+def test_attempt_goes_on_whose_list_was_voted_for_by_what_was_there_then():
+    deadline = LearnedDeadline(floor_s=1.0, cap_s=10.0)
+    haves = [voice.have(bytes([ALL])) for voice in voices]
+    found = []
+    for voters in ([], [1], [0, 2, 3], [0, 2, 3, 4]):
+        view = view_of(SIX[1], HEAD, [*COMMITS, *haves], trust="open", opened_s=0.0)
+        few = COMMITS[:2]
+        votes = [voices[number].vote(few) for number in voters]
+        for one in (Voice(view.closer(0), HEAD.value).propose(few), *votes):
+            view.ballots.add(Entry(one.message, one.body))
+        note_lapses(view, now_s=0.0, deadline_s=1.0)
+        view.ready_s[0] = 0.0
+        found.append(is_given_up(view, deadline, now_s=1.0))
+    assert found == [True, False, True, False], "nobody voted, this one, three, a quorum"
 
 
 def test_sum_that_comes_late_is_told_of_once_it_could_have_been_relayed_or_if_it_never_comes():
