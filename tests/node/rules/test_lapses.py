@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.ballots import Entry
 from node.rules.agreement import due_times, has_timed_out, is_given_up
+from node.rules.ballots import Entry
 from node.rules.deadlines import LearnedDeadline
 from node.rules.lapses import LIST_LATE_AFTER, note_lapses, owed
 from protocol.messages import Agg, Kind, slice_subject
