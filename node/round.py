@@ -6,7 +6,8 @@
 After every event all rules are asked again until none has more to do, so that no outcome depends
 on the order in which messages arrive. Nothing is summed before its LIST is certified; nobody
 replaces the anchor before a quorum of equal SEALs of one attempt; whoever is missing is absent,
-and nobody waits for the absent longer than a deadline. Rule names (R1...) are the design's.
+and nobody waits for the absent longer than a deadline. The rules R1 to R13 that the comments name
+are in docs/protocol/rounds.md.
 """
 
 from collections.abc import Iterator

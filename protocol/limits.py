@@ -246,4 +246,4 @@ VERDICTS_PER_ROUND_MAX = 64
 """Of one voter on one audited round that are held: as many as there are seats."""
 
 RETRACT_ROUNDS = 100
-"""A second RETRACT within so many rounds is evidence (`robustness.md` 3.6)."""
+"""A second RETRACT within so many rounds is evidence: honest machines err, but not so often."""

@@ -4,7 +4,7 @@ P peers, N elements of a slice, B elements of a block, L limbs, T tiles of K ele
 
 Each row of a cell is rounded to integers of 15 bits at a power-of-two step of its own. Products
 of such integers and their sums over a cell stay below 2^53, so BLAS gives the exact sum in whatever
-order it adds (design, section 6). The sums of cells are kept as fixed-point numbers in limbs of 40
+order it adds (R7). The sums of cells are kept as fixed-point numbers in limbs of 40
 bits, which float64 adds exactly: the total is the same for any cut into slices, on any machine.
 """
 

@@ -14,7 +14,7 @@ from protocol.identity import PeerId
 from protocol.manifest import AdmissionSpec, AuditSpec
 
 SUSPECT_RATE = 0.5
-"""Of whoever is new, or stands out (`robustness.md` 3.3)."""
+"""Audits per contribution of a sender that is new, or that stands out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Local and statistical. They choose audits and ban nobody, weigh in no sum and stand in no seal: else
 slander by numbers would be the cheapest attack. Two of them follow from what every node has anyway:
 
-* the length of a contribution beside those of the same round (`robustness.md` 2.6, after EDiT's
-  penalty): outside three spreads in three of the last ten rounds that list it;
+* the length of a contribution beside those of the same round (after the penalty of EDiT,
+  Cheng et al. 2024): outside three spreads in three of the last ten rounds that list it;
 * the very bytes of somebody else: whoever sends them trained nothing.
 
 Neither says "liar": a peer with other data, or one whose work somebody copied, is among them.
@@ -27,8 +27,8 @@ LISTED_MIN = 4
 """Of fewer there is no telling who is the odd one."""
 
 SPREAD_MIN = 0.05
-"""Of logarithms of lengths: honest peers on equal data lie 4.5 % apart (`robustness.md` 2.7), and
-by chance all of a round may lie closer."""
+"""Of logarithms of lengths: honest peers on equal data lie 4.5 % apart (measured), and by
+chance all of a round may lie closer."""
 
 _TO_DEVIATION = 1.4826
 """From the median of absolute differences to the standard deviation of a normal distribution."""

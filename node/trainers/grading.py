@@ -2,7 +2,7 @@
 
 Nothing is agreed upon: a payload's size tells its grade, and what a coarse one leaves out is kept
 in the residual. Who is on a slow line does not hold the others up, who is on a fast one does not
-round for nothing (`algorithms.md` B.2).
+round for nothing.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,8 @@ For presets whose peers choose for themselves (`auto`, `a_edit`). A round that t
 0 hands its contribution in at c and gets its successor at R, equal for all peers, since a seal ends
 it for all. Everybody aims at c = SHARE R: peers of any speed then arrive together, and where the
 exchange takes E behind the last of them, rounds tend to R = E / (1 - SHARE), the shortest in which
-SHARE of the time is training (`algorithms.md` 10). Nothing is agreed upon: the lease bounds what
-anybody may do (R9), and weights are tokens.
+SHARE of the time is training. Nothing is agreed upon: the lease bounds what anybody may do (R9),
+and weights are tokens.
 
 E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
 for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
@@ -30,7 +30,7 @@ SHARE = 0.965
 early waits. From one step on 0.9 is reached within some 15 rounds."""
 
 FIRST_STEPS = 10
-"""Before anything is known: early rounds are best short (`algorithms.md` B.3)."""
+"""Before anything is known: the first rounds are short."""
 
 ROUNDS_LOOKED_AT = 3
 """The median of their lengths counts, so that one round with a fault in it changes nothing."""
@@ -48,7 +48,7 @@ FAR, HURRY = 0.9, 1.6
 
 COVER = 1.3
 """With two rounds in flight: so much longer than the exchange beside it is a round, for neither
-takes equally long each time (`algorithms.md` B.1)."""
+takes equally long each time."""
 
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""

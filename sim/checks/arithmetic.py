@@ -1,4 +1,4 @@
-"""The sum and the outer step written down once more, from the design.
+"""The sum and the outer step written down once more, from what R7 asks for.
 
 They share no code with `training.aggregation` and `training.outer`, so that a wrong one there does
 not pass. Rules, codecs and optimizers that are unknown here are asked for what they give on cells.

@@ -166,7 +166,7 @@ class Post:
     def wrong(self, before: int, numbers: tuple[int, ...]) -> str:
         """What should not have been signed after the messages of `before`; empty if all is well.
 
-        S1 and S3 of the design, and what they rest on: the fence, the lock, SEAL of certified only.
+        S1, S3, and what they rest on: the fence, the lock, SEAL of certified only.
         """
         for number in numbers:
             found = self._wrong_letter(before, self.letters[number])

@@ -61,8 +61,8 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "searched_alie": (10.0, 35.0),
     "searched_ipm": (8.0, 70.0),
 }
-"""Loss above the clean run in percent at 16 peers, of which a quarter or up to 7 lie
-(`robustness.md` 4.4); None: told, not judged."""
+"""Loss above the clean run in percent at 16 peers, of which a quarter or up to 7 lie;
+None: told, not judged."""
 
 _LIMIT_ELSE = (5.0, 25.0)
 """For an attack that the table does not name."""

@@ -26,7 +26,7 @@ class Setting:
     noise: float
     goal: float
     margin: float
-    """Of the best fixed number: the sheet's 1.05 where the noise is not all of a late step."""
+    """Of the best fixed number; 1.05 where the noise is not all of a late step."""
 
 
 SETTINGS = (Setting(4.0, 0.02, 1.05), Setting(10.0, 0.05, 1.1))

@@ -35,6 +35,6 @@ def test_q18_half_of_all_killed_cost_little_and_hold_nobody_up(seed_of_run: int)
     assert loss <= whole + 0.05
     rounds = [index for index, _ in attempts]
     assert rounds[-1] == ROUNDS - 1
-    # Of the sheet's fifty rounds without progress it takes one, if any: the dead are asked no more.
+    # Fifty rounds without progress were allowed; it takes one, if any: the dead are asked no more.
     assert len(rounds) - ROUNDS <= 1 < ACTIVE_ROUNDS
     assert any(come < DRAWN for index, come in attempts if index == ROUNDS // 2)

@@ -1,4 +1,4 @@
-"""A GPT of some 35 000 parameters and four replicas of it: the quality suite (`algorithms.md` D).
+"""A GPT of some 35 000 parameters and four replicas of it: the quality suite.
 
 All between gradient and new anchor is the library's own (`training.replicas`); only the network
 is missing. A run takes some twenty seconds of an idle core.

@@ -1,7 +1,8 @@
 """Rules that are a little too loose: each loosens one shipped decider, for the explorer.
 
-They are readings of the design's first wording, and each breaks a promise: the explorer shows how.
-The numbers are those of the list of violations that the rules were checked against.
+They are readings that the first wording of the rules allowed, and each breaks a promise: the
+explorer shows how. The numbers are those of the first list of violations, in the order in which
+they were found.
 """
 
 from collections.abc import Iterator

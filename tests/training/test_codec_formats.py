@@ -272,7 +272,7 @@ def test_low_rank_decodes_bit_for_bit_as_the_reference(seed: int) -> None:
 
 
 def test_random_shift_is_right_on_average_and_half_a_step_off_at_most(seed: int) -> None:
-    """The sheet's invariant: |Q(x) - x| <= step / 2, and over the shifts Q(x) is x."""
+    """QSDP (Markov et al. 2023): |Q(x) - x| <= step / 2, and over the shifts Q(x) is x."""
     x_N = vector(seed, 200)
     step = (x_N.max() - x_N.min()) / 14
     draws = 2000

@@ -49,8 +49,9 @@ class NormGuard(NormClip):
     """EDiT's guard across peers: a row over 1.5 times the median norm is left out, the others are
     no longer than the median, and share the weight.
 
-    Norms are compared as if all had taken equally many steps: a drift grows with their root. By
-    `algorithms.md` 7 this form costs nothing among the clean, unlike a test over each peer's past.
+    Norms are compared as if all had taken equally many steps: a drift grows with their root. In
+    toys (`tests/quality`, Q8) this costs nothing among the clean, unlike a test over each peer's
+    past.
     """
 
     def of_gram(self, gram_PP: Matrix, shares_P: Floats, f: int) -> Floats:
