@@ -65,9 +65,12 @@ def is_command(span: str) -> bool:
     return span.startswith(("python -m ", "barnraise ", "make "))
 
 
-def missing(text: str, root: Path) -> list[str]:
-    """What a text cites and `root` has not: files, modules, commands, options, make targets."""
+def missing(text: str, root: Path, folder: Path = FOLDER) -> list[str]:
+    """What a text in `folder` cites and is not there: files of `root`, links, records, modules,
+    commands, their options, make targets."""
     faults = [f"there is no record {number}" for number in cited_records(text) if not one(number)]
+    links = re.findall(r"\]\(([^)#:\s]+)\)", text)
+    faults += [f"the link {link} leads nowhere" for link in links if not (folder / link).exists()]
     for span in spans(text):
         words = shlex.split(span) if is_command(span) else span.split()
         if words[0] == "barnraise":
@@ -148,8 +151,8 @@ def test_index_names_every_record_once_by_its_title() -> None:
 
 
 def test_results_name_commands_that_there_are() -> None:
-    text = (ROOT / "tests" / "bench" / "RESULTS.md").read_text("utf-8")
-    assert missing(text, ROOT) == []
+    page = ROOT / "tests" / "bench" / "RESULTS.md"
+    assert missing(page.read_text("utf-8"), ROOT, page.parent) == []
 
 
 GOOD = """# 0001: A thing
@@ -187,6 +190,7 @@ Accepted, 2026-11-28.
         ("`barnraise sim run mixed --seed 4`", "believe us", "no command as evidence"),
         ("node/core.py", "node/no_core.py", "there is no node/no_core.py"),
         ("(0001)", "(9999)", "there is no record 9999"),
+        ("(0001)", "[that](no.md)", "the link no.md leads nowhere"),
         ("Accepted, 2026", "Superseded by 9998, 2026", "there is no record 9998"),
         ("barnraise sim run mixed", "barnraise sim run mixd", "there is no scenario mixd"),
         ("barnraise sim run mixed", "barnraise sim runs mixed", "No such command"),
