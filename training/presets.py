@@ -2,7 +2,8 @@
 
 A founder's run.toml names one; what it stands for is written out into the manifest, where every
 other key of [outer] may differ from it. Trainers read of the name the schedule and the merge alone.
-Numbers are the methods' papers' where `DECISIONS.md`, "methods", names no measurement.
+Numbers are those of the methods' papers where neither the constants below nor
+`tests/bench/RESULTS.md` names a measurement.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What a bench takes of this machine, asked before anything is started.
 
-The factors were measured (DECISIONS.md): bytes per element and peer, on top of what a process takes
-by itself.
+The factors were measured (`docs/decisions/0031-memory-of-a-round.md`): bytes per element and peer,
+on top of what a process takes by itself.
 """
 
 import shutil

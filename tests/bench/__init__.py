@@ -1,1 +1,1 @@
-"""Measurements behind numbers in DECISIONS.md; run by hand, never by pytest."""
+"""Measurements behind numbers in `tests/bench/RESULTS.md`; run by hand, never by pytest."""

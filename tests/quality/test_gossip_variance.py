@@ -1,7 +1,7 @@
 """Q19: nodes that begin with different seeds and average by gossip, with and without correction.
 
 Rounds until the loss of the first node is 2.6: 35 and 22, where half was hoped for
-(`DECISIONS.md`).
+(`tests/bench/RESULTS.md`).
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 Four replicas, 600 steps, H = 12, momentum 0.5, seed 0, nats per byte. Q1 is in `test_q1`. Q4 (forms
 of overlap) and the half of Q7 with a delay run with two seeds, without the momentum that does not
-go with it; Q18 to Q21 have modules of their own. Margins were set beforehand,
-but for three (`DECISIONS.md`, "rounds by time"): what ternary loses without feedback, and how much
+go with it; Q18 to Q21 have modules of their own. Margins were set beforehand, but for three
+(`tests/bench/RESULTS.md`, "Losses of methods"): what ternary loses without feedback, and how much
 worse a plain mean does with a poisoned peer; and fragments in flight need not be 0.02 worse than at
 once.
 """
