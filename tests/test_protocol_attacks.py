@@ -12,7 +12,7 @@ import pytest
 import dht.dial_memory
 import dht.inbound_places
 import dht.kademlia.routing
-import node.cells.cell_store
+import node.cells.shard_store
 import node.rules.admission
 import protocol.evidence
 from dht.inbound_places import Guest, InboundPlaces
@@ -217,7 +217,7 @@ def test_junk_convicts_the_honest_where_evidence_is_taken_at_its_word(is_checked
 def test_another_slice_to_each_holder_sets_the_honest_against_each_other(is_checked, monkeypatch):
     """Without the check against the COMMIT's root two who sum rightly say different sums."""
     if not is_checked:
-        monkeypatch.setattr(node.cells.cell_store, "check_merkle_proof", lambda *_, **__: None)
+        monkeypatch.setattr(node.cells.shard_store, "check_merkle_proof", lambda *_, **__: None)
     sender, holders = store_of(), (store_of(), store_of())
     root, _ = contribution(sender, "x")
     items = list(sender.parts(root, [0, 1, 2, 3]))

@@ -6,7 +6,7 @@ records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES`
 
 from dataclasses import dataclass
 
-from node.cells.cell_store import ROUNDS_KEPT
+from node.cells.shard_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
 from node.settings.topology import num_reducers
 from protocol import limits

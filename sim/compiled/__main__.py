@@ -35,7 +35,7 @@ NATIVE = {
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
     "sim": "assembly calendar_queue convicting devices disk edge file_bytes files invariants"
-    " link_verbs links nodes sessions sharing storing trace_hash transfers watching work world",
+    " links nodes sessions sharing trace_hash transfers watching work world",
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
     " history leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases",

@@ -41,7 +41,7 @@ EXEMPT = {
     "node.rules.round_config.RoundConfig.from_manifest": "a decoded manifest in, numbers out",
     "node.running.read_line": "at most 256 bytes as they came",
     "node.cells.states.CellSizes.from_manifest": "a decoded manifest in, numbers out",
-    "node.cells.cell_store.CellStore.decode": "payloads that the codec has taken one by one",
+    "node.cells.shard_store.ShardStore.decode": "payloads that the codec has taken one by one",
     "node.state.dht_table.read_table": "a file to read_known_peers, which is fuzzed",
     "node.reporting.trace_file.read_trace": "lines to parse_trace_line, which is fuzzed",
     "node.trainers.trainer.Trainer.read_events": "frames that FrameReader.feed has made",

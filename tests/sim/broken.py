@@ -125,7 +125,7 @@ def _attempt_forgotten() -> Iterator[None]:
         view.attempt, view.lock = 0, None
 
     with (
-        patch("node.rules.round_state.refill", refill_half),
+        patch("node.round.refill", refill_half),
         patch("node.rules.silence.refill", refill_half),
     ):
         yield

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
+import node.round
 import node.rules.restart
-import node.rules.round_state
 from node.round import RoundMachine
 from node.rules.chain import certify
 from protocol.messages import Kind
@@ -41,7 +41,7 @@ def second_round_is_forgotten():
         if not view.is_beside:
             shipped(view, restart, now_s=now_s)
 
-    return mock.patch.object(node.rules.round_state, "refill", refill)
+    return mock.patch.object(node.round, "refill", refill)
 
 
 @pytest.mark.parametrize(
