@@ -39,7 +39,6 @@ from protocol.grid import (
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, Floats, coefficients_of
-from training.arithmetic import squared_norm
 from training.compression import (
     Codec,
     adder_of,
@@ -51,9 +50,10 @@ from training.compression import (
     make_codec,
     result_codec,
 )
-from training.gram import wire_form
-from training.outer import make_outer
-from training.spare_vectors import SpareVectors, VectorSource
+from training.numeric.arithmetic import squared_norm
+from training.numeric.gram import wire_form
+from training.numeric.spare_vectors import SpareVectors, VectorSource
+from training.outer.optimizers import make_outer
 
 STEP_OVER_BYTES_MIN = 32 << 20
 """A state from this size on is stepped twice and held once; a smaller one the other way round."""

@@ -55,12 +55,12 @@ EXEMPT = {
     "sim.bench.libp2p_stock.open_stock": "opens; what comes is read elsewhere",
     "sim.bench.stages.read_samples": "a file of our own sampler, in a bench",
     "sim.bench.link_ends.Channel.receive_exactly": "a seam; its implementation is fuzzed",
-    "training.channel_file.ChannelFile.read_anchor": "float32 as they lie there, any bits are some",
-    "training.control_pipe.ControlPipe.receive": "frames that FrameReader.feed has made",
-    "training.data.open_corpus": "compares hashes of this machine's own library",
-    "training.data.read_stdlib": "text as it lies there",
-    "training.device.open_device": "a name out of a fixed set",
-    "training.models.read_fragment": "weights of a module in memory",
+    "training.channel.channel_file.ChannelFile.read_anchor": "float32 as they lie there",
+    "training.channel.control_pipe.ControlPipe.receive": "frames that FrameReader.feed has made",
+    "training.data.corpus.open_corpus": "compares hashes of this machine's own library",
+    "training.data.corpus.read_stdlib": "text as it lies there",
+    "training.device.device.open_device": "a name out of a fixed set",
+    "training.models.building.read_fragment": "weights of a module in memory",
     "training.kernels.load": "takes what our own installation built, beside its source",
 }
 

@@ -32,8 +32,8 @@ from tests.sim.broken_open import (
     one_word_is_enough,
 )
 from tests.sim.broken_rosters import ROSTERS
-from training import leases
 from training.compression import ErrorFeedback
+from training.data import leases
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
     ("function", "stage"),
     [
         ("/x/protocol/grid.py cell_root", "hash"),
-        ("/x/training/arithmetic.py squared_norm", "norms"),
+        ("/x/training/numeric/arithmetic.py squared_norm", "norms"),
         ("/x/training/compression/int8.py squared_norm", "norms"),
         ("/x/training/compression/int8.py weighted_sum", "sum"),
         ("C:\\x\\node\\cell_store.py reduce", "sum"),
