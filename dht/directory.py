@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from dht.dial_memory import DialMemory
 from dht.kademlia.announcements import Announcement, Announcements
 from dht.kademlia.kademlia import Kademlia, KademliaConfig
 from dht.kademlia.keyspace import Key, topic_key
@@ -29,6 +28,7 @@ from dht.kademlia.requests import RequestConfig, Requester, RequestServer
 from dht.kademlia.routing import Contact
 from dht.kademlia.searching import Searcher
 from dht.origins import Doubt, Origins
+from dht.reaching.dial_memory import DialMemory
 from dht.reaching.scopes import PrivateAddresses, told_in_records
 from protocol.clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
@@ -245,7 +245,7 @@ class KademliaDirectory:
 
     async def find(self, topic: bytes, *, holders_enough: int = 0) -> tuple[SignedRecord, ...]:
         """See `Directory.find`. Takes 1.5 to 2 s where a third of the peers is silent and round
-        trips are long (`python -m sim.meeting`); less where all answer."""
+        trips are long (`python -m sim.crowds.meeting`); less where all answer."""
         key = topic_key(topic)
         wall_s = self._wall_clock()
         found = await self._searcher.run(self._start(key, wall_s, holders_enough))

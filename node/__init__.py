@@ -18,7 +18,7 @@ require_own_packages()
 
 def __getattr__(name: str) -> object:
     if name == "DiLoCo":
-        from training.diloco import DiLoCo
+        from training.loop.diloco import DiLoCo
 
         return DiLoCo
     if name == "NodeConfig":

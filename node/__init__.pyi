@@ -1,5 +1,5 @@
 from node.config import NodeConfig as NodeConfig
 from node.swarm import Swarm as Swarm
-from training.diloco import DiLoCo as DiLoCo
+from training.loop.diloco import DiLoCo as DiLoCo
 
 __all__ = ["DiLoCo", "NodeConfig", "Swarm"]

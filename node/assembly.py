@@ -57,11 +57,11 @@ from protocol.identity import Ed25519Signer
 from protocol.join_puzzle import solve
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import SealCertificate
-from training.arithmetic import joined
-from training.durable import make_folder_durably
-from training.genesis import genesis_weights
-from training.method import is_paced
-from training.traces import TRACES_FOLDER, TraceFolder
+from training.audits.traces import TRACES_FOLDER, TraceFolder
+from training.files.durable import make_folder_durably
+from training.loop.method import is_paced
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
 
 SHARD = 0
 INNER_FOLDER = "inner"

@@ -23,7 +23,7 @@ from node.processes.interrupts import (
 from node.reporting.json_text import json_text
 from node.reporting.output import Output, take_standard_streams
 from node.reporting.shown import shown
-from training.child_process import ONE_BLAS_THREAD
+from training.channel.child_process import ONE_BLAS_THREAD
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from protocol.evidence import Evidence
 from protocol.frames import Bulk, Frame
 from protocol.identity import PeerId
 from protocol.messages import Body, SealCertificate, SignedMessage
-from training.exchange import Lease
+from training.channel.exchange import Lease
 
 # Events ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def require_own_packages() -> None:
     """Raise ImportError, in one line, naming what is loaded in place of a package of ours.
 
     A script's folder comes before installed packages: a `training.py` in it would be found first,
-    and from the depths Python would say that `training.diloco` is missing.
+    and from the depths Python would say that `training.loop.diloco` is missing.
     """
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in BESIDE_US:

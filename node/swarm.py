@@ -31,16 +31,28 @@ from node.reporting.shown import shown
 from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
 from protocol.manifest import RunManifest
-from training.channel import ChannelExchange, ChannelFile, ChannelTicket, channel_spec
-from training.data import lease_samples, open_corpus
-from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
-from training.frames import Attach, Ready
-from training.leases import lease_size, part_of_lease
-from training.manifest_file import read_manifest
-from training.method import steps_of
+from training.channel.exchange import (
+    Contribution,
+    Lease,
+    Outcome,
+    RunClock,
+    RunStart,
+    Turn,
+)
+from training.channel.frames import Attach, Ready
+from training.channel.manifest_file import read_manifest
+from training.channel.trainer_end import (
+    ChannelExchange,
+    ChannelFile,
+    ChannelTicket,
+    channel_spec,
+)
+from training.data.corpus import lease_samples, open_corpus
+from training.data.leases import lease_size, part_of_lease
+from training.loop.method import steps_of
 
 if TYPE_CHECKING:
-    from training.inner_state import InnerStore
+    from training.loop.inner_state import InnerStore
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +212,7 @@ class Swarm:
     @property
     def inner_store(self) -> "InnerStore":
         """Where DiLoCo keeps what must survive this process: moments, residual, contribution."""
-        from training.inner_state import InnerFolder
+        from training.loop.inner_state import InnerFolder
 
         return InnerFolder(Path(self._attach.inner), self._manifest, self._attach.shard)
 

@@ -22,7 +22,7 @@ app.add_typer(sim_app, name="sim")
 @sim_app.callback()
 def sim() -> None:
     """Run many nodes in virtual time: any disaster, from one seed, the same every time."""
-    from sim.hush import hush
+    from sim.world.hush import hush
 
     hush()
 
@@ -235,7 +235,7 @@ def list_scenarios(json: JsonOption = False) -> None:
 )
 def gossip(context: typer.Context) -> None:
     """Hand the arguments on to the measurement, which has options of its own."""
-    from sim.gossiping import app as gossiping
+    from sim.crowds.gossiping import app as gossiping
 
     gossiping(context.args, prog_name="barnraise sim gossip")
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-import dht.dial_memory
-import dht.inbound_places
 import dht.kademlia.routing
-import node.cells.cell_store
+import dht.reaching.dial_memory
+import dht.reaching.inbound_places
+import node.cells.shard_store
 import node.rules.admission
 import protocol.evidence
-from dht.inbound_places import Guest, InboundPlaces
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import node_key, topic_key
 from dht.kademlia.messages import FindValue, Values
 from dht.kademlia.records import sign_record
 from dht.kademlia.routing import Contact, RoutingTable
 from dht.kademlia.storage import StoreBounds
+from dht.reaching.inbound_places import Guest, InboundPlaces
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.rules.ramp import weighed
 from protocol import limits
@@ -116,7 +116,7 @@ def test_made_up_records_have_a_third_party_dialled_again_and_again_by_who_remem
     is_remembered, monkeypatch
 ):
     if not is_remembered:
-        monkeypatch.setattr(dht.dial_memory.DialMemory, "is_due", lambda *_, **__: True)
+        monkeypatch.setattr(dht.reaching.dial_memory.DialMemory, "is_due", lambda *_, **__: True)
     hall = Hall()
     for number in range(200):
         hall.book.announce(made_up(number), (aimed_at(0),))
@@ -143,7 +143,7 @@ def test_half_open_connections_keep_everybody_out_where_nobody_has_to_go_on(
     is_taken_in_turn, monkeypatch
 ):
     if not is_taken_in_turn:
-        monkeypatch.setattr(dht.inbound_places, "STALL_S", float("inf"))
+        monkeypatch.setattr(dht.reaching.inbound_places, "STALL_S", float("inf"))
     places = InboundPlaces(20)
     for _ in range(40):
         places.knock("127.0.0.1", 0.0)
@@ -217,7 +217,7 @@ def test_junk_convicts_the_honest_where_evidence_is_taken_at_its_word(is_checked
 def test_another_slice_to_each_holder_sets_the_honest_against_each_other(is_checked, monkeypatch):
     """Without the check against the COMMIT's root two who sum rightly say different sums."""
     if not is_checked:
-        monkeypatch.setattr(node.cells.cell_store, "check_merkle_proof", lambda *_, **__: None)
+        monkeypatch.setattr(node.cells.shard_store, "check_merkle_proof", lambda *_, **__: None)
     sender, holders = store_of(), (store_of(), store_of())
     root, _ = contribution(sender, "x")
     items = list(sender.parts(root, [0, 1, 2, 3]))

@@ -20,13 +20,13 @@ from blake3 import blake3
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec, Setting
-from training.child_process import (
+from training.channel.child_process import (
     exit_when_stdin_closes,
     leave_interrupts_to_parent,
     take_control_pipe,
 )
-from training.genesis import DIGEST_SETTING, MODEL_FILE
-from training.model_file import read_model_file
+from training.models.genesis import DIGEST_SETTING, MODEL_FILE
+from training.models.model_file import read_model_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,8 +66,8 @@ def main() -> int:
 def _describe(path: Path, model: ModelSpec) -> dict[str, object]:
     import torch
 
-    from training.model_checks import model_tensors
-    from training.model_from_file import (
+    from training.models.model_checks import model_tensors
+    from training.models.model_from_file import (
         ModelCode,
         build_from_file,
         check_backward,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from protocol.manifest import RunManifest
-from training.data import Dataset
-from training.measuring import measure, measuring_parser, say
+from training.data.corpus import Dataset
+from training.evaluation.measuring import measure, measuring_parser, say
 
 WARM_STEPS = 10
 
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _step(manifest: RunManifest, dataset: Dataset, seconds: float) -> None:
     import numpy as np
 
-    from training.device import open_device
-    from training.inner import apply_gradient, make_optimizer
-    from training.micro_batch import MicroBatch
-    from training.models import build_model, tokens_per_sample
+    from training.device.device import open_device
+    from training.device.inner import apply_gradient, make_optimizer
+    from training.device.micro_batch import MicroBatch
+    from training.models.building import build_model, tokens_per_sample
 
     device, inner = open_device("cpu"), manifest.inner
     batch = inner.batch

@@ -14,17 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from protocol.errors import BarnraiseError, ConfigError
-from training.channel import ChannelExchange, ChannelFile, channel_spec
-from training.child_process import (
+from training.channel.child_process import (
     exit_now,
     leave_interrupts_to_parent,
     set_thread_budget,
     take_control_pipe,
 )
-from training.control_pipe import ControlPipe
-from training.failure import failure_frame
-from training.frames import pack_frame
-from training.manifest_file import read_manifest
+from training.channel.control_pipe import ControlPipe
+from training.channel.failure import failure_frame
+from training.channel.frames import pack_frame
+from training.channel.manifest_file import read_manifest
+from training.channel.trainer_end import ChannelExchange, ChannelFile, channel_spec
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipe = ControlPipe(read_fd, write_fd, on_closed=exit_now)
             exchange = ChannelExchange(channel, pipe)
             set_thread_budget(options.threads)
-            from training.trainer_loop import TrainerOptions, train
+            from training.loop.trainer_loop import TrainerOptions, train
 
             train(
                 manifest,

@@ -24,23 +24,23 @@ from numpy.typing import NDArray
 
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
-from training.child_process import (
+from training.channel.child_process import (
     exit_when_stdin_closes,
     leave_interrupts_to_parent,
     set_thread_budget,
 )
-from training.data import open_corpus
-from training.exchange import RunClock
-from training.exported import read_provenance, read_tensors, require_whole_model
-from training.failure import failure_frame
-from training.manifest_file import open_known_manifest, read_manifest
-from training.sampling import Sampling
-from training.whole_checkpoints import every_whole, newest_whole
+from training.channel.exchange import RunClock
+from training.channel.failure import failure_frame
+from training.channel.manifest_file import open_known_manifest, read_manifest
+from training.data.corpus import open_corpus
+from training.evaluation.sampling import Sampling
+from training.files.exported import read_provenance, read_tensors, require_whole_model
+from training.files.whole_checkpoints import every_whole, newest_whole
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.device import Device
+    from training.device.device import Device
 
 EXIT_FAILED = 1
 
@@ -111,8 +111,8 @@ class Use:
         manifest, found = self._open()
         (weights,) = found
         device = self._load_torch()
-        from training.generation import generate
-        from training.micro_batch import is_out_of_memory
+        from training.device.micro_batch import is_out_of_memory
+        from training.evaluation.generation import generate
 
         prompt = bytes.fromhex(options.prompt_hex)
         try:
@@ -130,7 +130,7 @@ class Use:
         # Another text is what goes wrong most often.
         dataset = open_corpus(manifest.corpus)
         device = self._load_torch()
-        from training.models import tokens_per_sample
+        from training.models.building import tokens_per_sample
 
         context = tokens_per_sample(manifest)
         held_out_BW = dataset.held_out_windows(self._options.windows, context)
@@ -141,13 +141,13 @@ class Use:
 
     def _load_torch(self) -> "Device":
         set_thread_budget(self._options.threads)
-        from training.device import open_device
+        from training.device.device import open_device
 
         return open_device(self._options.device)
 
     def _loss(self, model: "nn.Module", held_out_BW: NDArray[np.uint8], device: "Device") -> float:
-        from training.evaluation import finite_loss
-        from training.micro_batch import is_out_of_memory
+        from training.device.micro_batch import is_out_of_memory
+        from training.loop.evaluation import finite_loss
 
         def tell(done: int) -> None:
             self._say("progress", done=done, total=len(held_out_BW))
@@ -195,7 +195,7 @@ class Use:
 
     def _model(self, manifest: RunManifest, weights: Weights, device: "Device") -> "nn.Module":
         """Tells which weights these are, and makes the model of them on the device."""
-        from training.yardstick import model_of
+        from training.evaluation.yardstick import model_of
 
         clock = weights.clock
         model = model_of(manifest, weights.anchors, model_file=self._options.model_file)

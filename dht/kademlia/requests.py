@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import trio
 
-from dht.dial_memory import DialMemory
 from dht.kademlia.messages import (
     PROTOCOL,
     Reply,
@@ -22,6 +21,7 @@ from dht.kademlia.messages import (
 )
 from dht.kademlia.quotas import RequestQuotas
 from dht.kademlia.routing import Contact
+from dht.reaching.dial_memory import DialMemory
 from protocol import limits
 from protocol.errors import StreamClosedError, UnreachableError
 from protocol.identity import PeerId, short_id

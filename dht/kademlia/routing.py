@@ -19,7 +19,7 @@ from dht.kademlia.keyspace import (
     random_key_in_bucket,
 )
 from dht.kademlia.records import WirePeerId
-from dht.subnets import NARROW_BITS, WIDE_BITS, subnets
+from dht.reaching.subnets import NARROW_BITS, WIDE_BITS, subnets
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.wire import Size

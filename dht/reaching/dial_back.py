@@ -17,7 +17,7 @@ from typing import Annotated
 
 from dht.reaching.circuits import is_public, is_service
 from dht.reaching.gone import host_and_port
-from dht.subnets import NARROW_BITS
+from dht.reaching.subnets import NARROW_BITS
 from protocol.errors import DecodeError
 from protocol.wire import Range, Size, decode, encode
 

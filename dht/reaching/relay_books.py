@@ -7,7 +7,7 @@ Who sends bytes pays for them: nobody can use up the share of a peer by speaking
 from collections import Counter
 from dataclasses import dataclass
 
-from dht.token_bucket import TokenBucket
+from dht.reaching.token_bucket import TokenBucket
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
 

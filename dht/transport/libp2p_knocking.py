@@ -14,7 +14,7 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
 from libp2p.utils import encode_delim
 
-from dht.inbound_places import Guest, InboundPlaces
+from dht.reaching.inbound_places import Guest, InboundPlaces
 from dht.transport.libp2p_link import KnockingStream, Link, remote_of
 from dht.transport.libp2p_links import Links
 from dht.transport.libp2p_yamux import Yamux

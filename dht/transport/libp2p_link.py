@@ -19,7 +19,7 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from multiaddr import Multiaddr
 
-from dht.inbound_places import Guest
+from dht.reaching.inbound_places import Guest
 from protocol import limits
 from protocol.identity import PeerId
 

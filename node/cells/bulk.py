@@ -15,7 +15,7 @@ from node.rules.agreed import ResultPlace, result_place
 from node.rules.round_view import RoundView
 from protocol.errors import LimitError, ProofError
 from protocol.frames import Bulk, BulkHeader
-from training.segments import work_cell_bytes
+from training.audits.segments import work_cell_bytes
 
 IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
 """What joiners ask for; see `node.state_transfer.served`."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from dht.token_bucket import TokenBucket
+from dht.reaching.token_bucket import TokenBucket
 
 BURST_S = 0.25
 """Unused rate of so long may go at once: within ten seconds that is 2.5 % more than was set."""

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from protocol.grid import Layout, cell_root
 from training.compression import Codec, decode_to_read, lattice_of
-from training.outer import (
+from training.numeric.spare_vectors import VectorSource, is_held_elsewhere
+from training.outer.optimizers import (
     OuterInfo,
     OuterOptimizer,
     OuterStep,
@@ -29,7 +30,6 @@ from training.outer import (
     blank_step,
     steps_on_lattice,
 )
-from training.spare_vectors import VectorSource, is_held_elsewhere
 
 Vector = NDArray[np.float32]
 

@@ -21,8 +21,8 @@ from node.hooks import NodeHooks
 from protocol.errors import StateError
 from protocol.grid import Layout
 from protocol.identity import PeerId, short_id
-from training.segments import num_state_cells
-from training.traces import StoredCells, TraceFolder
+from training.audits.segments import num_state_cells
+from training.audits.traces import StoredCells, TraceFolder
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 C cells of the shard
 
-A state is as `training.segments` has it, a residual the C cells of one vector. In a simulated world
-states have other moments and no tail. Whoever has one may serve it.
+A state is as `training.audits.segments` has it, a residual the C cells of one vector. In a
+simulated world states have other moments and no tail. Whoever has one may serve it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,8 +12,8 @@ from contextlib import suppress
 from node.cells.states import Item
 from protocol.errors import LimitError, ProofError
 from protocol.grid import Layout, cell_root, check_merkle_proof, merkle_proof
-from training.segments import TAIL_BYTES, root_of
-from training.traces import StoredCells
+from training.audits.segments import TAIL_BYTES, root_of
+from training.audits.traces import StoredCells
 
 FindOwn = Callable[[bytes], Sequence[bytes]]
 """The cells that the own trainer keeps under a root; empty for another one."""

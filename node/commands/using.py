@@ -79,7 +79,7 @@ def generate(
 ) -> None:
     """Let the model write: it continues the prompt, byte by byte."""
     from node.using.child import Choice, TextWanted, find_source
-    from training.sampling import Sampling
+    from training.evaluation.sampling import Sampling
 
     source = find_source(
         Choice(

@@ -28,7 +28,7 @@ from protocol.errors import ConfigError
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
 
-COMMAND = (sys.executable, "-P", "-m", "training.compare_main")
+COMMAND = (sys.executable, "-P", "-m", "sim.methods.compare_main")
 PLOT_FILE, RESULT_FILE = "compare.png", "compare.json"
 _WIDTH = 110
 

@@ -10,7 +10,7 @@ from node.settings.run_sections import InnerSection, OuterSection, RunFile, RunS
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest
-from training.presets import PRESETS
+from training.methods.presets import PRESETS
 
 TOY = RunFile(
     run=RunSection(title="barnraise compare"), inner=InnerSection(batch=8, warmup_steps=100)

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, deserialize
 
 from protocol.manifest import RunManifest
-from training.state import ANCHOR_FILE, checkpoint_name
+from training.files.state import ANCHOR_FILE, checkpoint_name
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 """Per tensor its dtype, shape and raw bytes."""

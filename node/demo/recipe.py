@@ -19,8 +19,8 @@ from protocol.manifest import (
     sign_manifest,
 )
 from protocol.wire import encode
-from training.data import pin_corpus
-from training.genesis import shard_spec
+from training.data.corpus import pin_corpus
+from training.models.genesis import shard_spec
 
 CORPUS = "stdlib"
 

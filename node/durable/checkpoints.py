@@ -24,9 +24,8 @@ from node.durable.set_aside import forget_before, keep_later
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
-from training.arithmetic import joined
-from training.exchange import RunClock
-from training.state import (
+from training.channel.exchange import RunClock
+from training.files.state import (
     CheckpointMeta,
     ShardState,
     checkpoint_folders,
@@ -34,6 +33,7 @@ from training.state import (
     round_of,
     save_checkpoint,
 )
+from training.numeric.arithmetic import joined
 
 logger = logging.getLogger(__name__)
 

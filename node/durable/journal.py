@@ -26,7 +26,7 @@ from node.durable.set_aside import keep_log
 from node.rules.credit import Folded
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SealValue, SignedMessage
-from training.durable import SYSTEM_FILES, Files
+from training.files.durable import SYSTEM_FILES, Files
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from protocol.messages import (
     decode_message,
 )
 from protocol.wire import decode, encode
-from training.durable import SYSTEM_FILES, Files
+from training.files.durable import SYSTEM_FILES, Files
 
 logger = logging.getLogger(__name__)
 

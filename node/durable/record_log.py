@@ -18,7 +18,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from training.durable import SYSTEM_FILES, WRITING, Files, replace_durably
+from training.files.durable import SYSTEM_FILES, WRITING, Files, replace_durably
 
 _HEADER = struct.Struct(">I8s")
 _CONTINUES = 1 << 31

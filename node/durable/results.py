@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.grid import cell_root
-from training.durable import WRITING, Files, OpenFile, make_folder_durably, replace_durably
+from training.files.durable import WRITING, Files, OpenFile, make_folder_durably, replace_durably
 
 logger = logging.getLogger(__name__)
 

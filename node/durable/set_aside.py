@@ -11,8 +11,8 @@ are all that is left of its later rounds.
 import shutil
 from pathlib import Path
 
-from training.durable import Files, fsync_folder, make_folder_durably, replace_durably
-from training.state import checkpoint_folders, round_of
+from training.files.durable import Files, fsync_folder, make_folder_durably, replace_durably
+from training.files.state import checkpoint_folders, round_of
 
 SET_ASIDE_FOLDER = "set-aside"
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dht.dial_memory import DialMemory
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
 from dht.reaching.circuits import may_be_dialled
+from dht.reaching.dial_memory import DialMemory
 from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
 from node import events as ev
 from node.config import PeerAddress

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 import training
-from training.child_process import ONE_BLAS_THREAD
+from training.channel.child_process import ONE_BLAS_THREAD
 
 _CLOSE_GRACE_S = 0.25
 _TERMINATE_GRACE_S = 0.25

@@ -10,7 +10,7 @@ from node.reporting.terminal import PeopleConsole
 from node.status.board import Field
 from protocol.identity import short_id
 from protocol.manifest import RunManifest
-from training.data import python_needed
+from training.data.corpus import python_needed
 
 _TITLE_CHARACTERS_MAX = 128
 _WARNING_CHARACTERS_MAX = 800

@@ -6,7 +6,7 @@ from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.join_puzzle import is_solved
 from protocol.messages import Agg, Body, Commit, Gram, Kind, Seal, Seat
-from training.gram import from_wire
+from training.numeric.gram import from_wire
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE, Kind.HOLD)
 """Kinds that say in which attempt a voter works."""

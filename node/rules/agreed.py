@@ -17,7 +17,7 @@ from node.rules.reducers import Slice
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.messages import List
-from training.gram import wire_bytes
+from training.numeric.gram import wire_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protocol.identity import PeerId
 from protocol.messages import Commit
-from training.exchange import Lease
+from training.channel.exchange import Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

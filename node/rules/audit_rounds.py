@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.messages import Commit, SealValue, SignedMessage, Slot, Verdict
-from training.exchange import Lease
+from training.channel.exchange import Lease
 
 ROUNDS_KEPT = 8
 """An audit is drawn one seal behind its round, and over some four later."""

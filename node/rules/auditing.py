@@ -41,7 +41,7 @@ from protocol.messages import (
     segment_subject,
     sign_message,
 )
-from training.segments import encoded_end
+from training.audits.segments import encoded_end
 
 AUDIT_KINDS = frozenset({Kind.VERDICT, Kind.RETRACT})
 """Messages about rounds that are sealed already."""

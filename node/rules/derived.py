@@ -6,7 +6,7 @@ from typing import Protocol
 from node.rules.reducers import Slice
 from protocol.identity import PeerId
 from protocol.messages import Roster, SealValue
-from training.exchange import Lease
+from training.channel.exchange import Lease
 
 
 class Derived(Protocol):

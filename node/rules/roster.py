@@ -20,8 +20,8 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, RunManifest
 from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
-from training.exchange import Lease
-from training.leases import give_back, lease_size, part_of_lease, take
+from training.channel.exchange import Lease
+from training.data.leases import give_back, lease_size, part_of_lease, take
 
 ABSENCES_MAX = 2
 """Rounds in a row of which too few saw a COMMIT that cost the seat (R1)."""

@@ -10,7 +10,7 @@ from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
 from protocol.messages import Body
 from protocol.slots import Slot
 from training.aggregation import AGGREGATORS
-from training.segments import MOMENTS
+from training.audits.segments import MOMENTS
 
 
 def as_it_is(slot: Slot, body: Body) -> Body:

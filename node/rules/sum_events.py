@@ -27,7 +27,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The partial Gram matrix of one slice; `stats` is its wire form (`training.gram`)."""
+    """The partial Gram matrix of one slice; `stats` is its wire form (`training.numeric.gram`)."""
 
     list_digest: bytes
     first: int

@@ -1,8 +1,9 @@
 """Who sits where more peers ask than there are seats: they take turns. Pure (R1).
 
-The order of a round is MoDeST's, by a hash of its number and the peer (`training.modest`): equal
-for all who know both, and another one in each round, so that no identity is before others for good.
-Joiners are named and seated in it, and among those seated together it says who gives way first.
+The order of a round is MoDeST's, by a hash of its number and the peer (`training.methods.modest`):
+equal for all who know both, and another one in each round, so that no identity is before others for
+good. Joiners are named and seated in it, and among those seated together it says who gives way
+first.
 
 A seat is no sample for one round, as it is there: a newcomer votes two rounds later at the
 earliest, and needs all that its first round begins with. So it is kept for some rounds, and given
@@ -16,7 +17,7 @@ from itertools import islice
 from protocol.identity import PeerId
 from protocol.manifest import AdmissionSpec
 from protocol.messages import SeatRecord
-from training.modest import order, place
+from training.methods.modest import order, place
 
 TURN_ROUNDS = 8
 """So long a seat is kept at least, in runs where work counts at once."""

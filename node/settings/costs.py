@@ -6,22 +6,22 @@ records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES`
 
 from dataclasses import dataclass
 
-from node.cells.cell_store import ROUNDS_KEPT
+from node.cells.shard_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
 from node.settings.topology import num_reducers
 from protocol import limits
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
-from training.channel import channel_spec
+from training.channel.trainer_end import channel_spec
 from training.compression import in_grade, make_codec
-from training.in_process import IN_PROCESS
-from training.method import has_variates
-from training.outer import make_outer
-from training.presets import PRESETS
-from training.state import CHECKPOINTS_KEPT
+from training.files.state import CHECKPOINTS_KEPT
+from training.loop.method import has_variates
+from training.methods.in_process import IN_PROCESS
+from training.methods.presets import PRESETS
+from training.outer.optimizers import make_outer
 
 INNER_STATES_KEPT = 3
-"""As `training.inner_state`, whose module needs torch."""
+"""As `training.loop.inner_state`, whose module needs torch."""
 
 CONTROL_BYTES = 5_000
 """Of a round, to each other peer: signed messages, beats, gossip, headers. Measured with real nodes
@@ -29,7 +29,7 @@ CONTROL_BYTES = 5_000
 
 MESSAGE_DELAYS = 8
 """One-way delays in a row: COMMIT, parts, HAVE, LIST, VOTE, AGG, results, SEAL. Worlds take 0.9 to
-0.95 of what comes of it (`tests/sim/test_world_costs.py`)."""
+0.95 of what comes of it (`tests/sim/world/test_world_costs.py`)."""
 
 MESSAGE_DELAYS_GATHER = 6
 """Where everybody sums nobody waits for an AGG or a result."""

@@ -34,12 +34,12 @@ from training.compression import (
     codec_named,
     with_grades,
 )
-from training.data import CORPORA
-from training.genesis import MODEL_FILE, SCHEMAS
-from training.in_process import IN_PROCESS, NOT_YET
-from training.method import is_paced, wrong_flight
-from training.outer import OUTER_OPTIMIZERS
-from training.presets import AUTO, PRESETS
+from training.data.corpus import CORPORA
+from training.loop.method import is_paced, wrong_flight
+from training.methods.in_process import IN_PROCESS, NOT_YET
+from training.methods.presets import AUTO, PRESETS
+from training.models.genesis import MODEL_FILE, SCHEMAS
+from training.outer.optimizers import OUTER_OPTIMIZERS
 
 RESULT_BITS = 8
 """R7: of an element of a result, at least."""

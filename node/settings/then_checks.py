@@ -8,9 +8,9 @@ from node.settings.run_sections import RunFile
 from node.settings.toml_file import did_you_mean
 from protocol.errors import ConfigError
 from protocol.manifest import ThenSpec
-from training.outer import OUTER_OPTIMIZERS
-from training.presets import PRESETS
-from training.stages import wrong_then
+from training.loop.stages import wrong_then
+from training.methods.presets import PRESETS
+from training.outer.optimizers import OUTER_OPTIMIZERS
 
 _WHERE = "[outer.then]"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from node.state.ownership import check_folder
 from node.state.usual_place import default_state as default_state
 from protocol.errors import ConfigError
-from training.durable import fsync_folder, make_folder_durably
+from training.files.durable import fsync_folder, make_folder_durably
 
 KEY_FILE = "identity.key"
 NODE_FILE = "node.toml"

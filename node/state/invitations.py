@@ -32,7 +32,7 @@ from protocol.invitations import (
 )
 from protocol.manifest import RunManifest
 from protocol.wire import decode, encode
-from training.durable import make_folder_durably
+from training.files.durable import make_folder_durably
 
 FOLDER, CREDENTIAL_FILE = "invitations", "credential"
 TOKENS_MAX = 32

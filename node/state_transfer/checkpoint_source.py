@@ -22,7 +22,7 @@ from protocol.errors import CheckpointError, StreamClosedError
 from protocol.grid import ShardSpec, StateTree, cell_root
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
-from training.state import ANCHOR_FILE, OUTER_FILE, check_header, checkpoint_name
+from training.files.state import ANCHOR_FILE, OUTER_FILE, check_header, checkpoint_name
 
 logger = logging.getLogger(__name__)
 

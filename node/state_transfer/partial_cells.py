@@ -16,7 +16,7 @@ from pathlib import Path
 from node.cells.shard_store import Item
 from protocol import limits
 from protocol.messages import SealCertificate
-from training.durable import SYSTEM_FILES, Files, OpenFile
+from training.files.durable import SYSTEM_FILES, Files, OpenFile
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ States are sent to joiners on a line that rounds need. So much of it they may ta
 moving parts and results never more than a tenth.
 """
 
-from dht.token_bucket import TokenBucket
+from dht.reaching.token_bucket import TokenBucket
 
 YIELD_TIMES = 9
 """Beside parts and results on the move a state gets a tenth of the time. Not nothing: on slow lines

@@ -17,9 +17,9 @@ import trio
 from node.trainers.trainer import Trainer
 from node.trainers.trainer_channel import TrainerConfig, channel_for, unwrapped_nursery
 from protocol.errors import BarnraiseError, TrainerError
-from training.child_process import leave_interrupts_to_parent, take_control_pipe
-from training.failure import failure_frame
-from training.frames import (
+from training.channel.child_process import leave_interrupts_to_parent, take_control_pipe
+from training.channel.failure import failure_frame
+from training.channel.frames import (
     FROM_USER,
     Attach,
     FrameReader,

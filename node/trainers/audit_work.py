@@ -14,8 +14,8 @@ from node.hooks import NodeHooks
 from node.trainers.trainer import Trainer
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
-from training.exchange import Contribution
-from training.frames import Audit, Audited, Reopen
+from training.channel.exchange import Contribution
+from training.channel.frames import Audit, Audited, Reopen
 
 logger = logging.getLogger(__name__)
 

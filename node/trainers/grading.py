@@ -8,7 +8,7 @@ round for nothing.
 from dataclasses import dataclass
 
 from training.compression import Codec, with_grades
-from training.presets import GRADE_FROM_MBIT
+from training.methods.presets import GRADE_FROM_MBIT
 
 SURELY = 1.25
 """So much more than a grade asks for a line has to send before a finer one is taken: at the edge it

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from node.cells.shard_store import ShardStore
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
-from training.channel_file import ChannelFile
-from training.channel_places import AnchorPlaces, PayloadPlaces
-from training.exchange import Contribution, Outcome, TraceRoots, Turn
-from training.frames import (
+from training.channel.channel_file import ChannelFile
+from training.channel.channel_places import AnchorPlaces, PayloadPlaces
+from training.channel.exchange import Contribution, Outcome, TraceRoots, Turn
+from training.channel.frames import (
     Audit,
     Audited,
     Contributed,

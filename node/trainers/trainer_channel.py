@@ -21,9 +21,9 @@ from node.processes.children import child_environment, end_child
 from node.trainers.trainer import Trainer
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.manifest import RunManifest
-from training.channel_file import CHANNEL_SUFFIX, ChannelFile, channel_spec
-from training.failure import error_of
-from training.frames import (
+from training.channel.channel_file import CHANNEL_SUFFIX, ChannelFile, channel_spec
+from training.channel.failure import error_of
+from training.channel.frames import (
     FROM_TRAINER,
     Failed,
     FrameReader,

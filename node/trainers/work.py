@@ -26,10 +26,10 @@ from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent, anch
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.wanted import Wanted
 from protocol.errors import TrainerError
-from training.exchange import Contribution, Lease, Outcome, RunClock, Turn
-from training.frames import Audited, Progress, Ready, Start, Validation
-from training.leases import part_of_lease
-from training.segments import ALONE
+from training.audits.segments import ALONE
+from training.channel.exchange import Contribution, Lease, Outcome, RunClock, Turn
+from training.channel.frames import Audited, Progress, Ready, Start, Validation
+from training.data.leases import part_of_lease
 
 logger = logging.getLogger(__name__)
 

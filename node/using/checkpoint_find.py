@@ -17,7 +17,7 @@ from node.state.stored_manifest import ANY_SIGNER, check_run_folder, read_signed
 from protocol.errors import ConfigError
 from protocol.manifest import RunManifest, open_manifest
 from protocol.wire import encode
-from training.exported import OpenSigned
+from training.files.exported import OpenSigned
 
 _RUN_FOLDER = re.compile(r"[0-9a-f]{12}")
 _RUNS_SHOWN = 20

@@ -18,10 +18,10 @@ from node.using.checkpoint_find import find_run
 from node.using.export import open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
-from training.failure import error_of
-from training.frames import Failed
-from training.genesis import MODEL_FILE
-from training.sampling import Sampling
+from training.channel.failure import error_of
+from training.channel.frames import Failed
+from training.evaluation.sampling import Sampling
+from training.models.genesis import MODEL_FILE
 
 THREADS_MAX = 8
 """What is trained between homes is small: beyond it threads wait for each other."""

@@ -1,6 +1,7 @@
 """`barnraise export`: the newest whole checkpoint of a run as one file that says where it is from.
 
-The format is in `training.exported`; here is who may read what it says, and what people read of it.
+The format is in `training.files.exported`; here is who may read what it says, and what people read
+of it.
 """
 
 import json
@@ -14,15 +15,15 @@ from node.version import version
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import RunManifest
-from training.exported import (
+from training.files.exported import (
     Provenance,
     read_provenance,
     require_whole_model,
     tensors_digest,
     write_export,
 )
-from training.state import named_tensors
-from training.whole_checkpoints import Tell, newest_whole
+from training.files.state import named_tensors
+from training.files.whole_checkpoints import Tell, newest_whole
 
 _VERSION = "barnraise"
 _FROM_MANIFEST = ("title", "model", "settings", "founder", "created")

@@ -27,9 +27,9 @@ from protocol.identity import Signer
 from protocol.manifest import RunManifest, open_manifest
 from protocol.messages import Round, SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import OneOf, Size, decode, encode
-from training.arithmetic import joined
-from training.durable import replace_durably
-from training.genesis import genesis_weights
+from training.files.durable import replace_durably
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
 
 SHARD = 0
 FORMAT = "barnraise-credit-1"

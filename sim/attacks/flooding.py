@@ -71,7 +71,7 @@ from protocol.messages import (
     slice_subject,
 )
 from sim.attacks.crowds_out import made_up
-from training.gram import wire_bytes
+from training.numeric.gram import wire_bytes
 
 BITS = b"\xff" * (limits.WANT_CELLS_MAX // 8)
 SMALL_TOGETHER = 60

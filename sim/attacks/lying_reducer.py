@@ -5,7 +5,7 @@ from collections.abc import Callable
 from node.cells.shard_store import ShardStore
 from node.hooks import NodeHooks
 from sim.attacks.seam import Attack
-from sim.wrong_sum import spoiled_gram, spoiled_sum
+from sim.attacks.wrong_sum import spoiled_gram, spoiled_sum
 
 
 class LyingReducer(Attack):

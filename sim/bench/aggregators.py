@@ -13,8 +13,8 @@ from rich.table import Table
 from protocol.errors import ConfigError
 from sim.bench.needs import check_memory
 from training.aggregation import AGGREGATORS
-from training.arithmetic import Vector
 from training.kernels import arithmetic
+from training.numeric.arithmetic import Vector
 
 REPEATS = 5
 PEERS_MAX, ELEMENTS_MAX = 64, 1 << 30

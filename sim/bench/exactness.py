@@ -25,9 +25,9 @@ from sim.checks.arithmetic import (
     outer_step,
     slices_after,
 )
-from training.arithmetic import joined
 from training.compression import make_codec
-from training.genesis import genesis_weights
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
 
 SHARD = 0
 

@@ -42,7 +42,7 @@ from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer, PeerId, parse_peer_id, peer_id_text
 from protocol.manifest import RunManifest, TimingSpec, sign_manifest
 from protocol.messages import Kind, Seal, SealCertificate, Slot, sign_message
-from sim.toy_run import toy_run
+from sim.world.toy_run import toy_run
 
 CELL_ELEMENTS = 1 << 18
 """A MiB of a state: a chunk."""

@@ -20,7 +20,7 @@ from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
 from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
-from training.channel import ChannelExchange
+from training.channel.trainer_end import ChannelExchange
 from training.compression import Encoded, ErrorFeedback
 
 

@@ -1,1 +1,1 @@
-"""The invariants I1-I9, one module each; `sim.invariants` joins them."""
+"""The invariants I1-I9, one module each; `sim.checks.invariants` joins them."""

@@ -16,8 +16,8 @@ from protocol.manifest import OuterSpec
 from protocol.messages import SealValue
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.compression import result_codec
-from training.gram import wire_form
-from training.outer import OuterInfo, make_outer
+from training.numeric.gram import wire_form
+from training.outer.optimizers import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from node.core import CHAIN_KEPT
 from node.durable.journal import ROTATE_BYTES
 from node.rules.round_view import RoundView
 from protocol import limits
-from sim.world import SimNode, World
+from sim.world.world import SimNode, World
 
 EVERY = 200
 """One event in so many is looked behind: counting costs as much as the event."""

@@ -13,7 +13,7 @@ from protocol.identity import PeerId, short_id
 from protocol.messages import Commit
 from sim.checks.history import History
 from sim.checks.progress import Progress
-from sim.world import SimNode, World
+from sim.world.world import SimNode, World
 
 LOOKS_PER_SUSPICION = 4
 """Whoever is silent for less than the time to a suspicion may be overlooked."""

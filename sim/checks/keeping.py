@@ -22,7 +22,7 @@ from protocol.identity import PeerId, short_id
 from protocol.messages import Kind, SealValue
 from sim.checks.hearing import Hearing
 from sim.checks.history import History
-from sim.world import World
+from sim.world.world import World
 
 SPAN_OF_SEAT = 3
 """A seat is lost by two rounds: absent in both, or suspected in the COMMITs of the second."""

@@ -6,7 +6,7 @@ from node import events as ev
 from protocol.frames import Frame, encode_frame
 from protocol.identity import Ed25519Signer, PeerId
 from sim.checks.leaks import Leaks, Needles
-from sim.world import SimNode, World
+from sim.world.world import SimNode, World
 
 EVERY = 32
 """One frame in so many of its type is searched, and the first ones of each type all."""

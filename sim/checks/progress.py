@@ -12,7 +12,7 @@ from protocol.identity import PeerId, short_id
 from protocol.messages import SealValue
 from sim.checks.history import Electorate, History
 from sim.checks.stalls import LOOK_S, seal_within_s
-from sim.world import SimNode, World
+from sim.world.world import SimNode, World
 
 ROUNDS_BEHIND = 2
 

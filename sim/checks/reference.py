@@ -23,7 +23,7 @@ from sim.checks.arithmetic import (
 )
 from sim.checks.earning import weighed_rows
 from sim.checks.history import History
-from sim.world import World
+from sim.world.world import World
 from training.compression import make_codec
 
 ROUNDS_KEPT = 4

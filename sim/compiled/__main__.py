@@ -23,9 +23,9 @@ from sim.compiled.builds import build_folder, is_complete, mark_complete, source
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node": "core core_state events round",
-    "node/cells": "bulk bulk_queue cell_store line_limits outer_step result_cells seat_proof"
-    " shard_store states",
+    "node": "core events round",
+    "node/cells": "bulk bulk_queue line_limits outer_step result_cells seat_proof shard_store"
+    " states",
     "node/durable": "batch journal receipts record_log recovery results write_ahead",
     "node/peers": "lingering liveness relay strikes",
     "node/reporting": "tracing",
@@ -34,12 +34,15 @@ NATIVE = {
     " progress served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
-    "sim": "assembly calendar_queue convicting devices disk edge file_bytes files invariants"
-    " link_verbs links nodes sessions sharing storing trace_hash transfers watching work world",
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
-    " history leaks leaving progress receipts reference stalls usage",
-    "sim/trials": "blows build chaos expectations phases",
-    "training": "arithmetic durable leases outer",
+    " history invariants leaks leaving progress receipts reference stalls usage",
+    "sim/trials": "blows build chaos expectations phases watching",
+    "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
+    " nodes sessions sharing trace_hash transfers work world",
+    "training/data": "leases",
+    "training/files": "durable",
+    "training/numeric": "arithmetic",
+    "training/outer": "optimizers",
     "training/compression": "dense",
 }
 """What a world spends its time in. One group: calls and attributes are fast within it only.

@@ -32,7 +32,8 @@ from sim.exploration.branch_state import (
 
 
 class Branches:
-    """R4 over a few peers, for `sim.explorer`. The trace of a violation reads as a story."""
+    """R4 over a few peers, for `sim.exploration.explorer`. The trace of a violation reads as a
+    story."""
 
     def __init__(self, bounds: BranchBounds, seals: Seals | None = None) -> None:
         self.bounds = bounds

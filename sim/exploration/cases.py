@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.exploration import branch_cases, lies
 from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.explorer import Bound, Model
 from sim.exploration.leaving import Leaving
 from sim.exploration.liars import Lying
 from sim.exploration.omissions import Omissions, Plan
@@ -17,7 +18,6 @@ from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
 from sim.exploration.windows import Windows
 from sim.exploration.words import Words
-from sim.explorer import Bound, Model
 
 WALK_DEPTH = 80
 

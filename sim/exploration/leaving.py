@@ -18,7 +18,7 @@ from protocol.identity import PeerId
 from protocol.messages import Roster, SeatRecord
 from sim.exploration.table import LETTERS
 from sim.exploration.windows import commit_naming
-from sim.nodes import peer_named
+from sim.world.nodes import peer_named
 
 BEFORE = 4
 """Rounds that A has made final alone; not one in which voters of open runs grow."""

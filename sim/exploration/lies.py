@@ -29,7 +29,7 @@ from sim.exploration.peers import Deed, Peers
 from sim.exploration.post import Post
 from sim.exploration.table import LETTERS, Table
 from sim.exploration.toys import state_after, sum_root
-from sim.nodes import peer_named
+from sim.world.nodes import peer_named
 
 LIAR = "L"
 ANYBODY = peer_named("anybody")

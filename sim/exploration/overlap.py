@@ -53,7 +53,7 @@ class OverlapBounds:
 
 
 class Overlap:
-    """R5 over a few peers, for `sim.explorer`."""
+    """R5 over a few peers, for `sim.exploration.explorer`."""
 
     def __init__(self, bounds: OverlapBounds) -> None:
         self.bounds = bounds

@@ -39,7 +39,7 @@ from protocol.messages import (
 from sim.exploration.copies import fork, key_of
 from sim.exploration.post import Post
 from sim.exploration.toys import contributed, deadline, state_after, sum_root
-from training.gram import wire_bytes
+from training.numeric.gram import wire_bytes
 
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""

@@ -14,12 +14,12 @@ from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.exploration.copies import fork
+from sim.exploration.explorer import Later
 from sim.exploration.goodrun import GoodRun, holds
 from sim.exploration.peers import Deed, Peer, Peers
 from sim.exploration.post import Letter, Post
 from sim.exploration.table import Table
 from sim.exploration.toys import toy_config
-from sim.explorer import Later
 
 
 class State(NamedTuple):

@@ -1,4 +1,5 @@
-"""`python -m sim.explorer`: the catalogue, case by case, with progress and a table at the end."""
+"""`python -m sim.explorer`: the catalogue, case by case, with progress and a table at
+the end."""
 
 import json
 import sys
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sim.exploration.cases import Case, cases
-from sim.explorer import Bound, Exploration, explore, walk
+from sim.exploration.explorer import Bound, Exploration, explore, walk
 
 WALK_SECONDS = 20.0
 

@@ -16,11 +16,11 @@ from protocol.messages import Kind
 from sim.exploration.branch_moves import BranchMoves, BranchSpan, Move, is_trained_for
 from sim.exploration.branch_peers import BranchPeers, branching
 from sim.exploration.branch_state import groups, partitions
+from sim.exploration.explorer import Later
 from sim.exploration.peers import Deed, Effect
 from sim.exploration.post import Post
 from sim.exploration.table import Table
 from sim.exploration.toys import toy_config
-from sim.explorer import Later
 
 _OTHER_KIND = {Kind.VOTE: Kind.PVOTE, Kind.PVOTE: Kind.VOTE}
 
@@ -41,7 +41,8 @@ class State(NamedTuple):
 
 
 class RunningBranches:
-    """R4 with running machines, for `sim.explorer`. It begins behind the trace `before`."""
+    """R4 with running machines, for `sim.exploration.explorer`. It begins behind the trace
+    `before`."""
 
     def __init__(self, span: BranchSpan, before: Iterable[str] = ()) -> None:
         self.span = span

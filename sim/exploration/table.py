@@ -29,7 +29,7 @@ from protocol.messages import (
 )
 from sim.exploration.post import Letter
 from sim.exploration.toys import contributed, toy_config
-from sim.nodes import peer_named
+from sim.world.nodes import peer_named
 
 RUN = blake3(b"barnraise/exploration").digest()
 LETTERS = "ABCDEFGH"

@@ -16,8 +16,8 @@ from protocol.manifest import TimingSpec
 from sim.exploration import peers, toys
 from sim.exploration.copies import fork, key_of
 from sim.exploration.table import LETTERS, head_of
-from sim.nodes import peer_named
-from sim.toy_run import toy_run
+from sim.world.nodes import peer_named
+from sim.world.toy_run import toy_run
 
 HEARTBEAT_S = 0.5
 SUSPECT_S = 2.0

@@ -22,7 +22,7 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Commit, Roster, SeatRecord
 from sim.exploration.table import LETTERS
-from sim.nodes import peer_named
+from sim.world.nodes import peer_named
 
 
 class State(NamedTuple):

@@ -17,7 +17,7 @@ from protocol.identity import PeerId
 from protocol.messages import Commit, Roster
 from sim.exploration.table import seat
 from sim.exploration.windows import commit_naming
-from sim.nodes import peer_named
+from sim.world.nodes import peer_named
 
 START = 4
 GONE_ROUNDS = 8

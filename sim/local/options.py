@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.errors import ConfigError
 from sim.attacks.alone import Lies, check_audits
 from sim.local.shape import Shape
-from training.presets import PRESETS
+from training.methods.presets import PRESETS
 
 PEERS_MIN, PEERS_MAX = 2, 32
 PEERS_FOR_CHAOS = 3

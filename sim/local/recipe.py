@@ -24,8 +24,8 @@ from protocol.manifest import (
 from protocol.wire import encode
 from sim.local.options import LocalOptions
 from training.compression import codec_defaults
-from training.genesis import shard_spec
-from training.presets import PRESETS, Preset
+from training.methods.presets import PRESETS, Preset
+from training.models.genesis import shard_spec
 
 SEGMENTS = 8
 """Of a round, in runs with audits; a made-up round has as many steps."""

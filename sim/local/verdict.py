@@ -22,12 +22,12 @@ from node.using.ledger import RunLedger
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
+from sim.checks.invariants import Circumstances, InvariantBroken, Invariants
 from sim.checks.leaks import Needles
 from sim.checks.receipts import OwnRounds, check_receipts
 from sim.checks.traces import merge_traces
-from sim.invariants import Circumstances, InvariantBroken, Invariants
-from training.arithmetic import joined
-from training.genesis import genesis_weights
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
 
 logger = logging.getLogger(__name__)
 

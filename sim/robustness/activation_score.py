@@ -4,8 +4,8 @@
         --judged anchor-minus-*.safetensors --text held-out.txt
 
 An offline tool for whoever suspects somebody: no node runs it, it bans nobody. The files are
-exports (`training.exported`) of one run: `known`, say, replicas that the reader trained from the
-sealed weights, `judged` the same weights minus what each peer contributed.
+exports (`training.files.exported`) of one run: `known`, say, replicas that the reader trained from
+the sealed weights, `judged` the same weights minus what each peer contributed.
 
 M models, W windows of the trigger text, F features: what the model's last layer before its logits
 says at each position of a window
@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from node.using.checkpoint_find import open_signed
 from protocol.errors import BarnraiseError, ConfigError
-from training.exported import read_provenance, read_tensors
-from training.models import build_model, tokens_per_sample, write_fragment
+from training.files.exported import read_provenance, read_tensors
+from training.models.building import build_model, tokens_per_sample, write_fragment
 
 KNOWN_LEAST = 4
 WINDOWS_MOST = 128

@@ -14,8 +14,8 @@ from protocol.manifest import RunManifest
 from sim.attacks import Attack, Context
 from sim.robustness.learners import Draw, Learner, Shares, learner_of, manifest_of
 from training.aggregation import AGGREGATORS, tolerated
-from training.arithmetic import Vector, all_finite
-from training.outer import OuterInfo, make_outer
+from training.numeric.arithmetic import Vector, all_finite
+from training.outer.optimizers import OuterInfo, make_outer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

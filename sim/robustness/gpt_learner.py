@@ -19,10 +19,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from sim.learning import Vector
 from sim.robustness.learners import Draw, Poison
-from training.genesis import genesis_weights, shard_spec
-from training.models import build_model
+from sim.world.learning import Vector
+from training.models.building import build_model
+from training.models.genesis import genesis_weights, shard_spec
 
 _SETTINGS = {"context": 24, "heads": 2, "layers": 1, "width": 16}
 _STEPS, _BATCH, _RATE = 12, 8, 0.01
@@ -114,7 +114,8 @@ class GptLearner:
         return weights
 
     def _optimizer(self, weights: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
-        """As `training.inner.make_optimizer`, of stacked weights; at a constant rate, unclipped."""
+        """As `training.device.inner.make_optimizer`, of stacked weights; at a constant rate,
+        unclipped."""
         inner = self._inner
         matrices = [weights[one.name] for one in self._tensors if len(one.shape) >= 2]
         vectors = [weights[one.name] for one in self._tensors if len(one.shape) < 2]

@@ -17,10 +17,10 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest, TimingSpec
 from sim.attacks.backdoor import TARGET, TRIGGER
 from sim.attacks.seam import Symbols
-from sim.learning import Vector
-from sim.text_model import NUM_SAMPLES, NUM_SYMBOLS, TextModel
-from sim.toy_run import toy_run
-from training.exchange import Lease
+from sim.world.learning import Vector
+from sim.world.text_model import NUM_SAMPLES, NUM_SYMBOLS, TextModel
+from sim.world.toy_run import toy_run
+from training.channel.exchange import Lease
 
 MODELS = ("text", "gpt")
 CELLS = 4
@@ -71,7 +71,8 @@ class Learner(Protocol):
 
 
 class TextLearner:
-    """The table of logits of `sim.text_model`; the kind of a sample is the symbol that follows."""
+    """The table of logits of `sim.world.text_model`; the kind of a sample is the symbol that
+    follows."""
 
     def __init__(self, manifest: RunManifest, seed: int, poison: Poison | None = None) -> None:
         self._inner = manifest.inner

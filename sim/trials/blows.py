@@ -8,10 +8,10 @@ from itertools import product
 from math import prod
 
 from protocol.identity import PeerId
-from sim.devices import Device, Seconds
-from sim.links import Link
 from sim.trials.faults import Fault
-from sim.world import SimNode, World
+from sim.world.devices import Device, Seconds
+from sim.world.links import Link
+from sim.world.world import SimNode, World
 
 SLOW_LINK = Link(latency_s=(0.9, 1.1), bytes_per_s=12_500.0, loss=0.05)
 """2 s there and back, 100 kbit/s, one in twenty lost."""

@@ -13,12 +13,12 @@ from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
 from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
 from sim.attacks.together import Accomplice, Conspiracy
-from sim.devices import Device
-from sim.nodes import peer_named, signer_named
-from sim.toy_run import toy_run
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario
-from sim.world import World, WorldSettings
+from sim.world.devices import Device
+from sim.world.nodes import peer_named, signer_named
+from sim.world.toy_run import toy_run
+from sim.world.world import World, WorldSettings
 
 ADMISSION = AdmissionSpec(puzzle_bits=5, probation=3, ramp=10)
 """Of open worlds: as by default, with a puzzle that costs no time."""

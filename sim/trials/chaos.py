@@ -17,7 +17,7 @@ from protocol.identity import PeerId
 from sim.trials.blows import BLOWS, Blow, Members, Undo
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault
 from sim.trials.phases import PHASES, Phase, phase_of
-from sim.world import SimNode, World
+from sim.world.world import SimNode, World
 
 DISK_ENDED = "disk:"
 """How the reason begins for which a process ends that its disk has failed."""

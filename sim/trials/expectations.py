@@ -9,7 +9,7 @@ from node.reporting.tracing import Adopted, Advanced, Confirmed, Record, Signed
 from protocol.identity import PeerId
 from sim.trials.chaos import Chaos
 from sim.trials.scenario import Scenario
-from sim.world import World
+from sim.world.world import World
 
 SETTLE_ROUNDS = 3
 """After a fault a swarm may take so many rounds to find its pace."""

@@ -13,7 +13,7 @@ from node.reporting.tracing import Adopted, Advanced, Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate, SignedMessage
 from sim.attacks.alone import lies_named
-from sim.invariants import ALL, TITLES
+from sim.checks.invariants import ALL, TITLES
 from sim.trials.expectations import expected
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario

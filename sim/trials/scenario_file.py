@@ -12,8 +12,6 @@ from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.attacks.alone import lies_named, lies_of_worlds
-from sim.disk import DiskSpec
-from sim.links import Link
 from sim.trials.faults import CHURN, KINDS, ROLES, Fault, Rule
 from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.scenario import (
@@ -43,6 +41,8 @@ from sim.trials.scenario_values import (
     spans,
     victim,
 )
+from sim.world.disk import DiskSpec
+from sim.world.links import Link
 from training.aggregation import AGGREGATORS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"

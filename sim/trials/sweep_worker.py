@@ -11,11 +11,11 @@ import tomllib
 from pathlib import Path
 
 from node.processes.interrupts import end_at_once_from_now_on
-from sim.hush import hush
-from sim.sharing import shares
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import scenario_of
 from sim.trials.trial import run_trial
+from sim.world.hush import hush
+from sim.world.sharing import shares
 
 
 def main() -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from node.reporting.tracing import Accused, Convicted, Record, Tracer
 from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
-from sim.invariants import ALL, InvariantBroken
+from sim.checks.invariants import ALL, InvariantBroken
 from sim.trials.build import build_world, device_of, seat_members
 from sim.trials.chaos import Chaos
 from sim.trials.expectations import ExpectationBroken, Progress, check_end
 from sim.trials.faults import member_names
 from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario, settled
-from sim.uncollected import uncollected
-from sim.watching import watch
+from sim.trials.watching import watch
+from sim.world.uncollected import uncollected
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence
@@ -66,7 +66,7 @@ def run_trial(
     scenario: Scenario, seed: int, *, tracer: Tracer | None = None, is_sharing: bool = False
 ) -> Outcome:
     """What comes of a scenario and a seed. `tracer` takes every record of every node; `is_sharing`
-    has equal results worked out once for all nodes (`sim.sharing`).
+    has equal results worked out once for all nodes (`sim.world.sharing`).
     """
     return play(scenario, seed, tracer=tracer, is_sharing=is_sharing).outcome
 

@@ -26,8 +26,8 @@ from training.aggregation import AGGREGATORS
 from training.aggregation.krum import Krum, MultiKrum
 from training.aggregation.linear import Mean
 from training.aggregation.presteps import Arc
-from training.arithmetic import Vector
-from training.child_process import ONE_BLAS_THREAD
+from training.channel.child_process import ONE_BLAS_THREAD
+from training.numeric.arithmetic import Vector
 
 SHARE = 0.2
 """Of byzfl's processor time: the most that a rule may take, unless memory bounds it."""

@@ -23,8 +23,8 @@ from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
 from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import decode, encode
 from sim.local.recipe import outer_spec
-from training.genesis import shard_spec
-from training.presets import PRESETS
+from training.methods.presets import PRESETS
+from training.models.genesis import shard_spec
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-P", "-m", "node.network_main"]

@@ -19,7 +19,7 @@ from protocol.identity import Ed25519Signer
 from tests.e2e.bad_input import Lived, founded, last_lines, refused, small_disk
 from tests.e2e.demo_command import environment
 from tests.e2e.node_command import COMMAND, LOOPBACK, WAIT_S, command, node
-from training.state import checkpoint_folders, load_checkpoint, save_checkpoint
+from training.files.state import checkpoint_folders, load_checkpoint, save_checkpoint
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,14 +23,14 @@ from protocol.wire import encode
 from tests.e2e.demo_command import environment
 from tests.node.state_run import StateRun, write_state
 from tests.training.disk_run import write_run
-from tests.training.test_exported import rewrite
-from training.data import open_corpus
-from training.evaluation import validation_loss
-from training.exchange import RunClock
-from training.genesis import genesis_weights
-from training.models import read_fragment
-from training.state import CheckpointMeta, ShardState, save_checkpoint
-from training.yardstick import held_out, model_of, train_alone
+from tests.training.files.test_exported import rewrite
+from training.channel.exchange import RunClock
+from training.data.corpus import open_corpus
+from training.evaluation.yardstick import held_out, model_of, train_alone
+from training.files.state import CheckpointMeta, ShardState, save_checkpoint
+from training.loop.evaluation import validation_loss
+from training.models.building import read_fragment
+from training.models.genesis import genesis_weights
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,9 @@ from protocol.errors import (
 from tests.fuzz.target import FILE_BYTES, PACKER_BYTES, Target, from_bytes, from_file
 from tests.training.payloads import assert_reads_alike, passes
 from tests.training.replicas import small_manifest
-from training.channel import ChannelFile, channel_spec
-from training.compression import CODECS
-from training.exchange import RunClock
-from training.failure import error_of
-from training.frames import (
+from training.channel.exchange import RunClock
+from training.channel.failure import error_of
+from training.channel.frames import (
     FROM_USER,
     TO_USER,
     Attach,
@@ -39,7 +37,9 @@ from training.frames import (
     Validation,
     pack_frame,
 )
-from training.model_file import read_model_file
+from training.channel.trainer_end import ChannelFile, channel_spec
+from training.compression import CODECS
+from training.models.model_file import read_model_file
 
 MANIFEST = small_manifest()
 NUMEL = 1000
@@ -190,7 +190,7 @@ TARGETS = [
     ),
     Target(
         name="frames to the trainer",
-        covers=("training.frames.FrameReader.feed",),
+        covers=("training.channel.frames.FrameReader.feed",),
         read=from_bytes(partial(_feed, TO_USER)),
         errors=(TrainerError,),
         examples=lambda: _frames(TO_TRAINER_FRAMES),
@@ -198,7 +198,7 @@ TARGETS = [
     ),
     Target(
         name="frames from the trainer",
-        covers=("training.frames.FrameReader.feed",),
+        covers=("training.channel.frames.FrameReader.feed",),
         read=from_bytes(partial(_feed, FROM_USER)),
         errors=(TrainerError,),
         examples=lambda: _frames(FROM_TRAINER_FRAMES),
@@ -206,7 +206,7 @@ TARGETS = [
     ),
     Target(
         name="lengths in a channel",
-        covers=("training.channel_file.ChannelFile.read_payloads",),
+        covers=("training.channel.channel_file.ChannelFile.read_payloads",),
         read=_payloads,
         errors=(TrainerError,),
         examples=lambda: (struct.pack(">4q", 2, 1024, 0, 17),),
@@ -214,7 +214,7 @@ TARGETS = [
     ),
     Target(
         name="channel file",
-        covers=("training.channel_file.ChannelFile.open",),
+        covers=("training.channel.channel_file.ChannelFile.open",),
         read=from_file(_channel, "x.channel"),
         errors=(TrainerError,),
         examples=_channel_file,
@@ -222,7 +222,7 @@ TARGETS = [
     ),
     Target(
         name="model file",
-        covers=("training.model_file.read_model_file",),
+        covers=("training.models.model_file.read_model_file",),
         read=from_file(read_model_file, "model.py"),
         errors=(ConfigError,),
         examples=lambda: (b"def build(context):\n    pass\n",),

@@ -32,25 +32,25 @@ from tests.fuzz.target import (
     from_file,
 )
 from tests.node.state_run import StateRun, founded, write_state
+from tests.training.files.test_exported import provenance_of
+from tests.training.loop.test_inner_state import state as inner_state
 from tests.training.replicas import small_manifest
-from tests.training.test_exported import provenance_of
-from tests.training.test_inner_state import state as inner_state
-from training.exported import read_provenance, read_tensors, write_export
-from training.genesis import genesis_weights
-from training.inner import (
+from training.audits.segments import MOMENTS, SegmentPlace, SegmentState
+from training.audits.traces import TraceFolder, read_trace_names
+from training.channel.manifest_file import open_known_manifest, read_manifest
+from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
 )
-from training.inner_state import InnerFolder, InnerState
-from training.manifest_file import open_known_manifest, read_manifest
-from training.models import build_model
-from training.segments import MOMENTS, SegmentPlace, SegmentState
-from training.state import META_FILE, load_checkpoint, load_latest, named_tensors
-from training.tensor_file import read_tensors as read_tensor_file
-from training.traces import TraceFolder, read_trace_names
+from training.files.exported import read_provenance, read_tensors, write_export
+from training.files.state import META_FILE, load_checkpoint, load_latest, named_tensors
+from training.files.tensor_file import read_tensors as read_tensor_file
+from training.loop.inner_state import InnerFolder, InnerState
+from training.models.building import build_model
+from training.models.genesis import genesis_weights
 
 MANIFEST = founded()
 
@@ -197,7 +197,7 @@ def _read_export(path: Path) -> None:
 
 CHECKPOINT = Target(
     name="",
-    covers=("training.state.load_checkpoint", "training.state.load_latest"),
+    covers=("training.files.state.load_checkpoint", "training.files.state.load_latest"),
     read=_checkpoint(META_FILE),
     errors=(CheckpointError,),
     memory_base=FILE_BYTES + PACKER_BYTES,
@@ -224,8 +224,8 @@ TARGETS = [
     Target(
         name="inner state",
         covers=(
-            "training.tensor_file.read_tensors",
-            "training.inner_state.InnerFolder.newest",
+            "training.files.tensor_file.read_tensors",
+            "training.loop.inner_state.InnerFolder.newest",
         ),
         read=_read_inner,
         errors=(CheckpointError,),
@@ -236,7 +236,7 @@ TARGETS = [
     ),
     Target(
         name="moments",
-        covers=("training.inner.load_optimizer_tensors",),
+        covers=("training.device.inner.load_optimizer_tensors",),
         read=_read_moments,
         errors=(CheckpointError,),
         examples=_moments_file,
@@ -247,7 +247,7 @@ TARGETS = [
     ),
     Target(
         name="trace",
-        covers=("training.traces.read_trace_names",),
+        covers=("training.audits.traces.read_trace_names",),
         read=from_file(partial(read_trace_names, manifest=TRACED), "round-000001.trace"),
         errors=(CheckpointError,),
         examples=_trace_file,
@@ -256,7 +256,7 @@ TARGETS = [
     ),
     Target(
         name="tensor file",
-        covers=("training.tensor_file.read_tensors",),
+        covers=("training.files.tensor_file.read_tensors",),
         read=from_file(partial(read_tensor_file, tensors_max=40), "x.safetensors"),
         errors=(CheckpointError,),
         examples=_tensor_file,
@@ -267,8 +267,8 @@ TARGETS = [
     Target(
         name="export",
         covers=(
-            "training.exported.read_provenance",
-            "training.exported.read_tensors",
+            "training.files.exported.read_provenance",
+            "training.files.exported.read_tensors",
             "node.using.export.open_export",
         ),
         read=from_file(_read_export, "export.safetensors"),
@@ -282,8 +282,8 @@ TARGETS = [
     Target(
         name="manifest of a known run",
         covers=(
-            "training.manifest_file.open_known_manifest",
-            "training.manifest_file.read_manifest",
+            "training.channel.manifest_file.open_known_manifest",
+            "training.channel.manifest_file.read_manifest",
         ),
         read=from_file(partial(read_manifest, run=MANIFEST.digest), "manifest.msgpack"),
         errors=(PeerError, ManifestError),
@@ -293,7 +293,7 @@ TARGETS = [
     ),
     Target(
         name="manifest in an export",
-        covers=("training.manifest_file.open_known_manifest",),
+        covers=("training.channel.manifest_file.open_known_manifest",),
         read=from_bytes(partial(open_known_manifest, run=MANIFEST.digest)),
         errors=(PeerError, ManifestError),
         examples=lambda: (disk().signed,),

@@ -17,7 +17,7 @@ from protocol.wire import encode
 from tests.fuzz.protocol_targets import WIRE_BASE, WIRE_FACTOR
 from tests.fuzz.target import FILE_BYTES, STACK_BYTES, Target, from_bytes, from_file
 from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, RUN, SIGNER
-from training.gram import from_wire, gram_stats, wire_form
+from training.numeric.gram import from_wire, gram_stats, wire_form
 
 WALL_S = 1_760_000_100.0
 
@@ -94,7 +94,7 @@ def _gram_matrices() -> tuple[bytes, ...]:
 TARGETS = [
     Target(
         name="Gram matrix of a slice",
-        covers=("training.gram.from_wire",),
+        covers=("training.numeric.gram.from_wire",),
         read=from_bytes(from_wire),
         errors=(ValueError,),
         examples=_gram_matrices,

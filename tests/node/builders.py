@@ -37,8 +37,8 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
-from sim.toy_run import toy_run
-from sim.world import peer_named
+from sim.world.toy_run import toy_run
+from sim.world.world import peer_named
 
 ROOT = blake3(b"state").digest()
 CLOCK_RULES = ClockRules(samples_each=10, rounds=1000, tokens=0)

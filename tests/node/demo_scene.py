@@ -12,7 +12,7 @@ from node.demo.swarm_view import Role, SwarmView
 from node.demo.yardstick import Measured
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION, CorpusSpec, ModelSpec, RunManifest
-from training.genesis import shard_spec
+from training.models.genesis import shard_spec
 
 ROUND_S = 1.5
 PART_BYTES = 240_000

@@ -24,7 +24,7 @@ from node.status.board import EventLog
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 from protocol.messages import SealCertificate
-from sim.files import SimFiles
+from sim.world.files import SimFiles
 from tests.memory_transport import MemoryTransport
 from tests.node import builders
 

@@ -12,10 +12,9 @@ from node.swarm import Swarm
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE
-from training.channel import ChannelFile, channel_spec
-from training.control_pipe import ControlPipe
-from training.exchange import Lease, RunClock
-from training.frames import (
+from training.channel.control_pipe import ControlPipe
+from training.channel.exchange import Lease, RunClock
+from training.channel.frames import (
     FROM_USER,
     TO_USER,
     Attach,
@@ -28,6 +27,7 @@ from training.frames import (
     ToUser,
     pack_frame,
 )
+from training.channel.trainer_end import ChannelFile, channel_spec
 
 
 class FakeChild(NetworkChild):

@@ -26,8 +26,8 @@ from protocol.messages import (
     sign_message,
 )
 from protocol.wire import decode, encode
-from sim.nodes import signer_named
-from sim.world import World, WorldSettings
+from sim.world.nodes import signer_named
+from sim.world.world import World, WorldSettings
 from tests.node.builders import toy_manifest
 
 FOUNDER, SECOND, LATE = "a", "b", "c"

@@ -11,9 +11,9 @@ from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest, sign_manifest
 from protocol.wire import encode
 from tests.training.replicas import small_manifest
-from training.exchange import RunClock
-from training.genesis import genesis_weights
-from training.state import CheckpointMeta, ShardState, checkpoint_name, save_checkpoint
+from training.channel.exchange import RunClock
+from training.files.state import CheckpointMeta, ShardState, checkpoint_name, save_checkpoint
+from training.models.genesis import genesis_weights
 
 FOUNDER = Ed25519Signer(bytes(range(32)))
 

@@ -41,7 +41,7 @@ from tests.node.edge import toy_manifest
 from tests.node.state_run import write_state
 from tests.node.trainers.test_trainer_channel import fake
 from tests.training.full_disk import files_of_at_most
-from training.state import CheckpointMeta, ShardState, save_checkpoint
+from training.files.state import CheckpointMeta, ShardState, save_checkpoint
 
 SIGNER = Ed25519Signer(b"b" * 32)
 PEER = peer_id_text(SIGNER.peer_id)
@@ -239,7 +239,7 @@ def test_checkpoint_on_a_full_disk_is_the_systems_error_and_the_older_one_stays(
 
 
 def stored_meta(folder: Path, manifest):
-    from training.state import checkpoint_folders, load_checkpoint
+    from training.files.state import checkpoint_folders, load_checkpoint
 
     for path in checkpoint_folders(folder):
         yield load_checkpoint(path, manifest.shards[0], run=manifest.digest, slots=()).meta
@@ -259,7 +259,7 @@ def test_folder_of_another_run_under_a_checkpoints_name_is_foreign(tmp_path: Pat
 # The trainer ------------------------------------------------------------------------------------
 
 FAILS = """
-from training.failure import failure_frame
+from training.channel.failure import failure_frame
 from protocol.errors import *
 say(failure_frame({error}))
 sys.exit(2)

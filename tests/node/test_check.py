@@ -29,10 +29,10 @@ from protocol.manifest import OuterSpec
 from tests.training.in_flight_run import InFlightRun
 from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
-from training import inner_state
-from training.genesis import shard_spec
-from training.in_process import IN_PROCESS, NOT_YET
-from training.presets import PRESETS
+from training.loop import inner_state
+from training.methods.in_process import IN_PROCESS, NOT_YET
+from training.methods.presets import PRESETS
+from training.models.genesis import shard_spec
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from training.child_process import leave_interrupts_to_parent
+from training.channel.child_process import leave_interrupts_to_parent
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

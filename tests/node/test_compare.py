@@ -36,10 +36,10 @@ from protocol.manifest import OuterSpec
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import OUTER, small_manifest
 from training.aggregation import AGGREGATORS
+from training.channel.exchange import Contribution
 from training.compression import ErrorFeedback, make_codec
-from training.exchange import Contribution
-from training.presets import PRESETS
-from training.replicas import Swarm
+from training.loop.replicas import Swarm
+from training.methods.presets import PRESETS
 
 
 def options(folder: Path, *presets: str, **changes: object) -> CompareOptions:
@@ -173,7 +173,7 @@ def test_process_trains_and_counts_what_the_formula_says(tmp_path: Path) -> None
     manifest = write_run(tmp_path)
     words = ["--manifest", str(tmp_path / MANIFEST_FILE), "--run", manifest.digest.hex()]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "training.compare_main", *words, "--peers", "2"],
+        [sys.executable, "-P", "-m", "sim.methods.compare_main", *words, "--peers", "2"],
         env=child_environment(),
         capture_output=True,
         text=True,

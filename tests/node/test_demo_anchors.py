@@ -8,9 +8,9 @@ from safetensors.numpy import save_file
 
 from node.demo.anchors import anchor_bytes, anchors_equal, final_checkpoint
 from tests.node.demo_scene import manifest, options
-from training.exchange import RunClock
-from training.genesis import genesis_weights
-from training.state import CheckpointMeta, ShardState, save_checkpoint
+from training.channel.exchange import RunClock
+from training.files.state import CheckpointMeta, ShardState, save_checkpoint
+from training.models.genesis import genesis_weights
 
 WEIGHTS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -10,9 +10,9 @@ from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import ModelSpec
 from tests.node.state_run import FOUNDER, StateRun, write_state
+from tests.training.files.test_exported import rewrite
 from tests.training.full_disk import files_of_at_most
-from tests.training.test_exported import rewrite
-from training.exported import read_provenance, read_tensors
+from training.files.exported import read_provenance, read_tensors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from node.rules.restart import Restart
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Commit, Kind, Leave, SealValue, decode_body
-from sim.world import peer_named
+from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,
     ROOT,

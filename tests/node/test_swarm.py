@@ -18,11 +18,11 @@ from protocol.errors import ConfigError, ManifestMismatch, RefusedError, StateEr
 from tests.node.fake_network import FakeNetwork
 from tests.training.disk_run import write_run
 from tests.training.replicas import INNER
-from training.data import open_corpus
-from training.exchange import Contribution
-from training.failure import failure_frame
-from training.frames import Contributed, Ready, pack_frame
-from training.models import build_model
+from training.channel.exchange import Contribution
+from training.channel.failure import failure_frame
+from training.channel.frames import Contributed, Ready, pack_frame
+from training.data.corpus import open_corpus
+from training.models.building import build_model
 
 H = 3
 

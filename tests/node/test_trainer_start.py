@@ -11,9 +11,9 @@ from node.trainers.trainer_channel import TrainerConfig, open_trainer
 from protocol.errors import ConfigError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
-from training.exchange import RunClock
-from training.frames import Ready, Start
-from training.genesis import genesis_weights
+from training.channel.exchange import RunClock
+from training.channel.frames import Ready, Start
+from training.models.genesis import genesis_weights
 
 SAMPLES = INNER.inner_steps * INNER.batch
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from sim.methods.compass_swarm import CompassSwarm
+from sim.methods.swarms import swarm_of
 from tests.quality.toy import REPLICAS, loss_of_swarm, toy
-from training.compass_swarm import CompassSwarm
-from training.swarms import swarm_of
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from sim.methods.virtual_swarm import SampledSwarm
 from tests.quality.toy import loss_of_swarm, toy
-from training.modest import ACTIVE_ROUNDS
-from training.virtual_swarm import SampledSwarm
+from training.methods.modest import ACTIVE_ROUNDS
 
 pytestmark = pytest.mark.slow
 

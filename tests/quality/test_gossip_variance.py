@@ -11,14 +11,14 @@ from functools import cache
 import pytest
 import torch
 
+from sim.methods.gossip import Mixing, Pairwise
+from sim.methods.gossip_swarm import GossipSwarm
+from sim.methods.variance import Corrected
 from tests.quality.toy import dataset_of, toy, train_replica
-from training.evaluation import validation_loss
-from training.genesis import genesis_weights
-from training.gossip import Mixing, Pairwise
-from training.gossip_swarm import GossipSwarm
-from training.models import tokens_per_sample
-from training.replicas import MemorySession, run_replicas
-from training.variance import Corrected
+from training.loop.evaluation import validation_loss
+from training.loop.replicas import MemorySession, run_replicas
+from training.models.building import tokens_per_sample
+from training.models.genesis import genesis_weights
 
 pytestmark = pytest.mark.slow
 

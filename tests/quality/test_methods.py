@@ -45,7 +45,7 @@ def result_of(preset: str) -> Result:
         path.write_bytes(encode(sign_manifest(run.manifest, SIGNER)))
         words = ["--manifest", str(path), "--run", run.manifest.digest.hex(), "--peers", "4"]
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "training.compare_main", *words],
+            [sys.executable, "-P", "-m", "sim.methods.compare_main", *words],
             env=child_environment(),
             capture_output=True,
             text=True,

@@ -5,12 +5,12 @@ import sys
 import pytest
 import torch
 
+from sim.methods.swarms import run_swarm, swarm_of
 from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy, train_replica
-from training.evaluation import validation_loss
-from training.models import tokens_per_sample
-from training.replicas import MemorySession
-from training.swarms import run_swarm, swarm_of
-from training.yardstick import model_of
+from training.evaluation.yardstick import model_of
+from training.loop.evaluation import validation_loss
+from training.loop.replicas import MemorySession
+from training.models.building import tokens_per_sample
 
 DENSITY = {"density": 0.25}
 """A run of 120 rounds is too short for one in twenty (below)."""

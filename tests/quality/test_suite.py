@@ -18,9 +18,9 @@ import torch
 from node.settings.run_sections import ThenSection
 from tests.quality.toy import REPLICAS, STEPS, loss_of
 from tests.quality.toy import toy as toy_of
-from training.diloco import DiLoCo
-from training.models import read_fragment, write_fragment
-from training.replicas import MemorySession
+from training.loop.diloco import DiLoCo
+from training.loop.replicas import MemorySession
+from training.models.building import read_fragment, write_fragment
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import torch
 
+from sim.methods.staleness import fedbuff_weights, fedfix_weights
+from sim.methods.virtual_swarm import AsyncSwarm
 from tests.quality.unequal import Problem, networks, quadratics
-from training.replicas import Swarm
-from training.staleness import fedbuff_weights, fedfix_weights
-from training.virtual_swarm import AsyncSwarm
+from training.loop.replicas import Swarm
 
 pytestmark = pytest.mark.slow
 

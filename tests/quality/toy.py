@@ -1,7 +1,7 @@
 """A GPT of some 35 000 parameters and four replicas of it: the quality suite.
 
-All between gradient and new anchor is the library's own (`training.replicas`); only the network
-is missing. A run takes some twenty seconds of an idle core.
+All between gradient and new anchor is the library's own (`training.loop.replicas`); only the
+network is missing. A run takes some twenty seconds of an idle core.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from node.settings.run_sections import (
 )
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from training.data import Dataset, open_corpus
-from training.diloco import DiLoCo
-from training.evaluation import validation_loss
-from training.exchange import Lease
-from training.inner import accumulate_gradient, make_optimizer
-from training.models import build_model, read_fragment, tokens_per_sample
-from training.replicas import MemorySession, Swarm, run_replicas
-from training.swarms import run_swarm
-from training.yardstick import model_of
+from sim.methods.swarms import run_swarm
+from training.channel.exchange import Lease
+from training.data.corpus import Dataset, open_corpus
+from training.device.inner import accumulate_gradient, make_optimizer
+from training.evaluation.yardstick import model_of
+from training.loop.diloco import DiLoCo
+from training.loop.evaluation import validation_loss
+from training.loop.replicas import MemorySession, Swarm, run_replicas
+from training.models.building import build_model, read_fragment, tokens_per_sample
 
 REPLICAS, STEPS, INNER_STEPS = 4, 600, 12
 HELD_OUT_WINDOWS = 1024

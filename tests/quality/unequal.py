@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
+from sim.methods.swarms import run_swarm
 from tests.training.quadratics import quadratic_manifest
-from training.diloco import DiLoCo
-from training.model_checks import model_tensors
-from training.models import read_fragment, write_fragment
-from training.replicas import MemorySession, Swarm, Weights
-from training.swarms import run_swarm
+from training.loop.diloco import DiLoCo
+from training.loop.replicas import MemorySession, Swarm, Weights
+from training.models.building import read_fragment, write_fragment
+from training.models.model_checks import model_tensors
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from tests.sim.broken_open import (
     one_word_is_enough,
 )
 from tests.sim.broken_rosters import ROSTERS
-from training import leases
 from training.compression import ErrorFeedback
+from training.data import leases
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _attempt_forgotten() -> Iterator[None]:
         view.attempt, view.lock = 0, None
 
     with (
-        patch("node.rules.round_state.refill", refill_half),
+        patch("node.round.refill", refill_half),
         patch("node.rules.silence.refill", refill_half),
     ):
         yield

@@ -11,7 +11,6 @@ import node.rules.agreement
 import node.rules.ballots
 import node.rules.proposal
 import node.rules.roster
-import node.rules.round_state
 import sim.exploration.post
 from node.rules import supply
 from node.rules.ballots import Ballots, Entry, Filed
@@ -83,7 +82,7 @@ def third_is_dropped() -> Loosened:
 
 def attempts_are_timed_alone() -> Loosened:
     """A later attempt is timed from when one entered it, whoever else is there."""
-    return mock.patch.object(node.rules.round_state, "is_attended", return_value=True)
+    return mock.patch.object(node.round, "is_attended", return_value=True)
 
 
 def lists_are_late_at_once() -> Loosened:

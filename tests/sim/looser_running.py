@@ -12,7 +12,6 @@ from unittest.mock import patch
 import node.round
 import node.rules.meeting
 import node.rules.restart
-import node.rules.round_state
 from node import events as ev
 from node.round import RoundMachine
 from node.rules import branches
@@ -20,7 +19,6 @@ from node.rules.ballots import Ballots, Entry
 from node.rules.branch_tree import Tree
 from node.rules.branches import Lock, Position
 from node.rules.roster import has_quorum
-from node.rules.round_steps import RoundSteps
 from node.rules.round_view import RoundView
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
 from sim.exploration.branch_moves import BranchSpan
@@ -29,7 +27,7 @@ from sim.exploration.running_branches import RunningBranches
 Loosened = AbstractContextManager[Any]
 
 SHIPPED_ADVANCE = RoundMachine._advance
-SHIPPED_FALL_BACK = RoundSteps._fall_back
+SHIPPED_FALL_BACK = RoundMachine._fall_back
 SHIPPED_INDEX = Ballots._index
 SHIPPED_SLOT = RoundView.slot
 
@@ -53,7 +51,7 @@ def slots_without_the_branch() -> Iterator[None]:
 
     with (
         patch.object(RoundView, "slot", slot),
-        patch.object(node.rules.round_state, "concerns", concerns),
+        patch.object(node.round, "concerns", concerns),
         patch.object(node.rules.meeting, "_check_link", lambda *_: None),
     ):
         yield
@@ -115,11 +113,11 @@ def left_in_the_same_attempt() -> Iterator[None]:
     """R5: the round that a branch leaves beside the next one goes on in the attempt in which it was
     provisional."""
 
-    def fall_back(machine: RoundSteps, now_s: float) -> Iterator[ev.RoundAction]:
-        with patch.object(RoundSteps, "_enter", lambda *_: None):
+    def fall_back(machine: RoundMachine, now_s: float) -> Iterator[ev.RoundAction]:
+        with patch.object(RoundMachine, "_enter", lambda *_: None):
             yield from SHIPPED_FALL_BACK(machine, now_s)
 
-    with patch.object(RoundSteps, "_fall_back", fall_back):
+    with patch.object(RoundMachine, "_fall_back", fall_back):
         yield
 
 

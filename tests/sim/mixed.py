@@ -15,12 +15,12 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from protocol.messages import Kind, SealValue
-from sim.invariants import InvariantBroken
-from sim.links import Link
-from sim.nodes import peer_named, signer_named
-from sim.toy_run import toy_run
-from sim.watching import Checks, watch
-from sim.world import World, WorldSettings
+from sim.checks.invariants import InvariantBroken
+from sim.trials.watching import Checks, watch
+from sim.world.links import Link
+from sim.world.nodes import peer_named, signer_named
+from sim.world.toy_run import toy_run
+from sim.world.world import World, WorldSettings
 
 TIMING = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
 LINKS = (

@@ -10,10 +10,10 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind, SignedMessage, decode_body, sign_message
-from sim.invariants import ALL, Circumstances, InvariantBroken, Invariants
-from sim.nodes import peer_named
-from sim.toy_run import toy_run
-from sim.world import World
+from sim.checks.invariants import ALL, Circumstances, InvariantBroken, Invariants
+from sim.world.nodes import peer_named
+from sim.world.toy_run import toy_run
+from sim.world.world import World
 from tests.sim.mixed import TIMING
 
 NAMES = ("n0", "n1", "n2", "n3")

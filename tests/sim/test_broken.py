@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.invariants import ALL
+from sim.checks.invariants import ALL
 from tests.sim.broken import BUGS, Bug
 from tests.sim.mixed import finding
 

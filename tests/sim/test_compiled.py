@@ -370,7 +370,7 @@ def test_compiled_worlds_are_the_interpreted_ones_to_the_byte(tmp_path):
     compiling.build(folder, ROOT)
     assert is_complete(folder)
     where = subprocess.run(
-        [sys.executable, "-P", "-c", "import sim.world; print(sim.world.__file__)"],
+        [sys.executable, "-P", "-c", "import sim.world.world; print(sim.world.world.__file__)"],
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,

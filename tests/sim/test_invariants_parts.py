@@ -21,17 +21,17 @@ from protocol.messages import Interval, Kind, NewAttempt, Roster
 from sim.checks import accounting, arithmetic, reference
 from sim.checks.forks import Forks
 from sim.checks.history import Electorate, History
+from sim.checks.invariants import Circumstances, InvariantBroken
 from sim.checks.leaks import Needles
 from sim.checks.stalls import Stalls, seal_within_s
 from sim.checks.traces import merge_traces
-from sim.invariants import Circumstances, InvariantBroken
-from sim.watching import watch
-from sim.world import World
+from sim.trials.watching import watch
+from sim.world.world import World
 from tests.node.builders import Voice, head_of, peers_named, seat
 from tests.sim.recorded import clean_records, manifest_of_record, verdict
-from training import leases as shipped
-from training.arithmetic import weighted_sum
 from training.compression import CODECS
+from training.data import leases as shipped
+from training.numeric.arithmetic import weighted_sum
 
 SEED = bytes(range(7, 39))
 

@@ -10,10 +10,10 @@ from node.rules import agreement
 from node.rules.lease_trace import num_forgotten
 from protocol import limits
 from protocol.messages import Commit
-from sim.invariants import InvariantBroken
+from sim.checks.invariants import InvariantBroken
 from tests.sim.mixed import Mixed
-from training import leases as shipped
-from training.exchange import Lease
+from training.channel.exchange import Lease
+from training.data import leases as shipped
 
 COMMIT_BODY = agreement.commit_body
 

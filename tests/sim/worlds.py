@@ -9,12 +9,12 @@ from node.reporting.tracing import Adopted, Confirmed, Record
 from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from sim.devices import Device
-from sim.edge import Edge
-from sim.invariants import ALL, Circumstances
-from sim.links import Link
-from sim.watching import watch
-from sim.world import SimNode, World, WorldSettings
+from sim.checks.invariants import ALL, Circumstances
+from sim.trials.watching import watch
+from sim.world.devices import Device
+from sim.world.edge import Edge
+from sim.world.links import Link
+from sim.world.world import SimNode, World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 
 

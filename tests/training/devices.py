@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from training.device import Device, Found, candidates
+from training.device.device import Device, Found, candidates
 
 
 def available() -> list[str]:

@@ -7,8 +7,8 @@ from protocol.identity import Ed25519Signer
 from protocol.manifest import InnerSpec, RunManifest, sign_manifest
 from protocol.wire import encode
 from tests.training.replicas import INNER, OUTER, small_manifest
-from training.data import pin_corpus
-from training.genesis import shard_spec
+from training.data.corpus import pin_corpus
+from training.models.genesis import shard_spec
 
 MANIFEST_FILE = "manifest.msgpack"
 

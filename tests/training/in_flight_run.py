@@ -9,14 +9,21 @@ import numpy as np
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
 from tests.training.solo import Killed, bits_of
+from training.channel.exchange import (
+    Contribution,
+    Lease,
+    Outcome,
+    RunClock,
+    RunStart,
+    Turn,
+)
 from training.compression import make_codec
-from training.diloco import DiLoCo
-from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
-from training.genesis import genesis_weights
-from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
-from training.inner_state import InnerFolder
-from training.models import build_model, read_fragment
-from training.presets import PRESETS
+from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
+from training.loop.diloco import DiLoCo
+from training.loop.inner_state import InnerFolder
+from training.methods.presets import PRESETS
+from training.models.building import build_model, read_fragment
+from training.models.genesis import genesis_weights
 
 MOMENTS_TO_DIE = ("training", "saving", "announced", "turned")
 """In the midst of the steps; when the state is kept and nobody was told; with the contribution

@@ -3,8 +3,8 @@
 import numpy as np
 
 from protocol.errors import DecodeError
-from training.arithmetic import Vector
 from training.compression import Codec, check_payload, decode_into, decode_to_read
+from training.numeric.arithmetic import Vector
 
 
 def passes(codec: Codec, payload: bytes, numel: int) -> bool:

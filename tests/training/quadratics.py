@@ -13,9 +13,9 @@ from torch import nn
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.replicas import INNER, OUTER, small_manifest
-from training.diloco import DiLoCo
-from training.genesis import DIGEST_SETTING, MODEL_FILE
-from training.replicas import MemorySession, Swarm, run_replicas
+from training.loop.diloco import DiLoCo
+from training.loop.replicas import MemorySession, Swarm, run_replicas
+from training.models.genesis import DIGEST_SETTING, MODEL_FILE
 
 DIMENSIONS = 6
 

@@ -1,4 +1,4 @@
-"""A small manifest for replicas in one process (`training.replicas`), and their text."""
+"""A small manifest for replicas in one process (`training.loop.replicas`), and their text."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from protocol.manifest import (
     Setting,
     TimingSpec,
 )
-from training.genesis import shard_spec
+from training.models.genesis import shard_spec
 
 # Replicas are threads here; with threads of its own each, torch is many times slower.
 torch.set_num_threads(1)

@@ -10,17 +10,24 @@ from numpy.typing import NDArray
 
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
-from training.arithmetic import joined
+from training.audits.traces import TraceFolder
+from training.channel.exchange import (
+    Contribution,
+    Lease,
+    Outcome,
+    RunClock,
+    RunStart,
+    Turn,
+)
 from training.compression import make_codec
-from training.diloco import DiLoCo
-from training.exchange import Contribution, Lease, Outcome, RunClock, RunStart, Turn
-from training.genesis import genesis_weights
-from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
-from training.inner_state import InnerFolder, InnerState
-from training.models import build_model, read_fragment
-from training.replicas import Weights
-from training.traced_inner import RoundTracer
-from training.traces import TraceFolder
+from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
+from training.loop.diloco import DiLoCo
+from training.loop.inner_state import InnerFolder, InnerState
+from training.loop.replicas import Weights
+from training.loop.traced_inner import RoundTracer
+from training.models.building import build_model, read_fragment
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
 
 MOMENTS_TO_DIE = ("training", "saving", "announced", "sealed", "forgotten")
 """In the midst of the steps; when the state is kept and nobody was told; with the contribution

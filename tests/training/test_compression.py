@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from training.arithmetic import all_finite
 from training.compression import CODECS, bits_per_element, in_grade
+from training.numeric.arithmetic import all_finite
 
 NAMES = list(CODECS)
 SIZES = [0, 1, 2, 255, 1024, 5000]

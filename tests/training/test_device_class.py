@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.device import open_device
-from training.segments import ALONE
-from training.traced_inner import KERNELS_BY, device_class
+from training.audits.segments import ALONE
+from training.device.device import open_device
+from training.loop.traced_inner import KERNELS_BY, device_class
 
 INTEL = """processor : 0
 vendor_id : GenuineIntel

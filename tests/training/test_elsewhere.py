@@ -13,17 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from node.settings.check import check_run_file
 from protocol.manifest import RunManifest
+from sim.methods.swarms import run_swarm, swarm_of
 from tests.training.devices import assert_same_moments
 from tests.training.elsewhere import DEVICE, Elsewhere
 from tests.training.replicas import random_windows, small_manifest
-from training.diloco import DiLoCo
-from training.in_process import IN_PROCESS
-from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
-from training.inner_state import InnerFolder
-from training.models import build_model, read_fragment, write_fragment
-from training.presets import PRESETS
-from training.replicas import MemorySession, Swarm
-from training.swarms import run_swarm, swarm_of
+from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
+from training.loop.diloco import DiLoCo
+from training.loop.inner_state import InnerFolder
+from training.loop.replicas import MemorySession, Swarm
+from training.methods.in_process import IN_PROCESS
+from training.methods.presets import PRESETS
+from training.models.building import build_model, read_fragment, write_fragment
 
 ROUNDS, STEPS, BATCH, CONTEXT = 3, 5, 2, 8
 

@@ -10,14 +10,14 @@ from torch import nn
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.devices import assert_same_moments, available
 from tests.training.replicas import OUTER, random_windows, small_manifest
-from training.device import Device, open_device
-from training.diloco import DiLoCo
-from training.genesis import shard_spec
-from training.inner import accumulate_gradient, make_optimizer, optimizer_tensors
-from training.inner_state import InnerFolder
-from training.micro_batch import MicroBatch
-from training.models import build_model, read_fragment, write_fragment
-from training.replicas import Swarm
+from training.device.device import Device, open_device
+from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
+from training.device.micro_batch import MicroBatch
+from training.loop.diloco import DiLoCo
+from training.loop.inner_state import InnerFolder
+from training.loop.replicas import Swarm
+from training.models.building import build_model, read_fragment, write_fragment
+from training.models.genesis import shard_spec
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from training.compression.blocks import Int4Codec, TernaryCodec
 from training.compression.graded import GRADES, GradedCodec
 from training.compression.int8 import Int8Codec
 from training.compression.seam import Codec
-from training.presets import PRESETS
+from training.methods.presets import PRESETS
 
 ALONE: dict[int, Codec] = {8: Int8Codec(), 4: Int4Codec(), 2: TernaryCodec()}
 

@@ -10,16 +10,16 @@ from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
+from training.channel.exchange import Turn
 from training.compression import residual_root
-from training.diloco import DiLoCo
-from training.exchange import Turn
-from training.genesis import shard_spec
-from training.inner import accumulate_gradient, apply_gradient, make_optimizer
-from training.merge import MERGES
-from training.models import build_model, read_fragment, write_fragment
-from training.presets import PRESETS
-from training.replicas import MemorySession, Swarm, Weights, run_replicas
-from training.schedule import SCHEDULES, Due
+from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.loop.diloco import DiLoCo
+from training.loop.merge import MERGES
+from training.loop.replicas import MemorySession, Swarm, Weights, run_replicas
+from training.loop.schedule import SCHEDULES, Due
+from training.methods.presets import PRESETS
+from training.models.building import build_model, read_fragment, write_fragment
+from training.models.genesis import shard_spec
 
 STEPS, ROUNDS = 4, 6
 TAU = PRESETS["streaming_diloco"](100).tau

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from training import gram, kernels
+from training import kernels
 from training.aggregation import AGGREGATORS
-from training.arithmetic import all_finite, squared_norm, weighted_sum
 from training.compression import CODECS, Codec, check_payload
 from training.compression.blocks import BLOCK
 from training.kernels import building
-from training.outer import OUTER_OPTIMIZERS, OuterInfo, OuterStep
+from training.numeric import gram
+from training.numeric.arithmetic import all_finite, squared_norm, weighted_sum
+from training.outer.optimizers import OUTER_OPTIMIZERS, OuterInfo, OuterStep
 
 NUMELS = (2048, 4099, 3 * 16384 + 77)
 KINDS = ("normal", "sizes", "few values", "zeros", "huge", "tiny")

@@ -13,15 +13,15 @@ from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
+from training.channel.exchange import RunStart
 from training.compression import make_codec, residual_root
-from training.diloco import DiLoCo
-from training.exchange import RunStart
-from training.genesis import genesis_weights, shard_spec
-from training.inner import accumulate_gradient, apply_gradient, make_optimizer
-from training.models import build_model, read_fragment, write_fragment
-from training.presets import PRESETS
-from training.replicas import MemorySession, Swarm, run_replicas
-from training.schedule import SCHEDULES, Due
+from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.loop.diloco import DiLoCo
+from training.loop.replicas import MemorySession, Swarm, run_replicas
+from training.loop.schedule import SCHEDULES, Due
+from training.methods.presets import PRESETS
+from training.models.building import build_model, read_fragment, write_fragment
+from training.models.genesis import genesis_weights, shard_spec
 
 STEPS, ROUNDS = 3, 6
 DELAYED = tuple(name for name in sorted(PRESETS) if PRESETS[name](100).is_delayed)

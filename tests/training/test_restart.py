@@ -14,17 +14,17 @@ from protocol.manifest import RunManifest
 from tests.training.full_disk import files_of_at_most
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Killed, OneInFlight, Solo, Trained, bits_of
-from training.diloco import DiLoCo
-from training.exchange import Contribution, RunStart, Ticket
-from training.genesis import shard_spec
-from training.inner import (
+from training.channel.exchange import Contribution, RunStart, Ticket
+from training.device.inner import (
     accumulate_gradient,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
 )
-from training.inner_state import InnerFolder, InnerState
-from training.models import build_model, read_fragment
+from training.loop.diloco import DiLoCo
+from training.loop.inner_state import InnerFolder, InnerState
+from training.models.building import build_model, read_fragment
+from training.models.genesis import shard_spec
 
 ROUNDS, STEPS = 3, 2
 

@@ -8,10 +8,15 @@ import torch
 from torch import nn
 
 from tests.training.replicas import random_windows, small_manifest
-from training.device import open_device
-from training.inner import accumulate_gradient, apply_gradient, batch_loss, make_optimizer
-from training.micro_batch import MicroBatch
-from training.models import build_model
+from training.device.device import open_device
+from training.device.inner import (
+    accumulate_gradient,
+    apply_gradient,
+    batch_loss,
+    make_optimizer,
+)
+from training.device.micro_batch import MicroBatch
+from training.models.building import build_model
 
 MANIFEST = small_manifest()
 CPU = open_device("cpu")

@@ -22,7 +22,7 @@ from training.compression import (
     result_codec,
 )
 from training.compression.seeded import RandomMaskCodec
-from training.own_weights import OwnWeights
+from training.loop.own_weights import OwnWeights
 
 REPLICAS, ROUNDS, STEPS, RATE = 3, 40, 5, 0.05
 ABSENT = frozenset({(2, 1), (3, 1), (5, 0), (5, 2), (7, 0), (7, 1), (7, 2)})

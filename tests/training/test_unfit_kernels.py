@@ -12,7 +12,7 @@ import pytest
 
 from training import kernels
 from training.kernels import Kernels, Wiring
-from training.lattice import Lattice
+from training.kernels.lattice import Lattice
 
 X_N = np.ones(4096, dtype=np.float32)
 SHORT_N = X_N[:4000]

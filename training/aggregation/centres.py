@@ -14,9 +14,9 @@ from training.aggregation.seam import (
     median_of,
     shares_of,
 )
-from training.arithmetic import Vector, tree_sum, weighted_sum
-from training.fixed_order import dot, times
-from training.gram import Matrix, cell_gram, cells
+from training.numeric.arithmetic import Vector, tree_sum, weighted_sum
+from training.numeric.fixed_order import dot, times
+from training.numeric.gram import Matrix, cell_gram, cells
 
 _WEISZFELD_STEPS = 64
 _WEISZFELD_STOP = 1e-12

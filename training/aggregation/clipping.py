@@ -8,8 +8,8 @@ import numpy as np
 from training.aggregation.linear import Linear
 from training.aggregation.seam import Floats, Measured, median_of, shares_of
 from training.aggregation.spectral import kept_shares
-from training.arithmetic import Vector, weighted_sum
-from training.gram import (
+from training.numeric.arithmetic import Vector, weighted_sum
+from training.numeric.gram import (
     NUM_LIMBS,
     Matrix,
     cell_gram,

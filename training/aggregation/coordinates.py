@@ -10,9 +10,9 @@ import numpy as np
 from training.aggregation.mixing import Mixer, prepared
 from training.aggregation.seam import Floats, Rule, shares_of, tolerated
 from training.aggregation.sorting import Comparator, Network, Sorter, network, trimming
-from training.arithmetic import Vector, blocks
-from training.gram import gram_of, gram_stats
 from training.kernels import kernels_for
+from training.numeric.arithmetic import Vector, blocks
+from training.numeric.gram import gram_of, gram_stats
 
 _ROWS_AT_A_TIME = 4
 """A minimum looks at three. Blocks so long that not all rows stay in a core's own cache take a

@@ -12,8 +12,8 @@ from training.aggregation.coordinates import Nearest
 from training.aggregation.linear import Linear, squared_distances
 from training.aggregation.mixing import prepared
 from training.aggregation.seam import Floats, PreStep, shares_of, tolerated
-from training.arithmetic import Vector, tree_sum
-from training.gram import CELL_ELEMENTS, Matrix, gram_of
+from training.numeric.arithmetic import Vector, tree_sum
+from training.numeric.gram import CELL_ELEMENTS, Matrix, gram_of
 
 
 def krum_order(distances_PP: Matrix, neighbours: int) -> NDArray[np.intp]:

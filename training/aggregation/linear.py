@@ -4,9 +4,9 @@ import numpy as np
 
 from training.aggregation.mixing import prepared
 from training.aggregation.seam import Floats, Rule, capped_shares, shares_of, tolerated
-from training.arithmetic import Vector, weighted_sum
-from training.fixed_order import times
-from training.gram import Matrix, gram_of, gram_stats
+from training.numeric.arithmetic import Vector, weighted_sum
+from training.numeric.fixed_order import times
+from training.numeric.gram import Matrix, gram_of, gram_stats
 
 
 class Linear(Rule):

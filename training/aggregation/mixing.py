@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.aggregation.seam import PreStep
-from training.arithmetic import Vector, add_weighted
-from training.fixed_order import product
-from training.gram import Matrix
 from training.kernels import kernels_for
+from training.numeric.arithmetic import Vector, add_weighted
+from training.numeric.fixed_order import product
+from training.numeric.gram import Matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from training.aggregation.coordinates import TrimmedMean
 from training.aggregation.linear import squared_distances
-from training.gram import CELL_ELEMENTS, Matrix
+from training.numeric.gram import CELL_ELEMENTS, Matrix
 
 
 class Arc:

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.arithmetic import Vector, all_finite, tree_sum
-from training.gram import CELL_ELEMENTS, Matrix, summed
-from training.registry import Registry
+from training.numeric.arithmetic import Vector, all_finite, tree_sum
+from training.numeric.gram import CELL_ELEMENTS, Matrix, summed
+from training.numeric.registry import Registry
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from itertools import count
 
 import numpy as np
 
-from training.arithmetic import Vector
 from training.kernels import ROWS_MAX, Wiring, kernels_for
+from training.numeric.arithmetic import Vector
 
 Comparator = tuple[int, int, bool, bool]
 """Two wires, and whether the lower and the upper value are asked for."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from training.aggregation.linear import Linear
 from training.aggregation.seam import Floats, median_of, shares_of
-from training.arithmetic import tree_sum
-from training.fixed_order import dominant, dot, eigen, product, times
-from training.gram import Matrix
+from training.numeric.arithmetic import tree_sum
+from training.numeric.fixed_order import dominant, dot, eigen, product, times
+from training.numeric.gram import Matrix
 
 _WEIGHT_STEP = 2.0**20
 """Weights are rounded to a 2^20th: what is as good as zero is zero."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from training.arithmetic import all_finite
 from training.compression.seam import CODECS, Vector, as_float32
 from training.kernels import kernels_for
+from training.numeric.arithmetic import all_finite
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]

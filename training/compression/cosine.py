@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
-from training.arithmetic import all_finite
 from training.compression.blocks import spans
 from training.compression.indices import GapIndices
 from training.compression.seam import CODECS, Vector, as_float32
 from training.compression.sparse import largest_indices
+from training.numeric.arithmetic import all_finite
 
 Matrix = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from training.arithmetic import all_finite
 from training.compression.seam import CODECS, Codec, Vector, as_float32
+from training.numeric.arithmetic import all_finite
 
 
 class DenseCodec:

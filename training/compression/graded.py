@@ -26,7 +26,7 @@ from training.compression.seam import (
     decode_to_read,
     lattice_of,
 )
-from training.lattice import Lattice
+from training.kernels.lattice import Lattice
 
 Floats = NDArray[np.float32]
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from protocol.errors import DecodeError
-from training.arithmetic import Vector, all_finite, is_folded
 from training.compression.blocks import (
     NOBODY_SENDS,
     BlockCodec,
@@ -20,6 +19,7 @@ from training.compression.blocks import (
 )
 from training.compression.seam import CODECS
 from training.kernels import kernels_for
+from training.numeric.arithmetic import Vector, all_finite, is_folded
 
 _SCALE_SURE = np.float32(2.0**120)
 """Times a level of eight bits it is finite."""

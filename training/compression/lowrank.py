@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
-from training.arithmetic import all_finite
 from training.compression.blocks import (
     Int4Codec,
     pack_codes,
@@ -24,6 +23,7 @@ from training.compression.blocks import (
     unpack_codes,
 )
 from training.compression.seam import CODECS, Vector, as_float32
+from training.numeric.arithmetic import all_finite
 
 Matrix = NDArray[np.float32]
 

@@ -14,7 +14,6 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
-from training.arithmetic import all_finite
 from training.compression.blocks import (
     BLOCK,
     check_padding,
@@ -26,7 +25,8 @@ from training.compression.blocks import (
 from training.compression.dense import Float16Codec
 from training.compression.seam import CODECS, Vector, as_float32
 from training.kernels import kernels_for
-from training.lattice import Lattice
+from training.kernels.lattice import Lattice
+from training.numeric.arithmetic import all_finite
 
 Floats = NDArray[np.float32]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.kernels.building import LIBRARY, VARIABLE, source_digest
-from training.lattice import Lattice
+from training.kernels.lattice import Lattice
 
 logger = logging.getLogger(__name__)
 

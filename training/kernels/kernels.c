@@ -463,7 +463,7 @@ KERNEL double barnraise_int8_squared_norm(const int8_t *codes, size_t block, con
     return folded(level, width);
 }
 
-/* The outer steps of training/outer.py. What is written may be what is read. */
+/* The outer steps of training/outer/__init__.py. What is written may be what is read. */
 KERNEL void barnraise_sgd(const float *anchor, const float *aggregate, float learning_rate,
                           float *out, size_t n)
 {

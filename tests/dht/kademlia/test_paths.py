@@ -9,7 +9,7 @@ from dht.kademlia.paths import Search
 from dht.kademlia.records import SignedRecord, Verdict
 from dht.kademlia.routing import Contact, RoutingTable, distance_to
 from dht.origins import Origins, doubts
-from dht.subnets import NARROW_BITS, subnets
+from dht.reaching.subnets import NARROW_BITS, subnets
 from tests.dht.network import contact, peer_id
 
 KEY = topic_key(b"a run")

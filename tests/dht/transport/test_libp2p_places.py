@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from dht.inbound_places import KNOCKING_MIN, STREAMLESS_S, WAITING_MAX
+from dht.reaching.inbound_places import KNOCKING_MIN, STREAMLESS_S, WAITING_MAX
 from dht.transport.libp2p_transport import Libp2pTransport
 from protocol.errors import PeerFullError, SwarmKeyError
 from tests.dht.loopback import DEADLINE_S, ECHO, SILENCE, echo, open_loopback, silence, until
@@ -112,7 +112,7 @@ async def test_who_is_turned_away_before_its_handshake_is_told_why():
 
 
 async def test_places_of_strangers_without_a_stream_are_free_again_after_a_while(monkeypatch):
-    monkeypatch.setattr("dht.inbound_places.STREAMLESS_S", STREAMLESS_S / 20)
+    monkeypatch.setattr("dht.reaching.inbound_places.STREAMLESS_S", STREAMLESS_S / 20)
     monkeypatch.setattr("dht.transport.libp2p_knocking.SWEEP_S", 0.1)
     with trio.fail_after(2 * DEADLINE_S):
         async with (

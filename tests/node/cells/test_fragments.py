@@ -16,7 +16,7 @@ from protocol.errors import DecodeError, ProofError, StateError
 from protocol.grid import merkle_root
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
-from sim.toy_run import toy_run
+from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
 
 PEERS = peers_named(2)

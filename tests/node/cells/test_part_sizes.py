@@ -12,7 +12,7 @@ from protocol.frames import Bulk, BulkHeader
 from protocol.manifest import RunManifest, Setting
 from tests.training.replicas import small_manifest
 from training.compression import make_codec
-from training.genesis import genesis_weights
+from training.models.genesis import genesis_weights
 
 
 def manifest_of(energy: float) -> RunManifest:

@@ -25,7 +25,7 @@ from tests.memory_transport import MemoryNetwork
 from tests.node.cells.test_bulk_streams import frame, received
 from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
 from tests.protocol.entry_vectors import WORK
-from training.segments import (
+from training.audits.segments import (
     MOMENTS,
     SegmentPlace,
     SegmentState,
@@ -33,7 +33,7 @@ from training.segments import (
     num_state_cells,
     root_of,
 )
-from training.traces import TraceFolder
+from training.audits.traces import TraceFolder
 
 THIRD = PeerId(bytes([3]) * 32)
 AUDITOR_SEED = b"t" * 32

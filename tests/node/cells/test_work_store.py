@@ -10,7 +10,7 @@ from node.cells.states import Item
 from node.cells.work_store import WorkStore
 from protocol.errors import PeerError
 from protocol.grid import EMPTY_ROOT, Layout, ShardSpec, TensorSpec
-from training.segments import cells_of, root_of, vectors_of
+from training.audits.segments import cells_of, root_of, vectors_of
 
 LAYOUT = Layout(ShardSpec("model", (TensorSpec("w", (2500,)),), ((0,),)), 1024)
 

@@ -18,7 +18,7 @@ from node.durable import journal_records
 from node.durable.journal import SLOTS_FILE
 from protocol.messages import decode_message
 from protocol.wire import decode
-from sim.files import Fate, SimFiles
+from sim.world.files import Fate, SimFiles
 from tests.node.journal_history import (
     FOLDER,
     ME,
@@ -41,7 +41,7 @@ from tests.node.journal_history import (
     seals,
     tell,
 )
-from training.durable import WRITING
+from training.files.durable import WRITING
 
 # Histories --------------------------------------------------------------------------------------
 

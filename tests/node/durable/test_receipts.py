@@ -17,7 +17,7 @@ from protocol.errors import LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body
 from protocol.wire import decode, encode
 from sim.checks.receipts import check_receipts
-from sim.files import SimFiles
+from sim.world.files import SimFiles
 from tests.node.journal_history import Operations, PowerCut, fates_of
 from tests.node.ledger_run import (
     FOUNDER,
@@ -36,7 +36,7 @@ from tests.node.ledger_run import (
     with_head,
     write_records,
 )
-from training.durable import make_folder_durably
+from training.files.durable import make_folder_durably
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from node.durable.record_log import RecordLog, read_records
 from tests.training.full_disk import files_of_at_most
-from training.durable import WRITING, SystemFile, SystemFiles
+from training.files.durable import WRITING, SystemFile, SystemFiles
 
 WHOLE = [b"first", b"second", b"third"]
 HEADER_BYTES = 12

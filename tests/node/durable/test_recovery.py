@@ -14,8 +14,8 @@ from node.rules.chain import genesis
 from node.rules.restart import Restart, own_seal, was_listed
 from protocol.identity import PeerId
 from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage
-from sim.disk import Disk
-from sim.world import World, peer_named
+from sim.world.disk import Disk
+from sim.world.world import World, peer_named
 from tests.node.builders import Voice
 from tests.sim.worlds import world_of
 

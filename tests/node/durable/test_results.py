@@ -18,8 +18,8 @@ from node.durable.results import ResultFiles
 from node.durable.write_ahead import WriteAhead
 from protocol import limits
 from protocol.grid import cell_root
-from sim.files import Fate, SimFiles
-from training.durable import SYSTEM_FILES, replace_durably
+from sim.world.files import Fate, SimFiles
+from training.files.durable import SYSTEM_FILES, replace_durably
 
 FOLDER = Path("/run/results")
 DIGEST, OTHER = bytes(range(32)), bytes(32)

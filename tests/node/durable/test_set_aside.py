@@ -5,9 +5,9 @@ import random
 import pytest
 
 from node.durable.set_aside import SET_ASIDE_FOLDER, keep_log
-from sim.files import Fate, SimFiles
+from sim.world.files import Fate, SimFiles
 from tests.node.journal_history import FOLDER
-from training.durable import make_folder_durably
+from training.files.durable import make_folder_durably
 
 LOG = FOLDER / "chain.log"
 

@@ -30,7 +30,7 @@ from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Agg, Have, Held, Kind, Vote, slice_subject
-from sim.world import peer_named
+from sim.world.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 
 PEERS = peers_named(6)

@@ -15,7 +15,7 @@ from node.rules.ballots import Entry
 from node.rules.deadlines import LearnedDeadline
 from node.rules.rates import Rates
 from protocol.messages import Kind, List, Vote
-from sim.world import peer_named
+from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,
     Voice,

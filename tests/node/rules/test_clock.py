@@ -13,7 +13,7 @@ from protocol.messages import Interval, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import peers_named, roster_of
 from tests.node.rules.test_roster import HEAD, A, B, C, after, listed, random_entry
-from training.leases import lease_size
+from training.data.leases import lease_size
 
 # Leases and clock -------------------------------------------------------------------------------
 

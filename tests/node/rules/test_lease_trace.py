@@ -15,7 +15,7 @@ from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
 from protocol.messages import Commit, Interval, SealClock, SealValue
 from tests.node.builders import commit_body, head_of, peers_named
-from training.data import BlockDataset
+from training.data.corpus import BlockDataset
 
 EACH = 20
 RULES = ClockRules(samples_each=EACH, rounds=10**6, tokens=0, tokens_each=16)

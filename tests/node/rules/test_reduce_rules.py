@@ -9,11 +9,11 @@ import pytest
 from node.cells.shard_store import ShardStore
 from node.events import ListEntry
 from protocol.identity import PeerId
-from sim.toy_run import CELL_ELEMENTS, toy_run
+from sim.world.toy_run import CELL_ELEMENTS, toy_run
 from tests.sim.mixed import TIMING
-from training import gram
 from training.aggregation import AGGREGATORS, clipping, coefficients_of
-from training.gram import wire_form
+from training.numeric import gram
+from training.numeric.gram import wire_form
 
 PEERS, CELLS = 6, 4
 

@@ -9,7 +9,7 @@ from protocol.identity import KeyedHashSigner
 from protocol.join_puzzle import solve
 from protocol.manifest import AdmissionSpec
 from protocol.messages import Kind, Leave, Seal, Seat, Work, sign_message
-from sim.world import peer_named
+from sim.world.world import peer_named
 from tests.node.builders import (
     CLOCK_RULES,
     ROOT,

@@ -11,7 +11,7 @@ from node.rules.admission import is_for_us
 from node.rules.ballots import Entry
 from protocol.frames import Bulk
 from protocol.messages import Agg, Kind, List, slice_subject
-from sim.world import peer_named
+from sim.world.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
 PEERS = peers_named(3)

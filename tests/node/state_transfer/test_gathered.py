@@ -14,7 +14,7 @@ from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
 from protocol.errors import ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
 from protocol.messages import SealCertificate
-from sim.files import SimFiles
+from sim.world.files import SimFiles
 from tests.node.builders import head_of, peers_named, toy_manifest
 
 PEERS = peers_named(2)

@@ -20,7 +20,7 @@ from protocol.errors import StreamClosedError
 from protocol.frames import Bulk
 from protocol.grid import cell_root
 from protocol.messages import SealCertificate
-from sim.files import SimFiles
+from sim.world.files import SimFiles
 from tests.node.edge import NUMEL, toy_manifest
 
 MANIFEST = toy_manifest()

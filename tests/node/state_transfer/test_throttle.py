@@ -2,7 +2,7 @@
 
 import pytest
 
-from dht.token_bucket import TokenBucket
+from dht.reaching.token_bucket import TokenBucket
 from node.state_transfer.throttle import YIELD_S_MAX, YIELD_TIMES, Throttle
 
 MIB = 1 << 20

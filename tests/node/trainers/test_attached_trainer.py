@@ -14,9 +14,8 @@ from node.trainers.trainer import ContributionReady
 from node.trainers.trainer_channel import TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
-from training.channel import ChannelFile, channel_spec
-from training.exchange import Outcome, RunClock, Turn
-from training.frames import (
+from training.channel.exchange import Outcome, RunClock, Turn
+from training.channel.frames import (
     TO_USER,
     Attach,
     Contributed,
@@ -31,7 +30,8 @@ from training.frames import (
     ToUser,
     pack_frame,
 )
-from training.genesis import genesis_weights
+from training.channel.trainer_end import ChannelFile, channel_spec
+from training.models.genesis import genesis_weights
 
 CLOCK = RunClock(round=0, step=0, tokens=0)
 READY = Ready(threads=1, parameters=7, device="", precision="", micro_batch=1)

@@ -13,7 +13,7 @@ from node.trainers.audit_work import WAITING_MAX, AuditWork
 from protocol.errors import TrainerError
 from sim.attacks.lying_auditor import FindsWrong
 from tests.node.cells.test_work_desk import rerun_of
-from training.frames import Audit, Audited, Reopen
+from training.channel.frames import Audit, Audited, Reopen
 
 FOUND = b"e" * 32
 

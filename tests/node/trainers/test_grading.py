@@ -5,7 +5,7 @@ import pytest
 from node.trainers.grading import SURELY, grading
 from training.compression import CODECS
 from training.compression.graded import GradedCodec
-from training.presets import GRADE_FROM_MBIT
+from training.methods.presets import GRADE_FROM_MBIT
 
 ALL = GradedCodec()
 

@@ -19,11 +19,11 @@ from node.trainers.trainer_channel import TrainerConfig, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
-from training.arithmetic import joined
-from training.exchange import Outcome, RunClock
-from training.frames import Audit, Progress, Ready, Start, Validation
-from training.genesis import genesis_weights
-from training.spare_vectors import is_held_elsewhere
+from training.channel.exchange import Outcome, RunClock
+from training.channel.frames import Audit, Progress, Ready, Start, Validation
+from training.models.genesis import genesis_weights
+from training.numeric.arithmetic import joined
+from training.numeric.spare_vectors import is_held_elsewhere
 
 SAMPLES = INNER.inner_steps * INNER.batch
 LONG_BATCH = 16_384
@@ -47,7 +47,7 @@ LINUX = pytest.mark.skipif(
 
 PRELUDE = """
 import os, signal, sys, threading
-from training.frames import *
+from training.channel.frames import *
 READY = Ready(threads=1, parameters=1, device="cpu", precision="float32", micro_batch=1)
 def say(frame):
     os.write(1, pack_frame(frame))
@@ -181,9 +181,9 @@ async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_al
 
 
 async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
-    from training.data import open_corpus
-    from training.models import build_model
-    from training.trainer_loop import VALIDATION_WINDOWS, anchor_loss
+    from training.data.corpus import open_corpus
+    from training.loop.trainer_loop import VALIDATION_WINDOWS, anchor_loss
+    from training.models.building import build_model
 
     run = config(tmp_path)
     anchor = genesis_weights(run.manifest)[0] * np.float32(0.5)

@@ -17,11 +17,11 @@ from node.trainers.trainer_channel import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
-from sim.toy_run import toy_run
+from sim.world.toy_run import toy_run
 from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
-from training.exchange import Contribution, Outcome
-from training.frames import Start
-from training.leases import lease_size
+from training.channel.exchange import Contribution, Outcome
+from training.channel.frames import Start
+from training.data.leases import lease_size
 
 LEASE = ((0, 8),)
 LATE = Contribution(

@@ -13,11 +13,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from protocol.manifest import RunManifest
-from sim.toy_run import toy_run
+from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, roster_of
 from tests.node.edge import toy_manifest
 from tests.node.trainers.test_work import LEASE, Heard, Scene
-from training.exchange import Outcome, Turn
+from training.channel.exchange import Outcome, Turn
 
 CELLS = (2, 1, 3)
 

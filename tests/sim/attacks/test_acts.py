@@ -1,6 +1,6 @@
 """Acts by kind, and an insider: what they do to what is said, and what they cost whom in a run.
 
-What they cost is the promise of open runs: `sim.attacks.sweep_acts` says the same as a table.
+What they cost is the promise of open runs: `sim.trials.sweep_acts` says the same as a table.
 """
 
 import random
@@ -16,18 +16,18 @@ from sim.attacks import ATTACKS
 from sim.attacks.acts import DEADLINES, KINDS, MESSAGES, VICTIMS, Acting, act_named, acts_of
 from sim.attacks.alone import hooks_of, lies_named
 from sim.attacks.insider import Bender
-from sim.attacks.sweep_acts import SIZES, Case, judged
-from sim.nodes import SimNode
 from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
+from sim.trials.sweep_acts import SIZES, Case, judged
 from sim.trials.trial import run_trial
+from sim.world.nodes import SimNode
 from tests.protocol import vectors
 
 if TYPE_CHECKING:
     from protocol.identity import PeerId
-    from sim.world import World
+    from sim.world.world import World
 
 PEERS = 5
 SAID = ("commit", "have", "list", "vote", "gram", "agg", "seal", "newattempt")

@@ -8,7 +8,7 @@ from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.world import World
+from sim.world.world import World
 
 PEERS, ROUNDS = 6, 14
 JOINS_AT = 3

@@ -15,7 +15,7 @@ from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario, overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.world import World
+from sim.world.world import World
 
 PEERS, SEED = 5, 3
 BEFORE_S, FLOOD_S, SETTLE_S, AFTER_S, JOIN_S = 10.0, 20.0, 5.0, 10.0, 20.0

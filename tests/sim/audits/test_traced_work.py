@@ -13,14 +13,14 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
-from sim.text_model import TextModel
-from sim.toy_run import toy_run
-from sim.traced_work import Traced, TracedWork
+from sim.world.text_model import TextModel
+from sim.world.toy_run import toy_run
+from sim.world.traced_work import Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
+from training.audits.rerun import NO_START
+from training.audits.segments import cells_of, root_of
 from training.compression import ErrorFeedback, make_codec
-from training.leases import part_of_lease
-from training.rerun import NO_START
-from training.segments import cells_of, root_of
+from training.data.leases import part_of_lease
 
 OWNER = PeerId(bytes([7]) * 32)
 LEASE = ((40, 200), (300, 460))

@@ -14,7 +14,7 @@ from sim.bench.recipe import bench_manifest
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.builders import Voice, head_of, peers_named, roster_of
-from training.genesis import genesis_weights
+from training.models.genesis import genesis_weights
 
 PEERS = peers_named(3)
 NAMES = {peer: f"1/{name}" for peer, name in zip(PEERS, "ABC", strict=True)}

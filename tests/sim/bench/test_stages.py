@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
     ("function", "stage"),
     [
         ("/x/protocol/grid.py cell_root", "hash"),
-        ("/x/training/arithmetic.py squared_norm", "norms"),
+        ("/x/training/numeric/arithmetic.py squared_norm", "norms"),
         ("/x/training/compression/int8.py squared_norm", "norms"),
         ("/x/training/compression/int8.py weighted_sum", "sum"),
         ("C:\\x\\node\\cell_store.py reduce", "sum"),
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
         ("/x/dht/kademlia/routing.py add", "gossip"),
         ("/x/node/durable/results.py put", "journal"),
         ("/x/node/durable/journal.py keep_result", "journal"),
-        ("/x/node/cells/cell_store.py put_part", ""),
+        ("/x/node/cells/shard_store.py put_part", ""),
         ("/lib/python3.11/queue.py get", ""),
     ],
 )

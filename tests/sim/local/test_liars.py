@@ -19,7 +19,7 @@ from sim.local.local_node import LYING_COMMAND, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from sim.local.weights import weights_of
-from sim.toy_run import toy_run
+from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
 from tests.protocol.entry_vectors import EVIDENCE
 from tests.sim.worlds import WatchedWorld

@@ -18,9 +18,9 @@ from sim.local.made_up_trainer import made_up_drift, pace_s
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
+from training.channel.exchange import Outcome, RunClock, Turn
+from training.channel.frames import Ready, Start
 from training.compression import make_codec
-from training.exchange import Outcome, RunClock, Turn
-from training.frames import Ready, Start
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from sim.local.main import run_local
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
 from sim.local.recipe import local_manifest, model_settings
 from tests.node.builders import peers_named
-from training.genesis import genesis_weights, shard_spec
-from training.stages import make_stages
+from training.loop.stages import make_stages
+from training.models.genesis import genesis_weights, shard_spec
 
 (FOUNDER,) = peers_named(1)
 

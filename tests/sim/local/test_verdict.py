@@ -15,7 +15,7 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from sim.local.verdict import Evidence, compare_checkpoints, judge, sealed_roots
 from tests.node.builders import head_of, peers_named
-from training.genesis import genesis_weights
+from training.models.genesis import genesis_weights
 
 A, B = peers_named(2)
 HEAD = head_of([A, B])

@@ -9,16 +9,16 @@ import pytest
 from protocol.manifest import TimingSpec, sign_manifest
 from protocol.wire import encode
 from sim.attacks import ATTACKS
-from sim.learning import Vector
 from sim.robustness import activation_score
 from sim.robustness.activation_score import trusted
 from sim.robustness.gpt_learner import GptLearner, gpt_manifest
 from sim.robustness.learners import Draw
-from sim.toy_run import toy_run
+from sim.world.learning import Vector
+from sim.world.toy_run import toy_run
 from tests.node.state_run import FOUNDER
-from training.exchange import RunClock
-from training.exported import Provenance, tensors_digest, write_export
-from training.state import named_tensors
+from training.channel.exchange import RunClock
+from training.files.exported import Provenance, tensors_digest, write_export
+from training.files.state import named_tensors
 
 TIMING = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
 MANIFEST = gpt_manifest(toy_run(FOUNDER.peer_id, rounds=1, cells=4, timing=TIMING))

@@ -3,7 +3,8 @@ undone, and nothing where it is not.
 
 Found in other ways, and held elsewhere: ten faults of the journal by every crash point
 (`tests/node/durable/test_journal_crashes.py`), two of a lost disk by the explorer
-(`sim/exploration`), the collapse of slow lines by real processes (`tests/sim/test_world_slow.py`).
+(`sim/exploration`), the collapse of slow lines by real processes
+(`tests/sim/world/test_world_slow.py`).
 """
 
 from collections.abc import Callable, Iterator

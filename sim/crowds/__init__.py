@@ -1,0 +1,1 @@
+"""Many cheap peers in virtual time: gossip, the directory, newcomers."""

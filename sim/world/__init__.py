@@ -1,0 +1,1 @@
+"""A world of nodes in virtual time: nodes, links, disks, machines, trainers."""

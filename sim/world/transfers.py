@@ -1,0 +1,324 @@
+"""Cells over streams of their own, checked on arrival: `node.cells.bulk_streams` in virtual time.
+
+A transfer that takes long arrives in pieces, so that bytes are a sign of life here too, and what
+breaks in the middle leaves what came before it. What is not modelled is the pace: frames do not
+wait behind cells here.
+"""
+
+from math import inf
+
+from node import events as ev
+from node.cells import bulk
+from node.cells.bulk_queue import PushQueue
+from node.cells.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
+from node.cells.shard_store import Item
+from node.cells.work_desk import EARLY_S
+from node.state_transfer.gathered import WrongStep
+from node.state_transfer.throttle import Throttle
+from protocol import limits
+from protocol.errors import PeerError, StateError, StreamClosedError
+from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
+from protocol.identity import PeerId
+from protocol.wire import decode, encode
+from sim.world.nodes import Around, SimNode, Transfer, Wire
+
+
+class Transfers:
+    """Sends and receives cells for one process."""
+
+    def __init__(self, world: Around, node: SimNode) -> None:
+        self._world = world
+        self._node = node
+        self._queue = PushQueue()
+        self._under_way: list[tuple[ev.Push, Wire]] = []
+        self._throttle = Throttle(world.settings.state_bytes_per_s, now_s=world.now_s)
+        self.waiting: list[Transfer] = []
+        """Transfers whose next cell overtook the message that commits to it."""
+        self._early: list[tuple[float, ev.Push]] = []
+        """Work that somebody asks for before the seal is here that lets it."""
+
+    # Out ----------------------------------------------------------------------------------------
+
+    def push(self, push: ev.Push) -> None:
+        """Send the cells that are here once it is their turn, and then whatever else waits.
+
+        A peer out of reach asks elsewhere, or is absent.
+        """
+        after_s = self._node.hooks.cells_after_s(push.to, push.bulk, push.subject)
+        if after_s:
+            at_s = self._world.now_s + after_s / self._node.clock.rate
+            if at_s < inf:
+                self._world.push(at_s, self._node, self._push, push)
+            return
+        self._push(push)
+
+    def _push(self, push: ev.Push) -> None:
+        to, wire = push.to, self._node.wires.get(push.to)
+        if push.bulk is Bulk.WORK and not self._node.core.audits.may_open(to, push.subject):
+            self._early.append((self._world.now_s + EARLY_S, push))
+            return
+        for due, under in list(self._under_way):
+            if due.to == to and under is not wire:
+                # Streams end with the connection that carries them, and what waited was told so.
+                self._end(due)
+                self._queue.forget(to)
+        self._queue.offer(push, round_index=self._node.core.machine.view.index)
+        self._go_on_sending(to)
+
+    def _go_on_sending(self, to: PeerId) -> None:
+        node = self._node
+        while (due := self._queue.begin(to)) is not None:
+            wire = node.wires.get(to)
+            if wire is None:
+                self._queue.forget(to)
+                self._queue.done(due)
+                return
+            items, about = self._found(due)
+            if items is None:
+                self._queue.done(due)
+                # Behind what is happening right now: the core is in the middle of an event.
+                told = ev.NotServed(due.to, due.bulk, due.subject)
+                self._world.push(self._world.now_s, node, node.tell, told)
+                continue
+            if not items or about is None or not bulk.is_of_use(node.core, due):
+                self._queue.done(due)
+                continue
+            header = BulkHeader(bulk=due.bulk, subject=due.subject, round=about, items=len(items))
+            header = node.hooks.sent_header(header)
+            items = [node.hooks.sent_item(due.bulk, item) for item in items]
+            if self._world.settings.is_encoding:
+                header, items = _as_on_the_wire(header, items)
+            self._under_way.append((due, wire))
+            end_s = self._send(wire, header, items, self._pause_s(header, items))
+            self._world.push(end_s, node, self._sent, due)
+
+    def _found(self, due: ev.Push) -> tuple[list[Item] | None, int | None]:
+        """What is here of it, and of which round it is; None where joiners ask in vain."""
+        node = self._node
+        if due.bulk is Bulk.WORK:
+            items = node.works.items(due.subject, due.cells) if node.hooks.opens_to(due.to) else []
+            return items, node.core.machine.view.index
+        about = bulk.round_of(node.core, due)
+        if due.bulk in bulk.IS_SERVED:
+            return self._served(due), about
+        return bulk.outgoing(node.core, node.store, due), about
+
+    def _served(self, due: ev.Push) -> list[Item] | None:
+        node, certificate = self._node, self._node.core.sealed(due.subject)
+        if certificate is None:
+            return None
+        source = node.served.find(due.bulk, certificate, now_s=self._world.now_s)
+        if source is None:
+            return None
+        cells = [index for index in dict.fromkeys(due.cells) if index < source.count]
+        try:
+            return [source.item(index) for index in cells]
+        except StreamClosedError:
+            return []  # As over real streams: it is gone from the disk, and nothing is sent.
+
+    def _pause_s(self, header: BulkHeader, items: list[Item]) -> float:
+        """What the node's owner makes joiners wait, in all."""
+        if header.bulk is not Bulk.STATE:
+            return 0.0
+        size = sum(len(item.payload) for item in items)
+        return self._throttle.delay_s(
+            size, took_s=0.0, is_round_moving=False, now_s=self._world.now_s
+        )
+
+    def _sent(self, due: ev.Push) -> None:
+        """The taker has all of it, or it is given up."""
+        if any(due is other for other, _ in self._under_way):
+            self._end(due)
+            self._go_on_sending(due.to)
+
+    def _end(self, due: ev.Push) -> None:
+        self._under_way = [(other, wire) for other, wire in self._under_way if other is not due]
+        self._queue.done(due)
+
+    def _send(self, wire: Wire, header: BulkHeader, items: list[Item], pause_s: float) -> float:
+        """Let them arrive; returns when the sender is through with them."""
+        world, direction = self._world, wire.direction
+        now_s = world.now_s
+        if direction.held is not None:
+            direction.held.append(lambda: self._send(wire, header, items, pause_s))
+            return now_s + STALL_S
+        if direction.is_blocked:
+            return now_s + STALL_S
+        size = sum(len(item.payload) for item in items)
+        times = direction.bulk_times(size, now_s)
+        if not times:
+            # A real stream loses nothing: it breaks, and both ends learn of it.
+            return now_s + size / direction.link.bytes_per_s
+        times = tuple((first_s, last_s + pause_s) for first_s, last_s in times)
+        for first_s, last_s in times:
+            transfer = Transfer(wire, header, items, first_s)
+            num_pieces = 1 + int((last_s - first_s) / TOLD_EVERY_S)
+            for piece in range(1, num_pieces + 1):
+                at_s = last_s - (last_s - first_s) * (num_pieces - piece) / num_pieces
+                count = len(items) * piece // num_pieces
+                to = wire.to
+                world.push(at_s, to, to.cells_came, transfer, count)
+        return max(last_s for _, last_s in times)
+
+    # In -----------------------------------------------------------------------------------------
+
+    def order(self, order: ev.FetchOrder) -> None:
+        """Gather a state, or the steps to it; forget any other state under way."""
+        node = self._node
+        if isinstance(order, ev.FetchState):
+            held = node.gathered.expect_state(order.certificate)
+        else:
+            held = node.gathered.expect_steps(order.certificates)
+        node.tell(ev.FetchBegun(node.gathered.subject, held))
+        if node.is_alive:
+            self._fetch_on()
+
+    def forget(self) -> None:
+        """The state is in place and on the disk, or not needed any more."""
+        if self._node.gathered.certificate is not None:
+            self._node.gathered.forget()
+
+    def arrived(self, transfer: Transfer, num_here: int) -> None:
+        """More of a transfer is here."""
+        wire, node = transfer.wire, self._node
+        if transfer.is_over:
+            return
+        own = node.wires.get(wire.direction.source)
+        if own is None or own.session is not wire.session or wire.direction.is_blocked:
+            transfer.is_over = True
+            return
+        had, transfer.num_here = transfer.num_here, num_here
+        came = self._came(transfer, had)
+        try:
+            if transfer.header.bulk in bulk.IS_SERVED:
+                self._take_fetched(transfer, came)
+            elif transfer.header.bulk is Bulk.WORK:
+                self._take_work(transfer)
+            elif transfer.wait_s < 0.0:
+                self._take_cells(transfer, came)
+        except PeerError as error:
+            transfer.is_over = True
+            self._world.accuse(node, wire.direction.source, f"bulk: {error}")
+            if transfer.header.bulk in bulk.IS_SERVED:
+                node.tell(ev.FetchedWrong(wire.direction.source))
+
+    def _take_work(self, transfer: Transfer) -> None:
+        """Cells of work; what nobody asked for any more is nobody's fault."""
+        node, subject = self._node, transfer.header.subject
+        counts, cells = node.core.audits.counts(subject), []
+        while transfer.next < transfer.num_here and counts:
+            item = transfer.items[transfer.next]
+            node.works.put(subject, item, counts=counts)
+            transfer.next += 1
+            cells.append(item.index)
+        transfer.is_over |= not counts
+        if cells:
+            node.tell(ev.CellsArrived(Bulk.WORK, subject, tuple(cells)))
+
+    def _came(self, transfer: Transfer, had: int) -> ev.BytesArrived:
+        """That bytes came; and what the line took for them, where more came than one piece."""
+        since_s, transfer.timed_s = transfer.timed_s, self._world.now_s
+        items, header = transfer.items, transfer.header
+        is_timed = len(items) > 1 or len(items[0].payload) > limits.PIECE_BYTES_MIN
+        num_bytes = sum(len(item.payload) for item in items[had : transfer.num_here])
+        return ev.BytesArrived(
+            transfer.wire.direction.source,
+            header.bulk in bulk.IS_SERVED,
+            header.subject,
+            num_bytes=num_bytes if is_timed else 0,
+            seconds=(self._world.now_s - since_s) * self._node.clock.rate if is_timed else 0.0,
+        )
+
+    def _take_cells(self, transfer: Transfer, came: ev.BytesArrived) -> None:
+        node, header, cells = self._node, transfer.header, []
+        try:
+            while transfer.next < transfer.num_here:
+                item = transfer.items[transfer.next]
+                bulk.check_size(node.store, header, item.index, len(item.payload))
+                accept = bulk.admission(node.core, node.store, header, (item,))
+                if accept is None:
+                    if transfer.wait_s < 0.0:
+                        transfer.wait_s = self._world.now_s + OVERTAKEN_S
+                        self.waiting.append(transfer)
+                    break
+                accept()
+                transfer.next += 1
+                cells.append(item.index)
+        finally:
+            transfer.is_over |= transfer.next == len(transfer.items)
+            node.tell(came)
+            if cells and node.is_alive:
+                node.tell(ev.CellsArrived(header.bulk, header.subject, tuple(cells)))
+
+    def look_again(self) -> None:
+        """The core has heard something: what waits may be checked now, or is given up."""
+        now_s, core, still = self._world.now_s, self._node.core, []
+        early, self._early = self._early, []
+        for until_s, push in early:
+            if core.audits.may_open(push.to, push.subject):
+                self._world.push(now_s, self._node, self.push, push)
+            elif now_s < until_s:
+                self._early.append((until_s, push))
+        for transfer in self.waiting:
+            item = transfer.items[transfer.next]
+            if bulk.admission(core, self._node.store, transfer.header, (item,)) is not None:
+                # Behind what is happening right now: the core is in the middle of an event.
+                self._world.push(now_s, self._node, self._go_on, transfer)
+            elif now_s < transfer.wait_s:
+                still.append(transfer)
+        self.waiting = still
+
+    def _go_on(self, transfer: Transfer) -> None:
+        transfer.wait_s = -1.0
+        self.arrived(transfer, transfer.num_here)
+
+    def _take_fetched(self, transfer: Transfer, came: ev.BytesArrived) -> None:
+        """Cells of a state or step; what nobody asked for any more is nobody's fault."""
+        node, header = self._node, transfer.header
+        source, gathered = transfer.wire.direction.source, self._node.gathered
+        while transfer.next < transfer.num_here and node.is_alive:
+            if not gathered.takes(header):
+                transfer.is_over = True
+                return
+            item = transfer.items[transfer.next]
+            bulk.check_size(node.store, header, item.index, len(item.payload))
+            transfer.next += 1
+            is_asked = node.core.catchup.is_asked(source, header.subject, item.index)
+            if not (is_asked or header.bulk is Bulk.STATE):
+                continue
+            fresh = gathered.take(header, item)
+            if fresh:
+                node.tell(ev.Fetched(source, header.subject, fresh))
+                if node.is_alive:
+                    self._fetch_on()
+        if node.is_alive:
+            node.tell(came)
+
+    def _fetch_on(self) -> None:
+        """Take the steps that are due; tell once the state is there."""
+        node, certificate = self._node, self._node.gathered.certificate
+        try:
+            node.gathered.advance()
+            if certificate is None or not node.gathered.is_whole:
+                return
+            state = node.gathered.state()
+        except WrongStep as error:
+            node.tell(ev.StepFailed(error.subject))
+        except StateError:
+            assert certificate is not None
+            node.gathered.forget()
+            node.tell(ev.StateFailed(certificate.value.digest))
+        else:
+            node.state_came(certificate, state)
+
+
+def _as_on_the_wire(header: BulkHeader, items: list[Item]) -> tuple[BulkHeader, list[Item]]:
+    """Header and items, through their encoding and back."""
+    header = decode(BulkHeader, encode(header), max_bytes=limits.BULK_HEADER_BYTES_MAX)
+    found = []
+    for item in items:
+        said = BulkItem(index=item.index, length=len(item.payload), proof=b"".join(item.proof))
+        data = encode(BulkItems(items=(said,), piece=limits.PIECE_BYTES_MIN))
+        head = decode(BulkItems, data, max_bytes=limits.BULK_ITEMS_HEADER_BYTES_MAX).items[0]
+        found.append(Item(head.index, item.payload, head.nodes))
+    return header, found

@@ -1,0 +1,208 @@
+"""The trainer's side of a simulated node, as `node.trainers.work` has it: one trainer, kept busy.
+
+A trainer finishes what it began: where the round went on without it, its contribution comes too
+late, and only then it hears what became of it.
+"""
+
+from node import events as ev
+from node.rules.fates import Fates
+from node.trainers.wanted import Wanted
+from protocol.identity import short_id
+from sim.world.nodes import Around, SimNode
+from sim.world.trainer import Flight, Vector
+from training.compression import Encoded
+
+PATIENCE_S, LOOK_S = 0.6, 0.05
+"""How long a liar waits at most for what others make, and how often it looks."""
+
+
+class SimWork:
+    """Keeps the trainer of one process busy with what the core wants."""
+
+    def __init__(self, world: Around, node: SimNode) -> None:
+        self._world = world
+        self._node = node
+        self._path = short_id(node.peer)
+        self._wanted: Wanted | None = None
+        self._taken: Wanted | None = None
+        """What the trainer has heard of last."""
+        self._fates = Fates()
+        self._ready_s = 0.0
+        self._owed_s = 0.0
+        """What audits took of the machine since the last round of training began."""
+        self._is_open = False
+        self._is_stale = False
+        """Whether what was wanted last is of a branch that was left (R4)."""
+        self._is_lost = False
+        """Whether a branch was left since the round in hand began: its residual may be of that."""
+        self._is_waiting = False
+        """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
+        self.round = -1
+        self.is_done = False
+        """Whether the trainer has taken over that the run is finished."""
+
+    def begin(self) -> None:
+        """The trainer is started; it is up a moment later."""
+        self._ready_s = self._world.now_s + self._drawn_s("ready", self._node.device.ready_s)
+        self._world.push(self._ready_s, self._node, self._node.tell, ev.TrainerReady())
+
+    def train(self, action: ev.Train, anchor_N: Vector) -> None:
+        """Take over what the core wants; the trainer hears of it as soon as it is free."""
+        self._fates.hear(action)
+        self._wanted, self._is_stale = Wanted(action, anchor_N), False
+        if self._is_waiting and not self._is_held():
+            self._is_waiting = False
+            self._world.push(self._world.now_s, self._node, self._contribute)
+        self._feed()
+
+    def fell_back(self) -> None:
+        """R4: the branch is left. With two rounds in flight more than one may have been wanted
+        since the trainer began with the one in hand (R5)."""
+        self._is_stale = self._is_lost = self._world.manifest.outer.overlap > 1
+
+    def _feed(self) -> None:
+        wanted = self._wanted
+        if (
+            self._is_stale
+            or wanted is None
+            or wanted is self._taken
+            or self._fates.is_pending(wanted.basis)
+        ):
+            return
+        is_wanted = bool(wanted.action.lease) or self._node.core.is_finished
+        if self.round < 0:
+            if is_wanted:
+                self.start(wanted)
+        elif self._is_open and is_wanted:
+            self.deliver(wanted)
+
+    def start(self, wanted: Wanted) -> None:
+        """The first lease of this process."""
+        self._taken = wanted
+        action, self.round = wanted.action, wanted.round
+        is_under_way = self._node.trainer.start(
+            wanted.round, wanted.anchor_N, action.lease, self._fates, _flight(wanted)
+        )
+        self._fates.taken_over(self.round, wanted.sealed)
+        self._train(is_under_way=is_under_way)
+
+    def deliver(self, wanted: Wanted) -> None:
+        """Answer the contribution, and go on."""
+        lease = wanted.action.lease
+        self._taken, self.round, self._is_open = wanted, wanted.round, False
+        self._is_lost = False
+        is_under_way = self._node.trainer.finish(
+            wanted.round, wanted.anchor_N, lease, self._fates, _flight(wanted)
+        )
+        self._fates.taken_over(self.round, wanted.sealed)
+        self._train(is_under_way=is_under_way)
+
+    def _train(self, *, is_under_way: bool) -> None:
+        assert self._wanted is not None
+        if not self._wanted.action.lease:
+            self.is_done = True
+            return
+        begin_s = max(self._ready_s, self._world.now_s)
+        train_s = 0.0 if is_under_way else self._drawn_s("train", self._node.device.train_s)
+        train_s, self._owed_s = train_s + self._owed_s, 0.0
+        self._world.push(begin_s + train_s, self._node, self._contribute)
+        device = self._node.device
+        if device.nap:
+            luck = self._world.luck(f"nap/{self._path}")
+            is_napping, share = luck.random() < device.nap, luck.random()
+            if is_napping:
+                nap_s = begin_s + share * train_s
+                self._world.push(nap_s, self._node, self._world.nap, self._node)
+
+    def _is_held(self) -> bool:
+        """R5: whether an earlier round on the same fragment has no outcome yet.
+
+        Of a branch that was left (R4) there will be none.
+        """
+        assert self._wanted is not None
+        if self._fates.is_astray:
+            return False
+        awaited = self._node.trainer.waits_for()
+        return awaited is not None and self._wanted.sealed < awaited
+
+    def _contribute(self) -> None:
+        """Store a contribution that is for the round under way; a late one is only answered."""
+        world, node, wanted = self._world, self._node, self._wanted
+        assert wanted is not None
+        if self._is_held():
+            self._is_waiting = True
+            return
+        if node.trainer.waits_for() is not None:
+            node.trainer.join(wanted.anchor_N, wanted.sealed, self._fates)
+        encoded = node.trainer.contribute(world.luck(f"learn/{self._path}"))
+        world.labour.trained += 1
+        if node.trainer.loss is not None:
+            world.learned(node, self.round, node.trainer.loss)
+        world.made(node, encoded.payloads, node.store.layout.fragment_of(self.round))
+        self._hand_over(encoded, world.now_s + PATIENCE_S)
+
+    def _hand_over(self, encoded: Encoded, until_s: float) -> None:
+        """Store it, unless it is bent to wait for others; it is still trained work then."""
+        world, node = self._world, self._node
+        others = world.training_now(node)
+        if world.now_s < until_s and node.hooks.is_waiting(node.store, others):
+            world.push(world.now_s + LOOK_S, node, self._hand_over, encoded, until_s)
+            return
+        assert self._taken is not None
+        basis = self._taken.basis
+        rounds = node.core.machine.standing.worked_for
+        if not self._is_lost and any(basis == view.basis for view in rounds):
+            self._fates.contributed(basis)
+            fragment = node.store.layout.fragment_of(self.round)
+            payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)
+            root, norms = node.store.contribute(payloads, fragment=fragment)
+            inner = world.manifest.inner
+            samples = inner.inner_steps * inner.batch
+            node.tell(
+                ev.Contributed(
+                    round=self.round,
+                    root=root,
+                    cell_norms=norms,
+                    tokens=samples,
+                    samples=samples,
+                    steps=inner.inner_steps,
+                    residual_before=encoded.residual_before,
+                    residual_after=encoded.residual_after,
+                    basis=basis,
+                    work=node.trainer.work(self.round),
+                )
+            )
+        self._is_open = True
+        if node.is_alive:
+            self._feed()
+
+    def audit(self, task: ev.Rerun) -> None:
+        """Run a segment of somebody's round again; training is later by what that takes."""
+        trainer = self._node.trainer
+        assert trainer.traced is not None
+        took_s = 0.0
+        if task.segment < trainer.traced.segments:
+            took_s = self._drawn_s("audit", self._node.device.train_s) / trainer.traced.segments
+            self._owed_s += took_s
+            self._world.labour.audited += 1.0 / trainer.traced.segments
+        self._world.push(self._world.now_s + took_s, self._node, self._audited, task)
+
+    def _audited(self, task: ev.Rerun) -> None:
+        node, work = self._node, task.commit.work[0]
+        assert node.trainer.traced is not None
+        anchor_N = node.anchor(task.round - 1)
+        state = node.works.cells(work.trace[min(task.segment, len(work.trace) - 1)])
+        residual = node.works.cells(task.commit.residual_before)
+        found = b""
+        if anchor_N is not None and state:
+            found = node.trainer.traced.again(task, tuple(state), tuple(residual), anchor_N)
+            found = node.hooks.reran(found)
+        node.tell(ev.Reran(commit_digest=task.commit_digest, segment=task.segment, found=found))
+
+    def _drawn_s(self, purpose: str, span_s: tuple[float, float]) -> float:
+        return self._world.luck(f"{purpose}/{self._path}").uniform(*span_s)
+
+
+def _flight(wanted: Wanted) -> Flight:
+    """What is in flight beside it."""
+    return Flight(wanted.sealed, wanted.basis, wanted.action.bases)

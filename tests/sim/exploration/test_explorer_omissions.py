@@ -1,0 +1,117 @@
+"""What liars leave unsaid, say late, say to one or deny costs nobody else a seat, a vote or a place
+in the LIST; with each rule loosened the same search finds whom it costs what."""
+
+import pytest
+
+from protocol.messages import Kind
+from sim.exploration.cases import OMISSIONS
+from sim.exploration.explorer import Bound, explore
+from sim.exploration.omissions import (
+    CLAIM,
+    DENY,
+    LATE,
+    NEVER,
+    ONE,
+    OWED,
+    PARTS,
+    Habit,
+    Omissions,
+    Plan,
+    silences,
+    slights,
+)
+from tests.sim import looser_omissions as looser
+
+BACK = "R8: an honest voter is set back"
+UNNAMED = "R8: who keeps the others waiting is named by nobody"
+UNSUMMABLE = "R2: somebody is listed whose parts nobody honest holds"
+
+
+@pytest.mark.parametrize("liar", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_liar_of_four_who_omits_the_same_for_rounds_harms_nobody_else(liar):
+    result = explore(Omissions(Plan(rounds=6, liar=liar)), Bound(states=20_000))
+    assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
+    assert result.states > 6 * 100
+
+
+def test_every_kind_is_tried_never_late_to_one_and_denying():
+    tried = {(habit.kind, habit.how) for habit in (*silences(), *slights("A"))}
+    assert {kind for kind, how in tried if how == NEVER} == set(OWED)
+    assert {kind for kind, how in tried if how == ONE} == set(OWED)
+    assert (Kind.HAVE, DENY) in tried
+    assert (None, PARTS) in tried
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OMISSIONS)
+def test_liars_who_change_what_they_omit_harm_nobody_else(name):
+    result = explore(Omissions(OMISSIONS[name]), Bound(seconds=40))
+    assert not result.violation, result.trace
+    assert result.states > 300
+
+
+def claiming(*more: Habit) -> tuple[Habit, ...]:
+    return (Habit(None, PARTS), Habit(Kind.HAVE, CLAIM), *more)
+
+
+DENIES = (Habit(Kind.HAVE, DENY, "A"), Habit(Kind.COMMIT, DENY, "A"))
+TOLD_TO_ONE = tuple(Habit(Kind.COMMIT, ONE, name) for name in "ABC")
+"""With slow gossip it comes to the others when HAVEs are due: those who sum hold its parts already,
+and the closer has not heard of it."""
+
+
+@pytest.mark.parametrize(
+    ("loosened", "plan", "violation"),
+    [
+        pytest.param(
+            looser.one_word_sets_back,
+            Plan(rounds=4, habits=DENIES),
+            BACK,
+            id="set back by one word",
+        ),
+        pytest.param(
+            looser.closers_know_what_all_know,
+            Plan(rounds=4, habits=TOLD_TO_ONE, relay=1.0),
+            BACK,
+            id="a closer is named for what came just then",
+        ),
+        pytest.param(
+            looser.late_haves_are_not_named,
+            Plan(rounds=8, habits=(Habit(Kind.HAVE, NEVER),)),
+            UNNAMED,
+            id="a HAVE that others speak in place of is forgotten",
+        ),
+        pytest.param(
+            looser.late_lists_are_not_named,
+            Plan(rounds=20, habits=(Habit(Kind.LIST, LATE, late=1.45),)),
+            UNNAMED,
+            id="a LIST that comes at last is forgotten",
+        ),
+        pytest.param(
+            looser.members_without_a_vote_hold,
+            Plan(rounds=1, members=2, habits=claiming(), at_once=2),
+            UNSUMMABLE,
+            id="members without a vote hold",
+        ),
+        pytest.param(
+            looser.senders_hold_their_own,
+            Plan(rounds=1, voters=7, habits=claiming(), at_once=2),
+            UNSUMMABLE,
+            id="senders hold their own",
+        ),
+    ],
+)
+def test_looser_rule_costs_the_honest_what_is_theirs(loosened, plan, violation):
+    with loosened():
+        found = explore(Omissions(plan), Bound(states=2000))
+    assert found.violation == violation, found
+    shipped = explore(Omissions(plan), Bound(states=found.states))
+    assert not shipped.violation, shipped.trace
+
+
+def test_list_without_a_second_call_leaves_out_whom_one_denies():
+    plan = Plan(rounds=3, habits=DENIES, without=frozenset({"second-call"}))
+    found = explore(Omissions(plan), Bound())
+    assert found.violation == "R2: an honest closer leaves out an honest sender", found
+    shipped = explore(Omissions(Plan(rounds=3, habits=DENIES)), Bound())
+    assert (shipped.outcome, shipped.violation) == ("exhausted", ""), shipped.trace

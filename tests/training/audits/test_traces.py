@@ -1,0 +1,221 @@
+"""States of own rounds on the disk: what is found there is what its root says, or nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import CheckpointError
+from protocol.grid import EMPTY_ROOT, cell_root
+from protocol.manifest import AuditSpec
+from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
+from training.audits.rerun import reopen
+from training.audits.segments import (
+    TRACES_KEPT,
+    SegmentPlace,
+    SegmentState,
+    cells_of,
+    kept_states,
+    root_of,
+)
+from training.audits.traces import StoredCells, TraceFolder, read_trace_names
+from training.channel.exchange import TraceRoots
+
+SEGMENTS = MANIFEST.audits.segments
+ALL = replace(MANIFEST, audits=AuditSpec(rate=1.0))
+RARE = replace(MANIFEST, audits=AuditSpec(rate=0.25))
+"""A run in which all states are kept as they are made, and one in which some are not."""
+
+
+def place_of(round_index: int) -> SegmentPlace:
+    lease = ((100 * round_index, 8), (7, 3))
+    return SegmentPlace(round=round_index, step=5 * round_index, segment=0, lease=lease)
+
+
+class Chain:
+    """Runs segments: each end is a function of state and place, so that two of a round differ."""
+
+    def __init__(self) -> None:
+        self.places: list[SegmentPlace] = []
+
+    def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+        self.places.append(place)
+        factor = 1.0 + 0.01 * (1 + place.segment + 10 * place.round)
+        vectors = [(factor * x_N).astype("f4") for x_N in (state.weights_N, *state.moments)]
+        return SegmentState(vectors[0], tuple(vectors[1:]), state.steps + 1)
+
+
+def write(
+    folder: TraceFolder, round_index: int, *, has_residual: bool = True, begins=None
+) -> TraceRoots:
+    writer, place = folder.writer(place_of(round_index)), place_of(round_index)
+    states = [begins or state(100 * round_index)]
+    writer.add(states[0])
+    for segment in range(SEGMENTS):
+        states.append(Chain().run(states[-1], replace(place, segment=segment)))
+        writer.add(states[-1])
+    residual_N = state(99).weights_N if has_residual else None
+    return writer.close(states[-1], residual_N)
+
+
+def end_of(round_index: int, begins=None) -> SegmentState:
+    found = begins or state(100 * round_index)
+    for segment in range(SEGMENTS):
+        found = Chain().run(found, replace(place_of(round_index), segment=segment))
+    return found
+
+
+def bytes_in(folder: Path) -> float:
+    """Of cells, per parameter."""
+    return sum(path.stat().st_size for path in folder.glob("*.cells")) / LAYOUT.numel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> TraceFolder:
+    return TraceFolder(tmp_path / "traces", ALL)
+
+
+@pytest.fixture
+def rare(tmp_path: Path) -> TraceFolder:
+    return TraceFolder(tmp_path / "traces", RARE)
+
+
+def test_every_state_is_found_by_its_root_from_another_process(folder, tmp_path):
+    roots = write(folder, 3)
+    other = TraceFolder(tmp_path / "traces", ALL)
+    found = state(300)
+    for number, root in enumerate(roots.trace):
+        cells = other.find(root)
+        assert isinstance(cells, StoredCells)
+        assert cells.is_kept
+        assert tuple(cells) == found.cells(LAYOUT)
+        assert cells.roots == tuple(map(cell_root, cells))
+        found = Chain().run(found, replace(place_of(3), segment=number))
+    residual = cells_of(LAYOUT, (state(99).weights_N,))
+    assert tuple(other.find(root_of(residual))) == residual
+    assert other.find(bytes(32)) == ()
+    first = other.first(3)
+    assert first is not None
+    assert first.cells(LAYOUT) == state(300).cells(LAYOUT)
+    assert roots.before == first.moments_root(LAYOUT)
+    assert roots.after == end_of(3).moments_root(LAYOUT)
+    assert other.first(2) is None
+    assert roots.before != EMPTY_ROOT
+
+
+def test_states_that_are_not_kept_are_made_again_from_the_last_before_them(rare):
+    assert kept_states(RARE) == {0, 4, 8}
+    roots = write(rare, 3)
+    for number, root in enumerate(roots.trace):
+        cells = rare.find(root)
+        assert isinstance(cells, StoredCells)
+        assert cells.is_kept == (number in (0, 4, 8))
+        runs = Chain()
+        assert reopen(root, rare, runs) == root
+        assert len(runs.places) <= 1  # From the one before it, which was made again just now.
+        assert [one.segment for one in runs.places] == ([] if number in (0, 4, 8) else [number - 1])
+        assert all(replace(one, segment=0) == place_of(3) for one in runs.places)
+        assert cells.is_kept
+        assert root_of(tuple(cells)) == root
+    assert reopen(bytes(32), rare, Chain()) == b""
+
+
+def test_state_that_cannot_be_made_again_to_the_bit_is_not_shown(rare):
+    class Other(Chain):
+        def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+            found = super().run(state, place)
+            return replace(found, steps=found.steps + 1)
+
+    root = write(rare, 3).trace[3]
+    assert reopen(root, rare, Other()) == b""
+    cells = rare.find(root)
+    assert isinstance(cells, StoredCells)
+    assert not cells.is_kept
+
+
+def test_rounds_that_nobody_asks_for_leave_their_anchor_alone(rare, tmp_path):
+    traces = tmp_path / "traces"
+    begins, numbers = None, []
+    for index in range(1, TRACES_KEPT + 5):
+        write(rare, index, begins=begins)
+        last = end_of(index, begins)
+        begins = replace(state(1000 + index), moments=last.moments, steps=last.steps)
+        numbers.append(bytes_in(traces))
+        if index > 1:
+            rare.close(index - 1)
+        if index > 2:
+            assert rare.first(index - 2) is None, "its moments are gone"
+        assert rare.anchor(index - 1) is not None or index == 1
+    # Two rounds of which all is kept, with the moments between them once, and the residual that
+    # is the same in all here; and six anchors.
+    assert max(numbers) == pytest.approx(2 * (4 + 12 + 12) + 8 + 4 + 6 * 4, abs=0.1)
+    assert {path.suffix for path in traces.iterdir()} == {".trace", ".cells", ".closed"}
+    assert len(list(traces.glob("*.trace"))) == TRACES_KEPT
+    rare.close(999)
+    assert not rare.is_closed(999), "nothing of it is here"
+
+
+def test_newest_round_is_kept_whole_though_it_is_closed(rare):
+    write(rare, 1)
+    rare.close(1)
+    rare.writer(place_of(2)).drop()
+    first = rare.first(1)
+    assert first is not None
+    assert first.cells(LAYOUT) == state(100).cells(LAYOUT)
+
+
+def test_rounds_that_nobody_asks_for_go_and_so_do_those_of_a_future_that_was_given_up(folder):
+    kept = {index: write(folder, index) for index in range(1, TRACES_KEPT + 3)}
+    newest = TRACES_KEPT + 2
+    for index, roots in kept.items():
+        assert bool(folder.find(roots.trace[0])) == (index > newest - TRACES_KEPT), index
+    again = write(folder, newest - 1)
+    assert folder.find(kept[newest].trace[0]) == ()
+    assert folder.find(again.trace[0])
+
+
+def test_damaged_cell_is_not_there_and_the_others_are(folder, tmp_path):
+    roots = write(folder, 3, has_residual=False)
+    weights = cells_of(LAYOUT, (state(300).weights_N,))
+    path = tmp_path / "traces" / f"{root_of(weights).hex()}.cells"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    cells = folder.find(roots.trace[0])
+    with pytest.raises(IndexError, match="damaged"):
+        cells[0]
+    assert cells[1] == state(300).cells(LAYOUT)[1]
+    assert folder.anchor(3) is None
+    assert folder.first(3) is None
+    path.unlink()
+    with pytest.raises(IndexError, match="gone"):
+        cells[1]
+
+
+def test_file_that_is_torn_or_of_another_run_is_none(folder, tmp_path):
+    roots = write(folder, 3)
+    path = tmp_path / "traces" / "round-000003.trace"
+    whole = path.read_bytes()
+    for broken in (whole[:-1], whole[: len(whole) // 2], b"", bytes(len(whole))):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError):
+            read_trace_names(path, ALL)
+        assert folder.find(roots.trace[0]) == ()
+    path.write_bytes(whole)
+    other = replace(ALL, title="another run")
+    with pytest.raises(CheckpointError, match="another run"):
+        read_trace_names(path, other)
+    assert folder.find(roots.trace[0])
+
+
+def test_round_that_was_not_ended_leaves_nothing(folder, tmp_path):
+    writer = folder.writer(place_of(4))
+    writer.add(state(1))
+    kept = write(folder, 5)  # The process died meanwhile: the next one begins another round.
+    names = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert [name for name in names if name.endswith(".trace")] == ["round-000005.trace"]
+    lost = root_of(cells_of(LAYOUT, (state(1).weights_N,))).hex()
+    assert f"{lost}.cells" not in names
+    folder.writer(place_of(6)).drop()
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == names
+    assert folder.find(kept.trace[0])

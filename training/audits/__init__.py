@@ -1,0 +1,1 @@
+"""What audits run again: segments of a round, traces, reruns."""

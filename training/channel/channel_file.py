@@ -1,0 +1,318 @@
+"""The mapped file between a trainer and the network process: anchors and contributions, in place.
+
+    0      header: magic, version, slots, sizes, run digest
+    ...    places for anchors, float32, one fragment     written by the network process
+           behind the other
+    ...    places for payloads; a contribution's cells   written by the trainer
+           lie behind one another in one of them
+
+With one round in flight neither end copies. The state of the network process lies in the places for
+anchors, and a trainer of one fragment reads it there; the own contribution stays where the trainer
+wrote it, and is sent from there. A place is used again once nobody holds memory of it: a slow peer
+that still reads a contribution, a trainer that still works from an anchor, keep theirs. Which place
+holds what, the frames say; only the network process gives them out. With two rounds in flight (R5)
+there is one place for the anchor and one for each contribution, and both ends copy.
+
+Places are on the disk and in memory once they are used, and what was not needed goes back
+(`training.channel.channel_places`).
+"""
+
+import errno
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol import limits
+from protocol.errors import TrainerError
+from protocol.manifest import RunManifest
+from training.compression import make_codec
+from training.numeric.spare_vectors import SpareVectors, Vector
+
+_MAGIC = b"BARNCHAN"
+_VERSION = 2
+_HEADER = struct.Struct(">8sIIQQ32s")
+_PLACE_BYTES = 64 * limits.KIB
+"""Places begin at multiples of this: each is mapped by itself, and no system maps finer or coarser
+than a divisor of it."""
+
+_ANCHOR_PLACES = 4
+"""One for copies, the state, the next one, and one more that somebody holds."""
+
+_PAYLOAD_PLACES = 3
+"""The round under way and, in open runs, the one before; one to write the next contribution in."""
+
+CHANNEL_SUFFIX = ".channel"
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """Sizes of a channel: a function of the manifest alone, so both ends compute the same."""
+
+    run: bytes
+    fragment_numels: tuple[int, ...]
+    slot_bytes: int
+    slots: int
+    """Rounds in flight."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the shard."""
+        return sum(self.fragment_numels)
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether the trainer reads its anchor where the network process has it. Of several
+        fragments it holds those that did not change, from seals long gone."""
+        return self.slots == 1 and len(self.fragment_numels) == 1
+
+    @property
+    def anchor_places(self) -> int:
+        """Places for anchors; the first is for those that are copied."""
+        return _ANCHOR_PLACES if self.is_read_in_place else 1
+
+    @property
+    def payload_places(self) -> int:
+        """Places for contributions."""
+        return _PAYLOAD_PLACES if self.slots == 1 else self.slots
+
+    @cached_property
+    def anchor_offsets(self) -> tuple[int, ...]:
+        """Where each fragment's anchor begins in its place."""
+        offsets, offset = [], 0
+        for numel in self.fragment_numels:
+            offsets.append(offset)
+            offset += 4 * numel
+        return tuple(offsets)
+
+    @property
+    def anchor_bytes(self) -> int:
+        """Of one place for anchors."""
+        return _rounded(4 * self.numel)
+
+    def anchor_at(self, place: int) -> int:
+        """Where a place for anchors begins in the file."""
+        return _PLACE_BYTES + place * self.anchor_bytes
+
+    def payloads_at(self, place: int) -> int:
+        """Where a place for payloads begins in the file."""
+        return self.anchor_at(self.anchor_places) + place * self.slot_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file; only what is used of it takes blocks."""
+        return self.payloads_at(self.payload_places)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of it what a node uses all the time: an anchor, and a contribution for each round in
+        flight."""
+        return _PLACE_BYTES + self.anchor_bytes + self.slots * self.slot_bytes
+
+    @property
+    def header(self) -> bytes:
+        """The first bytes of the file."""
+        anchor_bytes = 4 * self.numel
+        return _HEADER.pack(_MAGIC, _VERSION, self.slots, anchor_bytes, self.slot_bytes, self.run)
+
+
+def channel_spec(manifest: RunManifest, shard: int) -> ChannelSpec:
+    """The channel for shard number `shard`."""
+    layout = manifest.layout(shard)
+    codec = make_codec(manifest.outer)
+    slot_bytes = max(
+        sum(
+            codec.payload_bytes(layout.cell_numel(fragment, cell))
+            for cell in range(layout.num_cells(fragment))
+        )
+        for fragment in range(len(layout.fragment_numels))
+    )
+    return ChannelSpec(
+        run=manifest.digest,
+        fragment_numels=layout.fragment_numels,
+        slot_bytes=_rounded(slot_bytes),
+        slots=manifest.outer.overlap,
+    )
+
+
+class ChannelFile:
+    """The mapped file, as either end has it."""
+
+    def __init__(self, path: Path, spec: ChannelSpec) -> None:
+        self.path = path
+        self.spec = spec
+        self._maps: dict[tuple[int, bool], mmap.mmap] = {}
+        self._mapping = Lock()
+        # Of each fragment one: that which the trainer has done with when the next is here.
+        self._spare = [SpareVectors(numel, most=1) for numel in spec.fragment_numels]
+
+    @classmethod
+    def create(cls, path: Path, spec: ChannelSpec) -> "ChannelFile":
+        """A fresh file of zeros at `path`, which must not exist; readable by this user alone.
+
+        Raises OSError where the disk is full.
+        """
+        with open(path, "x+b", opener=_open_private) as file:
+            file.truncate(spec.file_bytes)
+            file.write(spec.header)
+        made = cls(path, spec)
+        if not spec.is_read_in_place:
+            made.reserve(spec.anchor_at(0), spec.anchor_bytes)
+        for place in range(spec.slots):
+            made.reserve(spec.payloads_at(place), spec.slot_bytes)
+        return made
+
+    @classmethod
+    def open(cls, path: Path, spec: ChannelSpec) -> "ChannelFile":
+        """The file that the other process made. Raises TrainerError if it is not one for `spec`."""
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if size != spec.file_bytes or file.read(_HEADER.size) != spec.header:
+                raise TrainerError(f"{path} is no channel of this run and version")
+        return cls(path, spec)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap what nobody holds memory of, the rest once it is let go of; the file stays."""
+        for mapping in self._maps.values():
+            with suppress(BufferError):
+                mapping.close()
+        self._maps.clear()
+
+    def reserve(self, offset: int, size: int) -> None:
+        """Allocate the blocks of a place: a hole that does not fit on a full disk would kill
+        whichever process touches it first. Raises OSError where the disk is full."""
+        with self.path.open("r+b") as file:
+            _allocate(file, offset, size)
+
+    def memory(self, offset: int, size: int, *, is_read_only: bool = False) -> mmap.mmap:
+        """The memory of a place; mapped when it is first asked for. Raises OSError where the file
+        is gone."""
+        with self._mapping:
+            mapping = self._maps.get((offset, is_read_only))
+            if mapping is None:
+                access = mmap.ACCESS_READ if is_read_only else mmap.ACCESS_WRITE
+                with self.path.open("r+b") as file:
+                    mapping = mmap.mmap(file.fileno(), size, access=access, offset=offset)
+                self._maps[offset, is_read_only] = mapping
+            return mapping
+
+    # Anchors ------------------------------------------------------------------------------------
+
+    def write_anchor(self, fragment: int, anchor_N: Vector) -> None:
+        """Copy the anchor of one fragment into the first place."""
+        numel = self.spec.fragment_numels[fragment]
+        assert anchor_N.dtype == np.float32
+        assert anchor_N.shape == (numel,)
+        memory = self.memory(self.spec.anchor_at(0), self.spec.anchor_bytes)
+        offset = self.spec.anchor_offsets[fragment]
+        np.frombuffer(memory, np.float32, numel, offset)[:] = anchor_N
+
+    def read_anchor(self, fragment: int, *, place: int = 0) -> Vector:
+        """A copy of one fragment's anchor, not writable. Its memory is that of a later one once
+        nobody holds it, or a view of it. Raises TrainerError for no such place."""
+        anchor_N = self._spare[fragment].take()
+        anchor_N[:] = self.anchor(fragment, place=place)
+        anchor_N.flags.writeable = False
+        return anchor_N
+
+    def anchor(self, fragment: int, *, place: int) -> Vector:
+        """One fragment's anchor where it lies, not writable. Raises TrainerError for no such
+        place."""
+        spec = self.spec
+        if not 0 <= place < spec.anchor_places:
+            raise TrainerError(f"an anchor in place {place} of {spec.anchor_places}")
+        memory = self.memory(spec.anchor_at(place), spec.anchor_bytes, is_read_only=True)
+        numel, offset = spec.fragment_numels[fragment], spec.anchor_offsets[fragment]
+        anchor_N = np.frombuffer(memory, np.float32, numel, offset)
+        anchor_N.flags.writeable = False
+        return anchor_N
+
+    # Payloads -----------------------------------------------------------------------------------
+
+    def payload_memory(self, place: int) -> NDArray[np.uint8]:
+        """The place for a contribution. Raises TrainerError for no such place."""
+        spec = self.spec
+        if not 0 <= place < spec.payload_places:
+            raise TrainerError(f"a contribution in place {place} of {spec.payload_places}")
+        memory = self.memory(spec.payloads_at(place), spec.slot_bytes)
+        return np.frombuffer(memory, np.uint8)
+
+    def write_payloads(self, place: int, payloads: Sequence[bytes]) -> None:
+        """Have a contribution in its place: what does not lie there is copied there. Raises
+        TrainerError if it is larger than a place, or there is none such."""
+        total = sum(len(payload) for payload in payloads)
+        if total > self.spec.slot_bytes or len(payloads) > limits.CELLS_MAX:
+            raise TrainerError(f"a contribution of {total} bytes, {self.spec.slot_bytes} at most")
+        memory_B = self.payload_memory(place)
+        start, offset = memory_B.ctypes.data, 0
+        for payload in payloads:
+            given_B = np.frombuffer(payload, np.uint8)
+            if len(given_B) and given_B.ctypes.data != start + offset:
+                memory_B[offset : offset + len(given_B)] = given_B
+            offset += len(given_B)
+
+    def read_payloads(self, place: int, lengths: Sequence[int]) -> tuple[bytes, ...]:
+        """Copies of a contribution's cells. Raises TrainerError if they leave the place."""
+        memory = memory_of_cells(self.payload_memory(place), lengths)
+        return tuple(bytes(cell) for cell in memory)
+
+
+def memory_of_cells(memory_B: NDArray[np.uint8], lengths: Sequence[int]) -> tuple[memoryview, ...]:
+    """A contribution's cells where they lie, to be read only; each holds the whole place.
+
+    Raises TrainerError if they leave it.
+    """
+    if sum(lengths) > len(memory_B) or min(lengths, default=0) < 0:
+        raise TrainerError(f"a contribution claims {sum(lengths)} bytes of its place")
+    view = memory_B.data.toreadonly()
+    cells, offset = [], 0
+    for length in lengths:
+        cells.append(view[offset : offset + length])
+        offset += length
+    return tuple(cells)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _PLACE_BYTES) * _PLACE_BYTES
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _allocate(file: BinaryIO, offset: int, size: int) -> None:
+    if sys.platform == "linux":
+        try:
+            os.posix_fallocate(file.fileno(), offset, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        else:
+            return
+    zeros = bytes(limits.MIB)
+    file.seek(offset)
+    file.writelines(zeros[: size - start] for start in range(0, size, limits.MIB))
+    file.flush()

@@ -1,0 +1,1 @@
+"""Texts, and who trains on which samples."""

@@ -1,0 +1,1 @@
+"""The machine that trains: device, micro-batches that fit it, inner optimizers."""

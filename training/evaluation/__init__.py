@@ -1,0 +1,1 @@
+"""Models in use: validation against a yardstick, generation, measuring."""

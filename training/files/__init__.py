@@ -1,0 +1,1 @@
+"""Files of tensors and how they become durable: checkpoints, exports, the page cache."""

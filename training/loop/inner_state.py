@@ -1,0 +1,344 @@
+"""The trainer's transaction (R6) on the disk: one file per round.
+
+N elements of a fragment
+
+    round-000042.safetensors    moments after the inner steps of round 42, what it contributed, and
+                                the error feedback's residual before and after
+
+It is written before the contribution leaves the trainer. So a trainer that starts anew knows what
+it may have said: while the round is open it sends the same bytes again, without training; when the
+round is over the seal tells which of the two residuals is the right one.
+"""
+
+import errno
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from protocol.errors import CheckpointError
+from protocol.manifest import RunManifest
+from training.channel.exchange import Contribution, TraceRoots
+from training.device.inner import load_optimizer_tensors
+from training.files.durable import WRITING, make_folder_durably
+from training.files.tensor_file import TensorFile, read_tensors, write_tensors
+from training.loop.scaffold import KeptVariates
+
+logger = logging.getLogger(__name__)
+
+INNER_STATES_KEPT = 3
+
+_VERSION = "1"
+_SUFFIX = ".safetensors"
+_NAME = re.compile(r"round-(\d{6,12})" + re.escape(_SUFFIX))
+_MOMENTS = "moments/"
+_RESIDUAL = "residual/"
+_RESIDUAL_AFTER = "residual_after"
+_DRIFTING = "drifting/"
+_PAYLOAD, _LENGTHS = "payload", "lengths"
+_TRACE = "trace"
+_SHARES = "variates"
+_VARIATES = ("own_N", "own_after_N", "common_N", "anchor_N")
+_TENSORS_PER_PARAMETER_MAX = 8
+"""AdamW keeps three per parameter, the greediest optimizer of torch five."""
+
+_DISK_IS_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerState:
+    """What a trainer must know again after a crash.
+
+    `residuals` are those of all fragments before the contribution, `residual_after_N` that of the
+    contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
+    anchor that the contribution is relative to; with a round of delay of the newest that was known
+    when it was handed over. `optimizer` names the class that `moments` are of.
+    `drifting` are the working weights of the other fragments, which go on against older anchors:
+    by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
+    the contribution is among them. `pending` are earlier rounds that were contributed to and had no
+    outcome yet. `variates` are there where the method has them. `basis` is the RunClock's.
+    """
+
+    round: int
+    anchor: bytes
+    contribution: Contribution
+    residuals: tuple[NDArray[np.float32] | None, ...]
+    residual_after_N: NDArray[np.float32] | None
+    optimizer: str
+    moments: Mapping[str, Tensor]
+    drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
+    pending: tuple[int, ...] = ()
+    variates: KeptVariates | None = None
+    basis: bytes = b""
+
+
+class InnerStore(Protocol):
+    """SEAM: where DiLoCo keeps its transaction; called by the loop, in its thread.
+
+    Implementations: `InnerFolder`; tests. Without one a restart begins with fresh moments and
+    without what the codec lost.
+    """
+
+    def save(self, state: InnerState) -> None:
+        """Make the state of a round durable; called before its contribution is handed over.
+
+        The loop goes on to change the vectors and tensors in it. Raises OSError on a full disk: the
+        contribution then never leaves.
+        """
+        ...
+
+    def newest(self, round_index: int) -> InnerState | None:
+        """The state of the latest round up to `round_index`; called at the start."""
+        ...
+
+
+@runtime_checkable
+class KeepsInnerState(Protocol):
+    """An Exchange that has a place for inner states: DiLoCo uses it unless it is given another."""
+
+    @property
+    def inner_store(self) -> InnerStore:
+        """Where the transaction of each round is kept."""
+        ...
+
+
+class InnerFolder:
+    """InnerStore on disk, for one shard and one process at a time. Three rounds are kept."""
+
+    def __init__(self, folder: Path, manifest: RunManifest, shard: int = 0) -> None:
+        self._folder = folder
+        self._run = manifest.digest.hex()
+        self._shard = manifest.shards[shard]
+        self._numels = manifest.layout(shard).fragment_numels
+
+    def save(self, state: InnerState) -> None:
+        """See InnerStore. Raises OSError that names the folder and what to do."""
+        try:
+            make_folder_durably(self._folder)
+            for left in self._folder.glob(WRITING + "*"):
+                left.unlink()
+            path = self._folder / f"round-{state.round:06d}{_SUFFIX}"
+            write_tensors(path, TensorFile(_tensors(state), self._metadata(state)))
+            self._prune(state.round)
+        except OSError as error:
+            mend = "free space there" if error.errno in _DISK_IS_FULL else "make it writable"
+            raise OSError(
+                error.errno,
+                f"cannot keep the state of round {state.round} in {self._folder}: "
+                f"{error.strerror or error}; {mend} and start again, nothing that was kept is lost",
+            ) from error
+
+    def newest(self, round_index: int) -> InnerState | None:
+        """See InnerStore. A file that is torn, changed or foreign is passed over with a warning.
+
+        So are files of later rounds: they belong to a branch that was given up.
+        """
+        rounds = self._rounds()
+        for index in sorted((index for index in rounds if index <= round_index), reverse=True):
+            try:
+                return self._load(rounds[index], index)
+            except CheckpointError as error:
+                logger.warning("inner state skipped path=%s reason=%s", rounds[index], error)
+        return None
+
+    def _rounds(self) -> dict[int, Path]:
+        if not self._folder.is_dir():
+            return {}
+        matches = ((path, _NAME.fullmatch(path.name)) for path in self._folder.iterdir())
+        return {int(match[1]): path for path, match in matches if match is not None}
+
+    def _prune(self, newest: int) -> None:
+        rounds = self._rounds()
+        kept = sorted(index for index in rounds if index <= newest)[-INNER_STATES_KEPT:]
+        for index in rounds.keys() - set(kept):
+            rounds[index].unlink()
+
+    def _metadata(self, state: InnerState) -> dict[str, str]:
+        contribution = state.contribution
+        return {
+            "version": _VERSION,
+            "run": self._run,
+            "shard": self._shard.name,
+            "round": str(state.round),
+            "anchor": state.anchor.hex(),
+            "optimizer": state.optimizer,
+            "fragment": str(contribution.fragment),
+            "tokens": str(contribution.tokens),
+            "samples": str(contribution.samples),
+            "steps": str(contribution.steps),
+            "loss": contribution.loss.hex(),
+            "residual_before": contribution.residual_before.hex(),
+            "residual_after": contribution.residual_after.hex(),
+            "pending": " ".join(map(str, state.pending)),
+            "basis": state.basis.hex(),
+            **_told_of(contribution.traced),
+            **_shares_of(state.variates),
+        } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
+
+    def _load(self, path: Path, round_index: int) -> InnerState:
+        fragments = len(self._numels)
+        parameters = len(self._shard.tensors)
+        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + len(_VARIATES)
+        content = read_tensors(path, tensors_max=most)
+        # A file with a right digest was written by us, if perhaps by another version of us.
+        try:
+            self._check_owner(path, round_index, content.metadata)
+            state = _state(content, round_index, fragments)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} is of another version: {error!r}") from error
+        numel = self._numels[state.contribution.fragment]
+        expected = [
+            *zip(state.residuals, self._numels, strict=True),
+            (state.residual_after_N, numel),
+            *((local_N, self._numels[other]) for other, (_, local_N) in state.drifting.items()),
+            *((variate_N, numel) for variate_N in _variates(state.variates).values()),
+        ]
+        if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
+            raise CheckpointError(f"{path} has residuals of another size")
+        return state
+
+    def _check_owner(self, path: Path, round_index: int, metadata: Mapping[str, str]) -> None:
+        if metadata["version"] != _VERSION:
+            raise CheckpointError(f"{path} is of version {metadata['version']}, not {_VERSION}")
+        owner = (metadata["run"], metadata["shard"])
+        if owner != (self._run, self._shard.name):
+            raise CheckpointError(
+                f"{path} is of run {owner[0][:12]}, shard {owner[1]}; "
+                f"this is run {self._run[:12]}, shard {self._shard.name}"
+            )
+        if metadata["round"] != str(round_index):
+            raise CheckpointError(f"{path} holds the state of round {metadata['round']}")
+
+
+def anchor_digest(anchor_N: NDArray[np.float32]) -> bytes:
+    """What names an anchor in an InnerState: BLAKE3 over its little-endian float32."""
+    return blake3(np.ascontiguousarray(anchor_N, dtype="<f4").view(np.uint8).data).digest()
+
+
+def take_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: InnerState) -> None:
+    """Put back the moments of a state; they start afresh where they are of another optimizer."""
+    if state.optimizer != type(optimizer).__name__:
+        logger.warning("moments start afresh reason=they are of %s", state.optimizer)
+        return
+    try:
+        load_optimizer_tensors(model, optimizer, state.moments)
+    except CheckpointError as error:
+        logger.warning("moments start afresh reason=%s", error)
+
+
+def _shares_of(kept: KeptVariates | None) -> dict[str, str]:
+    return {} if kept is None else {_SHARES: f"{kept.tokens} {kept.members}"}
+
+
+def _variates(kept: KeptVariates | None) -> dict[str, NDArray[np.float32]]:
+    found = {} if kept is None else {name: getattr(kept, name) for name in _VARIATES}
+    return {f"{_SHARES}/{name}": x_N for name, x_N in found.items() if x_N is not None}
+
+
+def _kept_variates(content: TensorFile) -> KeptVariates | None:
+    if _SHARES not in content.metadata:
+        return None
+    tokens, members = map(int, content.metadata[_SHARES].split())
+    found = {name: _vector(content.tensors, f"{_SHARES}/{name}") for name in _VARIATES}
+    anchor_N = found.pop("anchor_N")
+    if anchor_N is None:
+        raise ValueError("variates without an anchor")
+    return KeptVariates(anchor_N=anchor_N, tokens=tokens, members=members, **found)
+
+
+def _told_of(traced: TraceRoots | None) -> dict[str, str]:
+    if traced is None:
+        return {}
+    names = (traced.before, traced.after, *traced.trace)
+    return {_TRACE: " ".join(root.hex() for root in names)}
+
+
+def _traced(metadata: Mapping[str, str]) -> TraceRoots | None:
+    names = [bytes.fromhex(name) for name in metadata.get(_TRACE, "").split()]
+    if not names:
+        return None
+    before, after, *trace = names
+    return TraceRoots(trace=tuple(trace), before=before, after=after)
+
+
+def _tensors(state: InnerState) -> dict[str, Tensor]:
+    contribution = state.contribution
+    tensors = {_MOMENTS + name: tensor for name, tensor in state.moments.items()}
+    for fragment, residual_N in enumerate(state.residuals):
+        if residual_N is not None:
+            tensors[f"{_RESIDUAL}{fragment}"] = torch.from_numpy(residual_N)
+    if state.residual_after_N is not None:
+        tensors[_RESIDUAL_AFTER] = torch.from_numpy(state.residual_after_N)
+    for other, (_, local_N) in state.drifting.items():
+        tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
+    variates = _variates(state.variates)
+    tensors |= {name: torch.from_numpy(variate_N) for name, variate_N in variates.items()}
+    payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
+    tensors[_PAYLOAD] = torch.tensor(payload)
+    tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
+    return tensors
+
+
+def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
+    metadata, tensors = content.metadata, content.tensors
+    payload = tensors[_PAYLOAD].numpy().tobytes()
+    lengths = [int(length) for length in tensors[_LENGTHS]]
+    ends = accumulate(lengths)
+    if min(lengths, default=0) < 0 or sum(lengths) != len(payload):
+        raise ValueError("payload of another length")
+    fragment = int(metadata["fragment"])
+    if not 0 <= fragment < fragments:
+        raise ValueError(f"fragment {fragment}")
+    contribution = Contribution(
+        fragment=fragment,
+        payloads=tuple(
+            payload[end - length : end] for end, length in zip(ends, lengths, strict=True)
+        ),
+        tokens=int(metadata["tokens"]),
+        samples=int(metadata["samples"]),
+        steps=int(metadata["steps"]),
+        residual_before=bytes.fromhex(metadata["residual_before"]),
+        residual_after=bytes.fromhex(metadata["residual_after"]),
+        loss=float.fromhex(metadata["loss"]),
+        traced=_traced(metadata),
+    )
+    return InnerState(
+        round=round_index,
+        anchor=bytes.fromhex(metadata["anchor"]),
+        contribution=contribution,
+        residuals=tuple(_vector(tensors, f"{_RESIDUAL}{f}") for f in range(fragments)),
+        residual_after_N=_vector(tensors, _RESIDUAL_AFTER),
+        optimizer=metadata["optimizer"],
+        moments={
+            name.removeprefix(_MOMENTS): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_MOMENTS)
+        },
+        drifting={
+            other: (bytes.fromhex(metadata[name]), local_N)
+            for other in range(fragments)
+            if (local_N := _vector(tensors, name := f"{_DRIFTING}{other}")) is not None
+        },
+        # A file from before there was more than one round in flight names none.
+        pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
+        variates=_kept_variates(content),
+        basis=bytes.fromhex(metadata.get("basis", "")),
+    )
+
+
+def _vector(tensors: Mapping[str, Tensor], name: str) -> NDArray[np.float32] | None:
+    if name not in tensors:
+        return None
+    vector_N: NDArray[np.float32] = tensors[name].numpy()
+    if vector_N.dtype != np.float32:
+        raise ValueError(f"{name} is {vector_N.dtype}")
+    return vector_N

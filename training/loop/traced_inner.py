@@ -1,0 +1,257 @@
+"""The inner loop in segments whose ends are kept, and segments of others run again (R10).
+
+N elements of the shard, B sequences, W window (context + 1 bytes)
+
+Moments follow the contribution as residuals do (R6): what no seal lists leaves them as they were
+before the round, or the hash chain would have a gap. A second model runs what others trained, so
+that the own one never has to be put back.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import nn
+
+from protocol.grid import ShardSpec
+from protocol.manifest import RunManifest
+from training.audits.segments import (
+    ALONE,
+    SegmentPlace,
+    SegmentState,
+    Vector,
+    luck_of,
+    steps_of_segment,
+)
+from training.audits.traces import TraceFolder, TraceWriter
+from training.channel.exchange import Lease, Outcome, RunClock, RunStart, TraceRoots
+from training.device.device import Device
+from training.device.inner import accumulate_gradient, apply_gradient, load_optimizer_tensors
+from training.loop.recall import Recalled
+from training.models.building import read_fragment, write_fragment
+
+MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
+_STEP = "step"
+_CLASS_BYTES = 6
+
+KERNELS_BY = (
+    *("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),
+    *("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS"),
+    *("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
+    *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
+)
+"""Variables by which a user has libraries take other kernels than the processor's: of two equal
+machines one trains to other bits where it alone has MKL_CBWR=COMPATIBLE."""
+
+Batches = Callable[[Lease, int], NDArray[np.uint8]]
+"""The windows (B, W) of a local step of somebody's lease."""
+
+
+def device_class(device: Device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What two machines have in common that compute equal bits: processor, kernels, libraries and
+    number of threads. Of devices other than the CPU nobody promises that: each is alone. So is a
+    CPU whose model the system does not tell, as macOS."""
+    processor = _processor(cpuinfo)
+    if not (device.is_cpu and processor):
+        return ALONE
+    told = (
+        torch.__version__,
+        torch.__config__.show(),
+        torch.backends.cpu.get_cpu_capability(),
+        np.__version__,
+        platform.machine(),
+        processor,
+        *(f"{name}={os.environ.get(name, '')}" for name in KERNELS_BY),
+    )
+    digest = blake3("\n".join(told).encode()).hexdigest(length=_CLASS_BYTES)
+    return f"cpu, {torch.get_num_threads()} threads, {digest}"
+
+
+def _processor(cpuinfo: Path) -> str:
+    """Model and instructions, as far as the system says; libraries choose their kernels by them.
+    Nothing where it says less than the model."""
+    try:
+        lines = cpuinfo.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return platform.processor() if sys.platform == "win32" else ""
+    wanted = (
+        *("vendor_id", "cpu family", "model", "model name", "flags"),
+        *("CPU implementer", "CPU variant", "CPU part", "Features"),
+    )
+    found = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
+    return "\n".join(found[name] for name in wanted if name in found)
+
+
+def fix_order() -> None:
+    """Have torch compute equal bits from equal bits, or say that an operation cannot."""
+    torch.use_deterministic_algorithms(True)
+
+
+def state_of_model(
+    model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec
+) -> SegmentState:
+    """Weights, moments and steps as they are, copied."""
+    parameters = dict(model.named_parameters())
+    moments: list[Vector] = []
+    steps = 0
+    for name in MOMENT_NAMES:
+        flat = []
+        for index in shard.fragments[0]:
+            parameter = parameters[shard.tensors[index].name]
+            kept = optimizer.state.get(parameter, {})
+            value = kept.get(name)
+            flat.append(torch.zeros_like(parameter) if value is None else value)
+            steps = int(kept.get(_STEP, 0))
+        whole = torch.cat([part.detach().to("cpu", torch.float32).flatten() for part in flat])
+        moments.append(whole.numpy())
+    return SegmentState(read_fragment(model, shard, 0), tuple(moments), steps)
+
+
+def put_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec, state: SegmentState
+) -> None:
+    """Inverse of `state_of_model`."""
+    write_fragment(model, shard, 0, state.weights_N)
+    put_moments(model, optimizer, shard, state)
+
+
+def put_moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec, state: SegmentState | None
+) -> None:
+    """Moments and steps alone; None are those of whoever begins."""
+    if state is None or state.is_fresh:
+        load_optimizer_tensors(model, optimizer, {})
+        return
+    tensors: dict[str, torch.Tensor] = {}
+    for name, moment_N in zip(MOMENT_NAMES, state.moments, strict=True):
+        start = 0
+        for index in shard.fragments[0]:
+            spec = shard.tensors[index]
+            part = torch.from_numpy(moment_N[start : start + spec.numel].copy())
+            tensors[f"{name}/{spec.name}"] = part.reshape(spec.shape)
+            tensors[f"{_STEP}/{spec.name}"] = torch.tensor(float(state.steps))
+            start += spec.numel
+    load_optimizer_tensors(model, optimizer, tensors)
+
+
+class RoundTracer:
+    """Keeps the states of one's own rounds. For runs of one fragment, with one round in flight."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        manifest: RunManifest,
+        folder: TraceFolder,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._manifest, self._shard = manifest, manifest.shards[0]
+        self._folder = folder
+        segments = range(manifest.audits.segments)
+        self._ends = {steps_of_segment(manifest, segment).stop for segment in segments}
+        self._begins = {steps_of_segment(manifest, segment).start: segment for segment in segments}
+        self._writer: TraceWriter | None = None
+        self._before: SegmentState | None = None
+        """What the round in hand began with; None of whoever begins, or does not know."""
+        self._last: SegmentState | None = None
+        self._is_lost = False
+        """Whether nobody knows any more what the round in hand began with."""
+
+    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
+        """Before the gradient of each step of a round, which is trained on that lease."""
+        round_index = clock.round
+        segment = self._begins.get(local_step)
+        if segment is not None:
+            torch.manual_seed(luck_of(self._manifest, round_index, lease, segment))
+        if local_step == 0:
+            if self._writer is not None:
+                self._writer.drop()
+            place = SegmentPlace(round=round_index, step=clock.step, segment=0, lease=lease)
+            self._writer = self._folder.writer(place)
+            self._before, self._is_lost = self._add(), False
+
+    def after_step(self, local_step: int) -> None:
+        """Behind each step; the first one is number 1."""
+        if local_step in self._ends:
+            self._last = self._add()
+
+    def encoded(self, residual_N: Vector | None) -> TraceRoots:
+        """The round is trained and encoded, with that residual."""
+        assert self._writer is not None, "before_gradient was not called"
+        assert self._last is not None
+        writer, self._writer = self._writer, None
+        return writer.close(self._last, residual_N)
+
+    def settled(self, outcome: Outcome) -> bool:
+        """What became of the round: moments that no seal lists are those of before. False where
+        nobody knows what was before: the residual, too, is then that of whoever begins."""
+        if outcome.is_resync or (self._is_lost and not outcome.listed):
+            self._put(None)
+            return False
+        if not outcome.listed:
+            self._put(self._before)
+        return True
+
+    def goes_on(self, recalled: Recalled, start: RunStart) -> bool:
+        """Whether a process that begins anew goes on from what the own last listed round left: it
+        has the residual and the moments of the newest round that is kept. Else it begins with no
+        moments, and has to without residual: audits know the hash chain, or nothing at all."""
+        newest = recalled.newest.round
+        is_known = recalled.residuals is not None and max(start.listed, default=-1) <= newest
+        if is_known:
+            self._before = self._folder.first(newest)
+            self._is_lost = self._before is None
+            if newest in recalled.under_way or newest in start.listed:
+                return True
+        if not is_known or self._is_lost:
+            self._put(None)
+            return False
+        self._put(self._before)
+        return True
+
+    def _put(self, state: SegmentState | None) -> None:
+        put_moments(self._model, self._optimizer, self._shard, state)
+
+    def _add(self) -> SegmentState:
+        assert self._writer is not None
+        state = state_of_model(self._model, self._optimizer, self._shard)
+        self._writer.add(state)
+        return state
+
+
+class TorchSegments:
+    """RunsSegments with a model of its own, made when it is first needed."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        make: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
+        batches: Batches,
+    ) -> None:
+        self._manifest, self._make, self._batches = manifest, make, batches
+        self._made: tuple[nn.Module, torch.optim.Optimizer] | None = None
+
+    def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+        """See RunsSegments."""
+        if self._made is None:
+            self._made = self._make()
+        model, optimizer = self._made
+        shard = self._manifest.shards[0]
+        put_state(model, optimizer, shard, state)
+        luck = torch.get_rng_state()
+        torch.manual_seed(luck_of(self._manifest, place.round, place.lease, place.segment))
+        try:
+            for step in steps_of_segment(self._manifest, place.segment):
+                windows_BW = self._batches(place.lease, step)
+                sam_radius = self._manifest.inner.sam_radius
+                accumulate_gradient(model, optimizer, windows_BW, sam_radius=sam_radius)
+                apply_gradient(model, optimizer, self._manifest, place.step + step)
+            return state_of_model(model, optimizer, shard)
+        finally:
+            torch.set_rng_state(luck)

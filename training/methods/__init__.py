@@ -1,0 +1,1 @@
+"""What presets stand for."""

@@ -1,0 +1,1 @@
+"""Models that a manifest names: how they are built, checked and given their first values."""

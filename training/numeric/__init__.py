@@ -1,0 +1,1 @@
+"""Arithmetic that gives the same bits everywhere, and where vectors lie."""
