@@ -25,7 +25,7 @@ from node.exchange import Driver, DriverParts
 from node.hooks import NodeHooks
 from node.peers.access import Access
 from node.peers.bent_links import BentLinks
-from node.peers.dialling import Standing
+from node.peers.dialling import KnownProgress
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.rules.chain import genesis
@@ -166,7 +166,9 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         access=access,
         private_addresses=node.config.records_private,
         started_ms=round(time.time() * 1000),
-        standing=lambda: Standing(core.machine.head.roster.member_set, core.machine.head.round),
+        standing=lambda: KnownProgress(
+            core.machine.head.roster.member_set, core.machine.head.round
+        ),
         work=_solves_puzzle(node),
         memory=directory.memory,
     )

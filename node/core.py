@@ -16,7 +16,7 @@ from node.peers.relay import Relay, heartbeat, pack
 from node.round import RoundMachine
 from node.rules import roster as rosters
 from node.rules.auditing import AUDIT_KINDS, Audits
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.meeting import Meeting
 from node.rules.quoting import quoted_votes
 from node.rules.restart import Restart, was_listed
@@ -650,7 +650,9 @@ class NodeCore:
             return [ev.Fault(source, f"malformed message: {error}")]
         if not is_signed(message, self.signer):
             return [ev.Fault(source, f"{message.slot.kind.name} is not signed by its sender")]
-        actions = list(self._expand(self.machine.hear_late(ended, Entry(message, body)), now_s))
+        actions = list(
+            self._expand(self.machine.hear_late(ended, BallotEntry(message, body)), now_s)
+        )
         if ended.ballots.find(message.digest):
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions

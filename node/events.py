@@ -16,8 +16,8 @@ from node.rules.sum_events import Measure as Measure
 from node.rules.sum_events import Measured as Measured
 from node.rules.sum_events import Reduce as Reduce
 from node.rules.sum_events import Reduced as Reduced
+from node.state_transfer.fetch_events import CellsFetched as CellsFetched
 from node.state_transfer.fetch_events import FetchBegun as FetchBegun
-from node.state_transfer.fetch_events import Fetched as Fetched
 from node.state_transfer.fetch_events import FetchedWrong as FetchedWrong
 from node.state_transfer.fetch_events import FetchEvent as FetchEvent
 from node.state_transfer.fetch_events import FetchOrder as FetchOrder
@@ -102,7 +102,7 @@ class SuspicionsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Convicted:
+class EvidenceHeld:
     """This evidence is held, and was checked here: its subjects are to be banned (R1)."""
 
     evidence: tuple[Evidence, ...]
@@ -139,7 +139,7 @@ LocalRoundEvent = (
     | Applied
     | SeatChecked
     | SuspicionsChanged
-    | Convicted
+    | EvidenceHeld
     | Woke
     | StatusHeard
     | EndTimePassed

@@ -29,7 +29,7 @@ from node.reporting.people import (
 )
 from node.reporting.terminal import people_console
 from node.reporting.trace_file import tracing
-from node.running import Around, run_node
+from node.running import RunContext, run_node
 from node.settings.node_file import node_config, read_node_file
 from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
 from node.state.keystore import has_identity, load_or_create_identity
@@ -175,7 +175,9 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
             if _has_other_key(obtained, signer, is_new_peer=is_new_peer):
                 text = _OTHER_KEY.format(file=start.state / KEY_FILE)
                 log.emit("warning", key="identity", text=text)
-            around = Around(departure=departure, board=board, num_lost_lines=lambda: logs.num_lost)
+            around = RunContext(
+                departure=departure, board=board, num_lost_lines=lambda: logs.num_lost
+            )
             await run_node(node, around)
     except* (BarnraiseError, OSError) as group:
         failure = user_error(group, start.state)

@@ -27,7 +27,7 @@ from node.processes.interrupts import end_now
 from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
-from node.running import Around, run_node
+from node.running import RunContext, run_node
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
@@ -141,7 +141,7 @@ async def _run(
                     trainer_command=trainer_command,
                     trace=trace,
                 )
-                around = Around(
+                around = RunContext(
                     departure=departure,
                     board=board,
                     num_lost_lines=lambda: logs.num_lost,

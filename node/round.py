@@ -41,7 +41,7 @@ from node.rules.agreement import (
     statements,
     waits_for_seats,
 )
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.chain import certify, seal_value
 from node.rules.courtesy import Courtesy
 from node.rules.deadlines import LearnedDeadline
@@ -229,7 +229,7 @@ class RoundMachine:
 
     # Filing -------------------------------------------------------------------------------------
 
-    def hear_late(self, view: RoundView, entry: Entry) -> list[ev.RoundAction]:
+    def hear_late(self, view: RoundView, entry: BallotEntry) -> list[ev.RoundAction]:
         """A COMMIT or SEAL of a round that is sealed: it shows that its sender is there (R1)."""
         message = entry.message
         if not concerns(view, entry):
@@ -240,7 +240,7 @@ class RoundMachine:
             return self._contradicted(view, message)
         return []
 
-    def _hear(self, entry: Entry, now_s: float) -> list[ev.RoundAction]:
+    def _hear(self, entry: BallotEntry, now_s: float) -> list[ev.RoundAction]:
         message, slot = entry.message, entry.message.slot
         view = self.standing.on(slot.basis) or self.view
         is_own = message.sender == view.me
@@ -324,7 +324,7 @@ class RoundMachine:
             view.suspect(self._suspects, convicted)
         self._agenda.disturb()
 
-    def _keep_early(self, entry: Entry) -> bool:
+    def _keep_early(self, entry: BallotEntry) -> bool:
         """What may be of a round whose seal is not here yet; whether it can be filed only then.
 
         So is a SEAL of the round beside this one (R5): whoever signed it has the seal before it.
@@ -438,7 +438,7 @@ class RoundMachine:
     def _publish(
         self, view: RoundView, message: SignedMessage, body: Body
     ) -> Iterator[ev.RoundAction]:
-        filed = view.ballots.add(Entry(message, body), is_own=True)
+        filed = view.ballots.add(BallotEntry(message, body), is_own=True)
         # A slot filled twice would convict this node; the rules ask before they sign.
         assert filed == "new", f"{message.slot.kind.name} signed twice in one slot ({filed})"
         yield ev.RecordSlot(message)
@@ -488,7 +488,7 @@ class RoundMachine:
             )
             for data in head.seals:
                 # Heard after this node had filed its own: stragglers need them to end the round.
-                previous.ballots.add(Entry(*decode_message(data)))
+                previous.ballots.add(BallotEntry(*decode_message(data)))
         self.reset(head, now_s=now_s, before=before[-1].value if before else None)
         self.previous = previous
         # What came of that round behind the own SEAL is not in the journal: nothing is told of it.
@@ -738,7 +738,7 @@ class RoundMachine:
         """Take one event in; the actions that are due, in order."""
         was_asking, actions = self._silence.is_asking, list[ev.RoundAction]()
         if isinstance(event, ev.Heard):
-            actions, can_be_quiet = self._hear(Entry(event.message, event.body), now_s), True
+            actions, can_be_quiet = self._hear(BallotEntry(event.message, event.body), now_s), True
             if was_asking:
                 self._settle_silence()
         else:
@@ -847,7 +847,7 @@ class RoundMachine:
                 self._suspects = suspects
                 for view in self.standing.under_way:
                     view.suspect(suspects, self.convicted)
-            case ev.Convicted(evidence=evidence):
+            case ev.EvidenceHeld(evidence=evidence):
                 self._convict(self.convicted | ({e.subject for e in evidence} - {self.view.me}))
             case ev.Woke():
                 self._silence.woke()

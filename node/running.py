@@ -22,7 +22,7 @@ from node.cells.bulk_streams import BULK_PROTOCOL
 from node.config import NodeConfig
 from node.exchange import Driver
 from node.peers.departure import Departure
-from node.peers.entry import Entry
+from node.peers.entry import FirstPeers
 from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
 from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.peers.lingering import Lingering
@@ -70,7 +70,7 @@ PLACE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class RunContext:
     """What a node is run in."""
 
     departure: Departure
@@ -84,7 +84,7 @@ class Around:
     """Whether standard input is the pipe of whoever started this node, and its end is ours."""
 
 
-async def run_node(node: Node, around: Around) -> None:
+async def run_node(node: Node, around: RunContext) -> None:
     """Run one node until its run is finished, or `around.departure` is asked.
 
     Raises ConfigError if it cannot listen, UnreachableError if a node that is new to the run
@@ -126,7 +126,7 @@ async def run_node(node: Node, around: Around) -> None:
                 await nursery.start(directory.run)
                 nursery.start_soon(_watch_connections, transport, made.links, made.driver)
                 neighbours = _meet_neighbours(node, transport, directory, made.links, nursery)
-                entry = Entry(node, transport, directory, made.links, neighbours)
+                entry = FirstPeers(node, transport, directory, made.links, neighbours)
                 nursery.start_soon(entry.watch_company)
                 if is_resumed:
                     nursery.start_soon(entry.knock)
@@ -250,7 +250,7 @@ async def _keep_inviting(node: Node, transport: Libp2pTransport, driver: Driver)
 
 async def _start_status(
     node: Node,
-    around: Around,
+    around: RunContext,
     made: Machinery,
     transport: Libp2pTransport,
     directory: KademliaDirectory,
@@ -381,7 +381,7 @@ async def _work(made: Machinery, departure: Departure) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _watch_parent(node: Node, around: Around, driver: Driver, nursery: trio.Nursery) -> None:
+def _watch_parent(node: Node, around: RunContext, driver: Driver, nursery: trio.Nursery) -> None:
     """End with whoever started this node, if it is somebody's child."""
     if node.attached is not None:
         nursery.start_soon(_watch_attached, node.attached, around.departure, driver)

@@ -107,7 +107,7 @@ class _State(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Candidate:
+class _LookupCandidate:
     contact: Contact
     distance: int
     state: _State = _State.FRESH
@@ -163,9 +163,9 @@ class Lookup:
         self._claimed = shared.claimed
         self._is_enough_asked = shared.is_enough_asked
         self._avoid = avoid
-        self._by_peer: dict[PeerId, _Candidate] = {}
-        self._ordered: list[_Candidate] = []
-        self._pending: dict[PeerId, _Candidate] = {}
+        self._by_peer: dict[PeerId, _LookupCandidate] = {}
+        self._ordered: list[_LookupCandidate] = []
+        self._pending: dict[PeerId, _LookupCandidate] = {}
         self._records: dict[PeerId, SignedRecord] = {}
         self._liars: set[PeerId] = set()
         self._silent: set[PeerId] = set()
@@ -255,11 +255,11 @@ class Lookup:
             peer = contact.peer
             if peer in self._avoid or peer in self._by_peer or not contact.addresses:
                 continue
-            candidate = _Candidate(contact, distance_to(contact, self.key))
+            candidate = _LookupCandidate(contact, distance_to(contact, self.key))
             self._by_peer[peer] = candidate
             bisect.insort(self._ordered, candidate, key=lambda c: c.distance)
 
-    def _take_records(self, candidate: _Candidate, reply: Values) -> bool:
+    def _take_records(self, candidate: _LookupCandidate, reply: Values) -> bool:
         """Whether the page obeys the rules; nothing of one that does not is believed.
 
         Strictly ascending writers bound the pages: nobody can send us around in circles.
@@ -290,7 +290,7 @@ class Lookup:
         candidate.last_writer = writers[-1] if writers else candidate.last_writer
         return True
 
-    def _ask(self, candidate: _Candidate, now_s: float) -> Query:
+    def _ask(self, candidate: _LookupCandidate, now_s: float) -> Query:
         candidate.state = _State.WAITING
         candidate.asked_s = now_s
         candidate.began_s = candidate.began_s if candidate.pages else now_s
@@ -322,7 +322,7 @@ class Lookup:
         self.is_done = self._has_ended(window)
         return queries
 
-    def _weight(self, candidate: _Candidate) -> float:
+    def _weight(self, candidate: _LookupCandidate) -> float:
         # Of those that will take long to answer, strangers above all, twice as many are asked.
         is_long = self._is_learned and candidate.slow_s >= self.config.slow_after_s
         return 0.5 if is_long else 1.0
@@ -337,7 +337,7 @@ class Lookup:
             elif now_s >= candidate.asked_s + candidate.slow_s:
                 candidate.state = _State.SLOW
 
-    def _window(self) -> list[_Candidate]:
+    def _window(self) -> list[_LookupCandidate]:
         """The nearest `width` candidates that are not given up, silent, or another path's."""
         window = []
         for candidate in self._ordered:
@@ -350,7 +350,7 @@ class Lookup:
                 break
         return window
 
-    def _has_ended(self, window: list[_Candidate]) -> bool:
+    def _has_ended(self, window: list[_LookupCandidate]) -> bool:
         enough = self.config.holders_enough
         if enough and self.holders() >= enough:
             return True

@@ -40,7 +40,7 @@ class _Tried:
 
 
 @dataclass(slots=True)
-class _Host:
+class _DialledHost:
     since_s: float
     num: int = 0
 
@@ -50,7 +50,7 @@ class DialMemory:
 
     def __init__(self) -> None:
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self._hosts: OrderedDict[str, _DialledHost] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._tried)
@@ -119,7 +119,7 @@ class DialMemory:
         name = _host_of(place)
         host = self._hosts.pop(name, None)
         if host is None or now_s >= host.since_s + STRANGE_S:
-            host = _Host(now_s)
+            host = _DialledHost(now_s)
         host.num += 1
         self._hosts[name] = host
         while len(self._hosts) > REMEMBERED_MAX:

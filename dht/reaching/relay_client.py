@@ -55,7 +55,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Candidate:
+class _RelayCandidate:
     """A peer that may be a relay; when it is asked again."""
 
     address: str
@@ -79,7 +79,7 @@ class Places:
         self._transport = transport
         self._listens = listens
         self._is_wanted = is_wanted
-        self._candidates: dict[PeerId, _Candidate] = {}
+        self._candidates: dict[PeerId, _RelayCandidate] = {}
         self._places: dict[PeerId, Place] = {}
         self._changed = trio.Event()
 
@@ -133,7 +133,7 @@ class Places:
                 # Of a place, what is told changes with the place.
                 known.address = known.address if known.is_asked else address
             elif self._has_room(connected):
-                self._candidates[peer] = _Candidate(address, now_s)
+                self._candidates[peer] = _RelayCandidate(address, now_s)
         wanted = PLACES_WANTED - sum(one.is_asked for one in self._candidates.values())
         if wanted <= 0:
             return
@@ -158,7 +158,7 @@ class Places:
             del self._candidates[max(gone)[1]]
         return bool(gone)
 
-    async def _keep(self, relay: PeerId, candidate: _Candidate) -> None:
+    async def _keep(self, relay: PeerId, candidate: _RelayCandidate) -> None:
         stream: Stream | None = None
         try:
             with trio.fail_after(ANSWER_S):
@@ -178,7 +178,7 @@ class Places:
                 with trio.CancelScope(shield=True):
                     await stream.aclose()
 
-    async def _stay(self, relay: PeerId, candidate: _Candidate, stream: Stream) -> None:
+    async def _stay(self, relay: PeerId, candidate: _RelayCandidate, stream: Stream) -> None:
         while True:
             with trio.fail_after(ANSWER_S):
                 await _say(stream, Reserve())

@@ -259,7 +259,7 @@ class _Upgrader(TransportUpgrader):
         return NO_WORD
 
 
-class _Host(BasicHost):
+class _QuietHost(BasicHost):
     """The library's host, which asks nobody to identify itself.
 
     What peers say there, addresses and protocols, our own messages say too. It would be a stream
@@ -294,7 +294,7 @@ def build_host(
     )
     upgrader.muxer_multistream = Muxers(int(UPGRADE_TIMEOUT_S))
     announce = [Multiaddr(address) for address in config.announce]
-    return _Host(
+    return _QuietHost(
         _Swarm(peer_id, peerstore, upgrader, door),
         addrs_factory=lambda found: (
             announce or list(reachable(found, _interfaces(), config.interface))

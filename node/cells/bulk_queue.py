@@ -148,7 +148,7 @@ class PushQueue:
         return to in self._lines
 
 
-class Pace:
+class SendWindow:
     """How many bytes may be under way to one peer, learned from how long they take.
 
     The window grows by what came through in good time, and shrinks by half of what waited long.
@@ -188,7 +188,7 @@ class Meter:
     While it `gives_way` to others there is one of them at most.
     """
 
-    def __init__(self, pace: Pace, gives_way: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, pace: SendWindow, gives_way: Callable[[], bool] = lambda: False) -> None:
         self._pace = pace
         self._gives_way = gives_way
         self._pieces: deque[tuple[int, float]] = deque()

@@ -31,7 +31,7 @@ Take = Callable[[Sequence[Item]], Awaitable[bool]]
 """Checks cells that came together and keeps them; whether the next ones are to come."""
 
 
-class Owner(Protocol):
+class ReceivingOwner(Protocol):
     """What is needed of the driver."""
 
     store: ShardStore
@@ -49,7 +49,7 @@ class Inbound:
     """
 
     stream: Stream
-    owner: Owner
+    owner: ReceivingOwner
     scope: trio.CancelScope
     header: BulkHeader
     line: LineLimits

@@ -15,7 +15,7 @@ import trio
 from node import events as ev
 from node.cells import bulk
 from node.cells.bulk_checks import Checks
-from node.cells.bulk_queue import Meter, Pace, PushQueue
+from node.cells.bulk_queue import Meter, PushQueue, SendWindow
 from node.cells.bulk_receiving import TOLD_EVERY_S as TOLD_EVERY_S
 from node.cells.bulk_receiving import Inbound
 from node.cells.bulk_sending import STALL_S as STALL_S
@@ -58,7 +58,7 @@ STREAMS_MAX = 8
 T = TypeVar("T")
 
 
-class Owner(Protocol):
+class BulkOwner(Protocol):
     """What the streams need of the driver."""
 
     core: NodeCore
@@ -90,7 +90,12 @@ class BulkStreams:
     """Sends and receives cells for one driver."""
 
     def __init__(
-        self, owner: Owner, transport: Transport, hooks: NodeHooks, log: EventLog, parts: StateParts
+        self,
+        owner: BulkOwner,
+        transport: Transport,
+        hooks: NodeHooks,
+        log: EventLog,
+        parts: StateParts,
     ) -> None:
         self._owner = owner
         self._transport = transport
@@ -101,7 +106,7 @@ class BulkStreams:
         self._line = parts.line
         self._work = parts.work
         self._queue = PushQueue()
-        self._paces: dict[PeerId, Pace] = {}
+        self._paces: dict[PeerId, SendWindow] = {}
         self.uplink = Uplink()
         self._checks = Checks(owner.compute)
         self._num_inbound: Counter[PeerId] = Counter()
@@ -200,11 +205,11 @@ class BulkStreams:
             self.parts_in_flight -= is_part
             self._serving.num_of_round -= push.bulk not in bulk.IS_SERVED
 
-    def _pace(self, peer: PeerId) -> Pace:
+    def _pace(self, peer: PeerId) -> SendWindow:
         if peer not in self._paces:
             # A peer may come under many names, but not be linked under all of them.
             kept = {p: pace for p, pace in self._paces.items() if self._owner.is_linked(p)}
-            self._paces = {**kept, peer: Pace()}
+            self._paces = {**kept, peer: SendWindow()}
         return self._paces[peer]
 
     async def _send_items(

@@ -12,7 +12,7 @@ from node.commands.app import app, print_json
 from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption, hand_down
 
 if TYPE_CHECKING:
-    from node.rules.credit import Statement
+    from node.rules.credit import LedgerStatement
     from node.using.checkpoint_find import RunOnDisk
     from node.using.ledger import Tell
     from protocol.manifest import RunManifest
@@ -114,7 +114,7 @@ def _progress() -> Iterator["Tell"]:
         yield tell
 
 
-def _print(manifest: "RunManifest", statement: "Statement") -> None:
+def _print(manifest: "RunManifest", statement: "LedgerStatement") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -140,7 +140,7 @@ def _print(manifest: "RunManifest", statement: "Statement") -> None:
         console.print(line)
 
 
-def _notes(statement: "Statement", proven: int) -> Iterator[str]:
+def _notes(statement: "LedgerStatement", proven: int) -> Iterator[str]:
     """What the table does not say, and whether it is the whole run."""
     rest = [
         (statement.drift_tokens, "of branches that were taken up as drifts"),
@@ -163,7 +163,7 @@ def _notes(statement: "Statement", proven: int) -> Iterator[str]:
     )
 
 
-def _where(statement: "Statement") -> str:
+def _where(statement: "LedgerStatement") -> str:
     spans = [
         f"{first}" if first == last else f"{first}-{last}" for first, last in statement.unproven
     ]
@@ -173,7 +173,7 @@ def _where(statement: "Statement") -> str:
     return f", in rounds {', '.join(spans[:5])}{more}"
 
 
-def _statement_json(manifest: "RunManifest", statement: "Statement") -> dict[str, object]:
+def _statement_json(manifest: "RunManifest", statement: "LedgerStatement") -> dict[str, object]:
     from protocol.identity import peer_id_text
 
     return {

@@ -16,8 +16,8 @@ from node.commands.options import JsonOption, ManifestOption, RunOption, StateOp
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from node.using.child import Evaluated, Source, TextWanted, WeightsUsed
-    from node.using.export import Written
+    from node.using.child import Evaluated, TextWanted, WeightsSource, WeightsUsed
+    from node.using.export import ExportedFile
 
 RoundOption = Annotated[
     int | None, typer.Option("--round", help="What this round sealed; else the newest.")
@@ -78,11 +78,11 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Let the model write: it continues the prompt, byte by byte."""
-    from node.using.child import Choice, TextWanted, find_source
+    from node.using.child import TextWanted, WeightsChoice, find_source
     from training.evaluation.sampling import Sampling
 
     source = find_source(
-        Choice(
+        WeightsChoice(
             state=state,
             run=run,
             manifest=manifest,
@@ -123,13 +123,13 @@ def evaluate_run(
     """Measure the loss on the text that the run's manifest keeps out of training."""
     import trio
 
-    from node.using.child import Choice, Listener, evaluate, find_source
+    from node.using.child import Listener, WeightsChoice, evaluate, find_source
     from protocol.errors import ConfigError
 
     if every and (round_index is not None or model is not None):
         raise ConfigError("--all takes every checkpoint: leave out --round and --model")
     source = find_source(
-        Choice(
+        WeightsChoice(
             state=state,
             run=run,
             manifest=manifest,
@@ -150,7 +150,7 @@ def evaluate_run(
         _print_table(results)
 
 
-def _generate_text(source: "Source", wanted: "TextWanted") -> None:
+def _generate_text(source: "WeightsSource", wanted: "TextWanted") -> None:
     """The text to standard output as it comes, what it is of to standard error."""
     import trio
 
@@ -170,7 +170,7 @@ def _generate_text(source: "Source", wanted: "TextWanted") -> None:
     out.end()
 
 
-def _generate_json(source: "Source", wanted: "TextWanted") -> None:
+def _generate_json(source: "WeightsSource", wanted: "TextWanted") -> None:
     import trio
 
     from node.using.child import Listener, make_text
@@ -261,7 +261,7 @@ def _evaluated_json(result: "Evaluated") -> dict[str, object]:
     }
 
 
-def _written_json(written: "Written") -> dict[str, object]:
+def _written_json(written: "ExportedFile") -> dict[str, object]:
     provenance = written.provenance
     return {
         "path": str(written.path),

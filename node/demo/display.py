@@ -12,7 +12,7 @@ from rich.text import Text
 
 from node.demo.pace import Scene, megabytes, sparkline, tell_duration, time_left_s
 from node.demo.result import DemoResult
-from node.demo.swarm_view import NodeView, SealedRound, SwarmView
+from node.demo.swarm_view import NodeView, ShownRound, SwarmView
 
 TOLD_LINES_SHOWN = 6
 _SPARKLINE_WIDTH = 32
@@ -60,7 +60,7 @@ class LineDisplay:
     def changed(self, scene: Scene) -> None:
         """Print what is new; a round once its loss is known, and what is later after it."""
         for at_s, _, told in self._untold(scene.view):
-            if isinstance(told, SealedRound) and self._awaits_loss(scene, told):
+            if isinstance(told, ShownRound) and self._awaits_loss(scene, told):
                 return
             self._tell(scene, at_s, told)
         if scene.measured is not None and not self._is_measuring:
@@ -75,20 +75,20 @@ class LineDisplay:
         for at_s, _, told in self._untold(scene.view):
             self._tell(scene, at_s, told)
 
-    def _untold(self, view: SwarmView) -> list[tuple[float, int, SealedRound | str]]:
+    def _untold(self, view: SwarmView) -> list[tuple[float, int, ShownRound | str]]:
         rounds = list(view.rounds.values())[self._rounds_told :]
-        entries: list[tuple[float, int, SealedRound | str]]
+        entries: list[tuple[float, int, ShownRound | str]]
         entries = [(sealed.at_s, 0, sealed) for sealed in rounds]
         entries += [(at_s, 1, line) for at_s, line in view.told if at_s > self._last_told_s]
         # A round comes before what it brought about at the same moment.
         return sorted(entries, key=lambda entry: entry[:2])
 
-    def _awaits_loss(self, scene: Scene, sealed: SealedRound) -> bool:
+    def _awaits_loss(self, scene: Scene, sealed: ShownRound) -> bool:
         is_newest = sealed is scene.view.last_sealed
         return is_newest and scene.measured is None and sealed.round not in scene.view.losses
 
-    def _tell(self, scene: Scene, at_s: float, told: SealedRound | str) -> None:
-        if isinstance(told, SealedRound):
+    def _tell(self, scene: Scene, at_s: float, told: ShownRound | str) -> None:
+        if isinstance(told, ShownRound):
             self._rounds_told += 1
             self._say(_sealed_line(scene, told))
         else:
@@ -99,7 +99,7 @@ class LineDisplay:
         print_line(self._console, line)
 
 
-def _sealed_line(scene: Scene, sealed: SealedRound) -> str:
+def _sealed_line(scene: Scene, sealed: ShownRound) -> str:
     view, event = scene.view, sealed.event
     loss = view.losses.get(sealed.round)
     shown = "" if loss is None else f"  loss {loss:.3f}"

@@ -41,7 +41,7 @@ class MethodChosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linked:
+class DemoLinked:
     """A control stream to a peer opened; `linked` is everybody now."""
 
     peer: str
@@ -49,7 +49,7 @@ class Linked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unlinked:
+class DemoUnlinked:
     """A control stream to a peer ended; `linked` is everybody left."""
 
     peer: str
@@ -101,7 +101,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synced:
+class DemoSynced:
     """A joiner has downloaded and checked the state that `round` made."""
 
     round: int
@@ -165,13 +165,13 @@ Event = (
     Listening
     | TrainerStarted
     | MethodChosen
-    | Linked
-    | Unlinked
+    | DemoLinked
+    | DemoUnlinked
     | PhaseEntered
     | PartsMoved
     | RoundSealed
     | Validated
-    | Synced
+    | DemoSynced
     | Seated
     | Resynced
     | Finished
@@ -185,13 +185,13 @@ _KINDS: dict[str, type[Event]] = {
     "listening": Listening,
     "trainer": TrainerStarted,
     "method": MethodChosen,
-    "linked": Linked,
-    "unlinked": Unlinked,
+    "linked": DemoLinked,
+    "unlinked": DemoUnlinked,
     "phase": PhaseEntered,
     "parts": PartsMoved,
     "sealed": RoundSealed,
     "validation": Validated,
-    "synced": Synced,
+    "synced": DemoSynced,
     "seated": Seated,
     "resync": Resynced,
     "finished": Finished,

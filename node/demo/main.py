@@ -21,7 +21,7 @@ from node.demo.page import render_page
 from node.demo.recipe import found_run
 from node.demo.result import DemoResult, Findings, gather_result
 from node.demo.story import PATIENCE, Patience
-from node.demo.yardstick import YARDSTICK_COMMAND, Measured, YardstickSetting, measure
+from node.demo.yardstick import YARDSTICK_COMMAND, YardstickResult, YardstickSetting, measure
 from protocol.errors import ConfigError, StateError
 from protocol.manifest import RunManifest
 
@@ -111,7 +111,7 @@ class _Demo:
         scene = Scene(view=director.view, now_s=now_s)
         nursery.start_soon(_keep_drawing, display, scene)
         is_equal: bool | None = None
-        measured, error = Measured(), None
+        measured, error = YardstickResult(), None
         try:
             await director.play()
             finishers = [self._stage.state(node.name) for node in story.finishers(director.view)]

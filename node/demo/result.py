@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from node.demo import story
 from node.demo.options import DemoOptions
 from node.demo.story import KilledRound
-from node.demo.swarm_view import Fault, NodeView, SwarmView
-from node.demo.yardstick import Measured
+from node.demo.swarm_view import NodeView, ShownFault, SwarmView
+from node.demo.yardstick import YardstickResult
 from protocol.manifest import RunManifest
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -60,7 +60,7 @@ class DemoResult:
     """Per node, those from which it received parts of contributions."""
 
     links: Mapping[str, Sequence[str]]
-    faults: Sequence[Fault]
+    faults: Sequence[ShownFault]
     disagreements: Sequence[int]
     first_seal_s: float | None
     wall_s: float
@@ -118,7 +118,7 @@ class Findings:
     """What the parent measured itself after the run."""
 
     anchors_equal: bool | None
-    measured: Measured
+    measured: YardstickResult
     wall_s: float
     error: str | None
 

@@ -70,7 +70,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedRound:
+class ShownRound:
     """A round as the first node to seal it told."""
 
     round: int
@@ -96,7 +96,7 @@ class Killing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ShownFault:
     """What one node says about another, by names."""
 
     by: str
@@ -114,10 +114,10 @@ class SwarmView:
 
     num_rounds: int
     nodes: dict[str, NodeView] = field(default_factory=dict)
-    rounds: dict[int, SealedRound] = field(default_factory=dict)
+    rounds: dict[int, ShownRound] = field(default_factory=dict)
     sealed_at_s: dict[tuple[str, int], float] = field(default_factory=dict)
     killing: Killing | None = None
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ShownFault] = field(default_factory=list)
     told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TOLD_LINES_KEPT))
 
     def add(self, role: Role) -> NodeView:
@@ -152,7 +152,7 @@ class SwarmView:
                 node.address = event.addresses[0] if event.addresses else ""
             case events.TrainerStarted():
                 node.trainer_pid = event.pid
-            case events.Linked() | events.Unlinked():
+            case events.DemoLinked() | events.DemoUnlinked():
                 node.linked = event.linked
                 node.ever_linked.update(event.linked)
                 self._tell_link(node, event, now_s)
@@ -165,7 +165,7 @@ class SwarmView:
                 self._seal(node, event, now_s)
             case events.Validated():
                 node.validations[event.round] = event.loss
-            case events.Synced():
+            case events.DemoSynced():
                 node.synced_round = event.round
                 if node.role == "latecomer":
                     self._tell(now_s, f"{name} has synchronised the state of round {event.round}")
@@ -201,7 +201,7 @@ class SwarmView:
         return len(self.rounds)
 
     @property
-    def last_sealed(self) -> SealedRound | None:
+    def last_sealed(self) -> ShownRound | None:
         """The newest round that somebody sealed."""
         return self.rounds[max(self.rounds)] if self.rounds else None
 
@@ -261,7 +261,7 @@ class SwarmView:
         return {node.name: self.names_of(node.ever_linked) for node in self.nodes.values()}
 
     def _blame(self, node: NodeView, event: events.FaultSeen, now_s: float) -> None:
-        fault = Fault(by=node.name, of=self.name_of(event.peer), reason=event.reason)
+        fault = ShownFault(by=node.name, of=self.name_of(event.peer), reason=event.reason)
         # A peer at fault may go on and on; the report of a demo needs no thousand of them.
         if len(self.faults) < FAULTS_KEPT:
             self.faults.append(fault)
@@ -277,7 +277,7 @@ class SwarmView:
         node.bytes_up, node.bytes_down = event.bytes_up, event.bytes_down
         self.sealed_at_s[node.name, event.round] = now_s
         if event.round not in self.rounds:
-            sealed = SealedRound(round=event.round, at_s=now_s, by=node.name, event=event)
+            sealed = ShownRound(round=event.round, at_s=now_s, by=node.name, event=event)
             self.rounds[event.round] = sealed
             if sealed.is_carried:
                 self._tell(now_s, f"round {event.round} was carried: it lists nobody")
@@ -288,13 +288,13 @@ class SwarmView:
                     )
 
     def _tell_link(
-        self, node: NodeView, event: events.Linked | events.Unlinked, now_s: float
+        self, node: NodeView, event: events.DemoLinked | events.DemoUnlinked, now_s: float
     ) -> None:
         other = next((n for n in self.nodes.values() if n.peer == event.peer), None)
         # Each link shows at both ends, and is told once.
-        if other is None or (isinstance(event, events.Linked) and node.peer in other.linked):
+        if other is None or (isinstance(event, events.DemoLinked) and node.peer in other.linked):
             return
-        if isinstance(event, events.Linked):
+        if isinstance(event, events.DemoLinked):
             self._tell(now_s, f"{node.name} found {other.name}")
         elif other.status == "killed":
             self._tell(now_s, f"{node.name} lost {other.name}")

@@ -36,7 +36,7 @@ class YardstickSetting:
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
+class YardstickResult:
     """What was found out; filled in as it comes. Losses are nats per byte."""
 
     loss_first: float | None = None
@@ -49,12 +49,12 @@ class Measured:
 
 async def measure(
     setting: YardstickSetting, checkpoint: Path | None, tell: Callable[[float], None]
-) -> Measured:
+) -> YardstickResult:
     """Train one node alone, and measure genesis and `checkpoint`; `tell` gets the share done.
 
     Without a checkpoint only the former. Raises StateError with its last words if a process fails.
     """
-    measured = Measured()
+    measured = YardstickResult()
 
     def hear_alone(line: Line) -> None:
         if line["kind"] == "point":

@@ -11,7 +11,7 @@ from protocol.messages import SealCertificate, SignedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class JournalBatch:
     """Seals and signatures that a core's actions rest on. `own` are the signatures among them."""
 
     links: tuple[SealCertificate, ...]
@@ -39,7 +39,7 @@ class Batch:
             journal.record(self.signed)
 
 
-_NOTHING = Batch((), (), (), (), ())
+_NOTHING = JournalBatch((), (), (), (), ())
 
 
 def _only_send(actions: Sequence[ev.CoreAction]) -> bool:
@@ -49,7 +49,9 @@ def _only_send(actions: Sequence[ev.CoreAction]) -> bool:
     return True
 
 
-def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int) -> Batch:
+def batch_of(
+    core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: int
+) -> JournalBatch:
     """What these actions rest on; the chain is on the disk up to `logged_round`."""
     is_longer = core.chain[-1].value.round > logged_round
     if not is_longer and _only_send(actions):
@@ -69,4 +71,4 @@ def batch_of(core: NodeCore, actions: Sequence[ev.CoreAction], *, logged_round: 
             steps.append(action)
         elif isinstance(action, ev.Confirm):
             listed += action.commits
-    return Batch(tuple(links), tuple(listed), tuple(steps), tuple(signed), tuple(own))
+    return JournalBatch(tuple(links), tuple(listed), tuple(steps), tuple(signed), tuple(own))

@@ -15,7 +15,7 @@ from node.gossip.quotas import ENTRY_BYTES, ERRANDS, FRAMES, IDS, SERVED_BYTES, 
 from node.gossip.settings import GossipSettings
 from node.gossip.spreading import Spreading
 from node.gossip.swim import Swim
-from node.gossip.views import Views, told_addresses
+from node.gossip.views import PartialViews, told_addresses
 from node.shared_state.gossiped import Gossiped, Offered
 from protocol import limits
 from protocol.gossip import (
@@ -81,7 +81,7 @@ class Gossip:
         self._book = book
         self._rng = rng
         self._own_addresses = addresses
-        self.views = Views(me, rng, self.settings)
+        self.views = PartialViews(me, rng, self.settings)
         self.spreading = Spreading(rng, self.settings, book.get)
         self.comparing = AntiEntropy(book, rng, self.settings, now_s=now_s)
         self.swim = Swim(me, rng, self.settings, now_s=now_s)

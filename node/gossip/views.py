@@ -43,7 +43,7 @@ class Near:
     is_chosen: bool
 
 
-class Views:
+class PartialViews:
     """All of it bounded by the settings. Times are monotonic seconds."""
 
     def __init__(self, me: PeerId, rng: random.Random, settings: GossipSettings) -> None:

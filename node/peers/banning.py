@@ -37,7 +37,7 @@ class Banning:
 
     def look(self, event: ev.CoreEvent, links: Links) -> None:
         """Whom this event convicted, or the newest seal bans. Raises RefusedError if that is we."""
-        if isinstance(event, ev.Convicted):
+        if isinstance(event, ev.EvidenceHeld):
             for evidence in event.evidence:
                 self._trace.convicted(evidence)
                 name, what = peer_id_text(evidence.subject), evidence.accusation.name.lower()

@@ -62,7 +62,7 @@ class Worth(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class KnownProgress:
     """Where the run stands, as this node knows."""
 
     members: frozenset[PeerId] = frozenset()
@@ -71,12 +71,12 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class DialContext:
     """What a choice depends on, besides what is remembered."""
 
     connected: Collection[PeerId]
     linked: Collection[PeerId]
-    standing: Standing
+    standing: KnownProgress
     is_paused: Callable[[PeerId], bool] = lambda _: False
 
 
@@ -122,7 +122,7 @@ class DialDecider:
     _round: int = 0
     _sealed_s: float = float("-inf")
 
-    def choose(self, around: Around, now_s: float) -> list[Dial]:
+    def choose(self, around: DialContext, now_s: float) -> list[Dial]:
         """Who is to be dialled now. `ended` hears of each."""
         if around.standing.round > self._round:
             self._round, self._sealed_s = around.standing.round, now_s
@@ -174,7 +174,7 @@ class DialDecider:
         retry = self._retries.get(peer)
         return self.worth(peer, members), 1.0 if retry is None else retry.delay_s
 
-    def _due(self, around: Around, now_s: float) -> list[tuple[Worth, PeerId]]:
+    def _due(self, around: DialContext, now_s: float) -> list[tuple[Worth, PeerId]]:
         known = []
         for peer in self.book:
             retry = self._retries.get(peer)
@@ -187,7 +187,7 @@ class DialDecider:
             known.append((self.worth(peer, around.standing.members), self.rng.random(), peer))
         return [(worth, peer) for worth, _, peer in sorted(known)]
 
-    def _is_settled(self, around: Around, now_s: float) -> bool:
+    def _is_settled(self, around: DialContext, now_s: float) -> bool:
         """Whether links suffice and rounds seal."""
         others = around.standing.members - {self.me}
         num_linked = len(others.intersection(around.linked))

@@ -39,7 +39,7 @@ GRACE_S = 1.0
 """For the others once one peer is reached."""
 
 
-class Entry:
+class FirstPeers:
     """The first peers of a start: those that the user named, and those of earlier starts."""
 
     def __init__(

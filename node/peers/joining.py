@@ -10,13 +10,13 @@ from dht.transport.libp2p_host import visiting_host
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.config import PeerAddress, parse_dialable
 from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
-from node.peers.manifest_fetch import Fetched, fetch_manifest
+from node.peers.manifest_fetch import FetchedManifest, fetch_manifest
 from node.state.folder import KNOWN_PEERS_FILE, run_folder
 from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
 from node.state.two_histories import keep_told
-from node.state_transfer.origins import Told
+from node.state_transfer.origins import NamedSeal
 from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.invitations import Offer, check_credential
@@ -42,7 +42,7 @@ class Target:
     offer: Offer | None = None
     """Of a link into a run for the invited."""
 
-    told: Told | None = None
+    told: NamedSeal | None = None
     """The seal that the link names: the run's history has it."""
 
 
@@ -62,7 +62,7 @@ def parse_target(text: str) -> Target:
     if text.startswith(LINK_PREFIX):
         invite = parse_invite(text)
         offer = invite.offers[0] if invite.offers else None
-        told = Told(invite.seals[0].round, invite.seals[0].digest) if invite.seals else None
+        told = NamedSeal(invite.seals[0].round, invite.seals[0].digest) if invite.seals else None
         return Target(invite.addresses(), invite.run, offer, told)
     if text.startswith("/"):
         return Target((parse_dialable(text),), None)
@@ -154,7 +154,7 @@ def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519
     keep_credential(run_folder(state, manifest.digest), credential)
 
 
-async def _fetch(target: Target, signer: Ed25519Signer, psk: bytes | None) -> Fetched:
+async def _fetch(target: Target, signer: Ed25519Signer, psk: bytes | None) -> FetchedManifest:
     # Under a key of its own and on another port: nobody is to mix this short visit up with the
     # node that comes a moment later. It is not to be dialled, but the transport has to listen.
     visitor = Ed25519Signer(os.urandom(KEY_SEED_BYTES))

@@ -27,7 +27,7 @@ from node.peers.access import Access
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
 from node.peers.budgets import Budgets, cost_s
-from node.peers.dialling import Around, Dial, DialDecider, Standing, Worth
+from node.peers.dialling import Dial, DialContext, DialDecider, KnownProgress, Worth
 from node.peers.handshake import shake_hands
 from node.peers.retrying import pause_s
 from node.peers.strikes import Strikes
@@ -101,7 +101,7 @@ class Links:
 
     _twins: Twins = field(default_factory=Twins)
     _is_twin: trio.Event = field(default_factory=trio.Event)
-    standing: Callable[[], Standing] = Standing
+    standing: Callable[[], KnownProgress] = KnownProgress
     """The roster and the last seal: members are dialled first, and nobody new while rounds seal."""
 
     work: Callable[[], Awaitable[bytes]] | None = None
@@ -308,7 +308,7 @@ class Links:
         return self._dials.merit(peer, self.standing().members)
 
     def _dial_known(self, nursery: trio.Nursery) -> None:
-        around = Around(
+        around = DialContext(
             connected=frozenset(self.transport.connected()),
             linked=frozenset(self._queues),
             standing=self.standing(),

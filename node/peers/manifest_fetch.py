@@ -63,7 +63,7 @@ class ManifestServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedManifest:
     """A manifest that is what it says, and the peer that had it."""
 
     signed: SignedManifest
@@ -72,7 +72,7 @@ class Fetched:
 
 async def fetch_manifest(
     transport: Transport, addresses: Sequence[PeerAddress], signer: Signer, *, run: bytes | None
-) -> Fetched:
+) -> FetchedManifest:
     """The signed manifest of `run` from the first peer that has it; None takes what a peer says.
 
     Raises RefusedError if peers answered but none with that run's manifest, its VersionError if
@@ -83,7 +83,7 @@ async def fetch_manifest(
     peers: dict[PeerId, list[str]] = {}
     for one in addresses:
         peers.setdefault(one.peer, []).append(one.address)
-    found: list[Fetched] = []
+    found: list[FetchedManifest] = []
     failures: dict[PeerId, BarnraiseError] = {}
     async with trio.open_nursery() as nursery:
 
@@ -122,7 +122,7 @@ async def _fetch_from(
     addresses: Sequence[str],
     signer: Signer,
     run: bytes | None,
-) -> Fetched:
+) -> FetchedManifest:
     """From one peer. Raises PeerError for what is not the manifest, NetworkError for none."""
     with trio.move_on_after(FETCH_S):
         await transport.connect(peer, addresses)
@@ -140,7 +140,9 @@ async def _fetch_from(
                 f"({manifest.digest.hex()[:12]} and not {run.hex()[:12]})"
             )
         logger.info("manifest fetched peer=%s run=%s", short_id(peer), manifest.digest.hex()[:12])
-        return Fetched(decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX), peer)
+        return FetchedManifest(
+            decode(SignedManifest, data, max_bytes=limits.MANIFEST_BYTES_MAX), peer
+        )
     raise UnreachableError(f"no manifest within {FETCH_S:.0f} s")
 
 

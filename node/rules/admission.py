@@ -1,6 +1,6 @@
 """Which signed messages of a round count: asked once per message, before it is filed."""
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.roster import ClockRules, liars
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
@@ -18,7 +18,7 @@ ATTEMPTS_AHEAD_MAX = 64
 """Messages of later attempts than this are ignored: nobody honest is so far ahead."""
 
 
-def concerns(view: RoundView, entry: Entry) -> bool:
+def concerns(view: RoundView, entry: BallotEntry) -> bool:
     """Whether a message belongs to this round and its sender has a say in it.
 
     Joiners ask for seats; everything else is for members, and on a branch for the voters of the
@@ -60,7 +60,7 @@ def may_sit_next(view: RoundView, peer: PeerId) -> bool:
     return named > liars(len(voters), view.trust)
 
 
-def breach(view: RoundView, entry: Entry, rules: ClockRules) -> str:
+def breach(view: RoundView, entry: BallotEntry, rules: ClockRules) -> str:
     """What is wrong with a message of this round; empty if nothing is."""
     slot, body = entry.message.slot, entry.body
     is_shared = view.may_branch and view.is_overlapped
@@ -119,7 +119,7 @@ def claim_breach(rules: ClockRules, *, samples: int, tokens: int) -> str:
     return ""
 
 
-def attempt_shown(view: RoundView, entry: Entry) -> int:
+def attempt_shown(view: RoundView, entry: BallotEntry) -> int:
     """The latest attempt that a message leads to (R2); it is filed already.
 
     Friends enter whatever LIST or NEWATTEMPT of a voter shows. In open runs one voter's word is not
@@ -166,7 +166,7 @@ def _subject(view: RoundView, kind: Kind) -> bytes:
     return view.before if kind is Kind.SEAL else b""
 
 
-def is_for_us(view: RoundView, entry: Entry) -> bool:
+def is_for_us(view: RoundView, entry: BallotEntry) -> bool:
     """Whether a message that was filed, and is no quorum's last, may give this node anything to do.
 
     They are for whoever sums, and for the closer; a COMMIT also where a LIST waits for it, but for

@@ -48,7 +48,7 @@ one more, and the result has as long again to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class DueStatement:
     """A body to be signed in a slot of this round."""
 
     kind: Kind
@@ -57,7 +57,9 @@ class Statement:
     subject: bytes = b""
 
 
-def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> Iterator[Statement]:
+def statements(
+    view: RoundView, deadline: LearnedDeadline, *, now_s: float
+) -> Iterator[DueStatement]:
     """All that is due now, in the order of the protocol."""
     if view.opened_s is None or not view.is_speaker:
         return
@@ -71,7 +73,7 @@ def statements(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> I
         yield from _report(view)
 
 
-def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
     """At its deadline, or when nobody is missing, a reducer says what it holds.
 
     While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
@@ -99,10 +101,10 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
             if any(view.missing_parts(digest, piece) for piece in first)
         )
         view.late_s = dict.fromkeys(lacking, inf)
-    yield Statement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+    yield DueStatement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
 
 
-def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[Statement]:
+def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueStatement]:
     """HOLD, where substitutes were called: what this node holds by now, if it is more than it said.
 
     As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
@@ -127,7 +129,7 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[State
         if gathering.holds(piece, sender)
     )
     if not is_lacking or now_s >= view.attempt_start_s + SECOND_HAVE_AFTER * deadline_s:
-        yield Statement(Kind.HOLD, held, view.attempt)
+        yield DueStatement(Kind.HOLD, held, view.attempt)
 
 
 def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
@@ -193,16 +195,16 @@ def _from_others(view: RoundView) -> set[bytes]:
     return found
 
 
-def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
     """The closer of the attempt proposes, once."""
     if view.closer(view.attempt) != view.me or view.proposal() is not None:
         return
     body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
     if body is not None:
-        yield Statement(Kind.LIST, body, view.attempt)
+        yield DueStatement(Kind.LIST, body, view.attempt)
 
 
-def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[Statement]:
+def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
     """One VOTE per attempt, never of an attempt that was left, never against the lock.
 
     In a provisional round a PVOTE, which no lock forbids; but whoever holds one waits for a closer
@@ -221,7 +223,7 @@ def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     if not _is_valid(view, body) or leaves_out(view, body, is_late=is_late):
         return
     if _may_vote(view, digest) and not view.draw("vote-later"):
-        yield Statement(kind, Vote(list_digest=digest), view.attempt)
+        yield DueStatement(kind, Vote(list_digest=digest), view.attempt)
 
 
 def _is_valid(view: RoundView, body: List) -> bool:
@@ -243,10 +245,10 @@ def _may_vote(view: RoundView, digest: bytes) -> bool:
     )
 
 
-def _report(view: RoundView) -> Iterator[Statement]:
+def _report(view: RoundView) -> Iterator[DueStatement]:
     """Having entered a later attempt, tell its closer one's lock."""
     if view.attempt and view.me not in view.ballots.of(Kind.NEWATTEMPT, view.attempt):
-        yield Statement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
+        yield DueStatement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
 
 
 def waits_for_seats(view: RoundView, config: RoundConfig, now_s: float) -> bool:

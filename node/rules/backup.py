@@ -35,7 +35,7 @@ class BackupWorkers:
         self._came_s: list[deque[float]] = [deque(maxlen=ROUNDS_KEPT) for _ in range(members)]
         self._spread, self._length2 = _Mean(), _Mean()
         self._missed, self._bent = _Mean(), _Mean()
-        self._before: _Step | None = None
+        self._before: _LossStep | None = None
         self._waited = members
 
     def arrived(self, came_s: Sequence[float]) -> None:
@@ -58,7 +58,7 @@ class BackupWorkers:
         # Not cut off at zero: what is below it weighs against what is above. And L is found from
         # what this step was like, not from means: they lag, and |G|^2 falls.
         self._length2.take(length2 - noise)
-        self._before = _Step(
+        self._before = _LossStep(
             loss=loss,
             promised=self._rate * (length2 - noise),
             bent=self._rate**2 / 2 * length2,
@@ -99,7 +99,7 @@ class BackupWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _LossStep:
     """The last one: the loss before it, what a straight way would have taken off it, and by what of
     it L counts."""
 

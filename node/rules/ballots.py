@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from node.rules.belief import liars
-from node.rules.room import Room
+from node.rules.room import MessageQuota
 from node.rules.roster import has_quorum
 from protocol import limits
 from protocol.identity import PeerId
@@ -38,7 +38,7 @@ _NOTHING: AbstractSet[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BallotEntry:
     """A message and its decoded body."""
 
     message: SignedMessage
@@ -64,8 +64,8 @@ class Ballots:
     trust: str
     sealers: frozenset[PeerId] = frozenset()
     news: int = 0
-    _slots: dict[Place, dict[PeerId, Entry]] = field(default_factory=dict)
-    _by_digest: dict[bytes, Entry] = field(default_factory=dict)
+    _slots: dict[Place, dict[PeerId, BallotEntry]] = field(default_factory=dict)
+    _by_digest: dict[bytes, BallotEntry] = field(default_factory=dict)
     _by_id: dict[bytes, tuple[SignedMessage, ...]] = field(default_factory=dict)
     """Who has some minutes finds two messages of its own with the same id."""
     _id_set: set[bytes] = field(default_factory=set)
@@ -89,12 +89,12 @@ class Ballots:
     _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
     _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
-    _room: Room = field(init=False)
+    _room: MessageQuota = field(init=False)
 
     def __post_init__(self) -> None:
-        self._room = Room(self.roster.member_set)
+        self._room = MessageQuota(self.roster.member_set)
 
-    def add(self, entry: Entry, *, is_own: bool = False) -> Filed:
+    def add(self, entry: BallotEntry, *, is_own: bool = False) -> Filed:
         """File a message whose signature and place are checked. There is always room for one's own:
         they are few, one per slot that this node fills."""
         message = entry.message
@@ -123,7 +123,7 @@ class Ballots:
         self._index(message, entry.body)
         return "new"
 
-    def _is_relied_on(self, entry: Entry) -> bool:
+    def _is_relied_on(self, entry: BallotEntry) -> bool:
         """Whether an honest voter rests on what its sender said besides two other things."""
         message, body = entry.message, entry.body
         attempt, sender = message.slot.attempt, message.sender
@@ -165,7 +165,7 @@ class Ballots:
     def _num_liars(self) -> int:
         return liars(len(self.roster.voters), self.trust)
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: BallotEntry) -> None:
         self._by_digest[entry.message.digest] = entry
         message_id = entry.message.message_id
         self._by_id[message_id] = (*self._by_id.get(message_id, ()), entry.message)
@@ -288,11 +288,11 @@ class Ballots:
         """The messages of one of `ids`: nearly always one."""
         return self._by_id[message_id]
 
-    def find(self, digest: bytes) -> Entry | None:
+    def find(self, digest: bytes) -> BallotEntry | None:
         """The message of that digest."""
         return self._by_digest.get(digest)
 
-    def of(self, kind: Kind, attempt: int = 0, subject: bytes = b"") -> dict[PeerId, Entry]:
+    def of(self, kind: Kind, attempt: int = 0, subject: bytes = b"") -> dict[PeerId, BallotEntry]:
         """The messages in one place, by sender. The caller must not change the dict."""
         return self._slots.get((kind, attempt, subject), {})
 

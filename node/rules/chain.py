@@ -3,7 +3,7 @@
 from node.rules.roster import (
     ClockRules,
     InFlight,
-    Listed,
+    ListedContribution,
     genesis_roster,
     has_quorum,
     next_clock,
@@ -141,7 +141,7 @@ def seal_value(
         return None
     head, named = view.head, view.named
     listed = [
-        Listed(sender, commit, is_own_seal(commit.seal, sender, named, signer))
+        ListedContribution(sender, commit, is_own_seal(commit.seal, sender, named, signer))
         for sender, _, commit in contributions
     ]
     roster = next_roster(

@@ -13,7 +13,7 @@ from typing import Annotated
 from node.rules.admission import claim_breach
 from node.rules.chain import check_seal, genesis, named_by
 from node.rules.lease_trace import num_forgotten, num_in_flight
-from node.rules.roster import ClockRules, Listed, next_clock
+from node.rules.roster import ClockRules, ListedContribution, next_clock
 from protocol import limits
 from protocol.errors import DecodeError, LedgerError, ProofError
 from protocol.identity import PeerId, Signer
@@ -75,7 +75,7 @@ def nothing_folded(start: SealValue) -> Folded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class LedgerStatement:
     """The ledger of a run up to the seal of `round`.
 
     The tokens of all `credits`, `drift_tokens` and `unproven_tokens` are `tokens`, what the seal
@@ -102,7 +102,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedRound:
+class ChainRound:
     """A round of the chain, and the COMMITs that it lists in their order; None if some are gone."""
 
     certificate: SealCertificate
@@ -111,14 +111,14 @@ class SealedRound:
 
 def prove(
     certificates: Iterable[SealCertificate], folded: Folded, commits: Iterable[SignedMessage]
-) -> Iterator[SealedRound]:
+) -> Iterator[ChainRound]:
     """The rounds of a chain, each with its COMMITs where all that it lists are among `commits`."""
     by_digest = {message.digest: message for message in commits}
     for certificate in certificates:
         value = certificate.value
         is_whole = value.round > folded.round and by_digest.keys() >= set(value.commits)
         listed = tuple(by_digest[name] for name in value.commits) if is_whole else None
-        yield SealedRound(certificate, listed)
+        yield ChainRound(certificate, listed)
 
 
 class Ledger:
@@ -191,7 +191,7 @@ class Ledger:
         """The seal that names the round behind the head, where two are in flight (R5)."""
         return self._before if self._rules.lag > 1 else None
 
-    def statement(self) -> Statement:
+    def statement(self) -> LedgerStatement:
         """What the rounds so far add up to; most tokens first.
 
         Raises LedgerError where the chain ends before the round up to which credits were folded.
@@ -202,7 +202,7 @@ class Ledger:
                 value.round, f"credits up to round {self._folded.round}, and no seal"
             )
         in_flight = num_in_flight(self._before, self._rules) if value.round else 0
-        return Statement(
+        return LedgerStatement(
             run=value.run,
             shard=value.shard,
             round=value.round,
@@ -272,13 +272,13 @@ class Ledger:
 
     def _listed(
         self, named: SealValue, value: SealValue, commits: Sequence[SignedMessage]
-    ) -> list[Listed]:
+    ) -> list[ListedContribution]:
         if tuple(message.digest for message in commits) != value.commits:
             raise LedgerError.at(value.round, "other COMMITs than it lists")
         listed = []
         for message in commits:
             commit = self._commit(value, message)
-            listed.append(Listed(message.sender, commit, is_proved=False))
+            listed.append(ListedContribution(message.sender, commit, is_proved=False))
         senders = [entry.sender for entry in listed]
         if senders != sorted(set(senders)) or not named.roster.member_set.issuperset(senders):
             raise LedgerError.at(value.round, "it lists somebody twice, or who has no seat")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, ValuesView
 from dataclasses import dataclass, field
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind
@@ -13,11 +13,11 @@ from protocol.messages import Kind
 class Early:
     """Messages of the next round, which cannot be filed before the seal that opens it is here."""
 
-    _entries: dict[bytes, Entry] = field(default_factory=dict)
+    _entries: dict[bytes, BallotEntry] = field(default_factory=dict)
     _bytes: dict[PeerId, int] = field(default_factory=dict)
     _seats: int = 0
 
-    def keep(self, entry: Entry, *, rounds: int) -> None:
+    def keep(self, entry: BallotEntry, *, rounds: int) -> None:
         """Keep one, if there is room for what its sender says of so many rounds."""
         message = entry.message
         if message.digest in self._entries:
@@ -33,7 +33,7 @@ class Early:
             self._bytes[message.sender] = size
         self._entries[message.digest] = entry
 
-    def take(self) -> Iterator[Entry]:
+    def take(self) -> Iterator[BallotEntry]:
         """All of them, in the order in which they came; they are forgotten."""
         entries, self._entries = self._entries, {}
         self._bytes.clear()
@@ -48,6 +48,6 @@ class Early:
         """How many messages there are."""
         return len(self._entries)
 
-    def values(self) -> ValuesView[Entry]:
+    def values(self) -> ValuesView[BallotEntry]:
         """All of them."""
         return self._entries.values()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class RoundsInFlight:
     """What a member knows of the rounds that are sealed, and what it signed in them.
 
     `lag` is L of R1: how far a round is behind the seal that names its roster, which is also how
@@ -28,7 +28,7 @@ class Flight:
         return len(self.sealed)
 
 
-def fragment_of(flight: Flight, round_index: int) -> int:
+def fragment_of(flight: RoundsInFlight, round_index: int) -> int:
     """The fragment that a round is about: r mod F, whatever the rounds before it sealed.
 
     Were it the next one after the last that was summed, two members would work on different
@@ -37,7 +37,7 @@ def fragment_of(flight: Flight, round_index: int) -> int:
     return round_index % flight.num_fragments
 
 
-def naming_round(flight: Flight, round_index: int) -> int:
+def naming_round(flight: RoundsInFlight, round_index: int) -> int:
     """The round whose seal names roster, closer and slots: r - L, genesis for the first ones.
 
     Never the newest seal that happens to be here: the quorums of two rosters can be disjoint, so
@@ -46,7 +46,7 @@ def naming_round(flight: Flight, round_index: int) -> int:
     return max(0, round_index - flight.lag)
 
 
-def proof_round(flight: Flight, round_index: int) -> int:
+def proof_round(flight: RoundsInFlight, round_index: int) -> int:
     """The round whose own SEAL a voter's COMMIT carries; 0 where none is asked for.
 
     The round that names the roster. Were it the round before, nobody could COMMIT while that is in
@@ -55,7 +55,7 @@ def proof_round(flight: Flight, round_index: int) -> int:
     return max(0, round_index - flight.lag)
 
 
-def base_version(flight: Flight, round_index: int) -> int:
+def base_version(flight: RoundsInFlight, round_index: int) -> int:
     """The version of the round's fragment that its COMMITs are relative to: that which the seal
     left that names the round.
 
@@ -73,7 +73,7 @@ def base_version(flight: Flight, round_index: int) -> int:
     )
 
 
-def may_open(flight: Flight, round_index: int) -> bool:
+def may_open(flight: RoundsInFlight, round_index: int) -> bool:
     """Whether LIST and VOTE of the round may be signed: its roster is known, and it is not over.
 
     The seal of the round before need not be.
@@ -81,7 +81,7 @@ def may_open(flight: Flight, round_index: int) -> bool:
     return naming_round(flight, round_index) <= flight.final_round < round_index
 
 
-def may_commit(flight: Flight, round_index: int) -> bool:
+def may_commit(flight: RoundsInFlight, round_index: int) -> bool:
     """Whether a voter may COMMIT in the round: it is open, and the own SEAL is there to carry.
 
     Genesis was SEALed by nobody.
@@ -90,7 +90,7 @@ def may_commit(flight: Flight, round_index: int) -> bool:
     return may_open(flight, round_index) and (proof == 0 or proof in flight.own_seals)
 
 
-def may_seal(flight: Flight, round_index: int) -> bool:
+def may_seal(flight: RoundsInFlight, round_index: int) -> bool:
     """Whether the round may be SEALed, once its LIST is certified and its result is here.
 
     Only behind a final seal: its value names the seal before, and its root covers the fragments

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, field
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage, decode_body
@@ -54,7 +54,7 @@ def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
         if (slot.round, slot.basis) != (view.index, view.basis):
             continue
         is_own = message.sender == view.me
-        view.ballots.add(Entry(message, decode_body(message)), is_own=is_own)
+        view.ballots.add(BallotEntry(message, decode_body(message)), is_own=is_own)
         if not is_own:
             continue
         if slot.kind is Kind.COMMIT:

@@ -17,7 +17,7 @@ from protocol.messages import SignedMessage
 
 
 @dataclass(slots=True)
-class Room:
+class MessageQuota:
     """Of the messages of one round: each member has some of its own, and the rest is for all."""
 
     members: frozenset[PeerId]

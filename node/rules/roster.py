@@ -14,7 +14,7 @@ from node.rules.belief import OPEN_VOTERS_MIN
 from node.rules.belief import liars as liars
 from node.rules.ramp import FOUNDING_ROUND, counting, earned
 from node.rules.reducers import measured, set_back
-from node.rules.told import Told
+from node.rules.told import CommitReports
 from node.rules.turns import Turns, in_turn
 from protocol import limits
 from protocol.identity import PeerId
@@ -28,7 +28,7 @@ ABSENCES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedContribution:
     """One listed contribution: who sent it, and its COMMIT.
 
     `is_proved` says whether the COMMIT carried its sender's own SEAL of the seal that named the
@@ -187,7 +187,7 @@ def _intervals(gaps: Lease) -> tuple[Interval, ...]:
 
 def next_clock(
     value: SealValue,
-    listed: Sequence[Listed],
+    listed: Sequence[ListedContribution],
     rules: ClockRules,
     *,
     basis: SealValue | None = None,
@@ -226,7 +226,7 @@ def next_clock(
     )
 
 
-def _weighted_median_steps(listed: Sequence[Listed]) -> int:
+def _weighted_median_steps(listed: Sequence[ListedContribution]) -> int:
     """The H at which half of the round's tokens are reached, counting from the smallest H."""
     total = sum(entry.commit.tokens for entry in listed)
     reached = 0
@@ -238,7 +238,9 @@ def _weighted_median_steps(listed: Sequence[Listed]) -> int:
     return 0
 
 
-def _believed(roster: Roster, listed: Sequence[Listed], law: AdmissionSpec) -> Sequence[Listed]:
+def _believed(
+    roster: Roster, listed: Sequence[ListedContribution], law: AdmissionSpec
+) -> Sequence[ListedContribution]:
     """Those whose reports count: identities that anybody makes by the dozen are no majority."""
     if not law.ramp:
         return listed
@@ -258,7 +260,7 @@ class InFlight:
 def next_roster(
     roster: Roster,
     round_index: int,
-    listed: Sequence[Listed],
+    listed: Sequence[ListedContribution],
     *,
     trust: str,
     law: AdmissionSpec = NO_ADMISSION,
@@ -292,7 +294,7 @@ class _Rules:
     """What the next roster depends on, besides the last one and who has left."""
 
     round_index: int
-    listed: Sequence[Listed]
+    listed: Sequence[ListedContribution]
     trust: str
     law: AdmissionSpec
     seated: Roster
@@ -311,7 +313,7 @@ def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roste
     suspected = _Named(roster, seated, believed, trust).suspected()
     dropped = suspected | set(gone) | set(banned)
     lag = rules.lag
-    told = Told(seated, named.told, round_index, may_lie=named.may_lie, lag=lag)
+    told = CommitReports(seated, named.told, round_index, may_lie=named.may_lie, lag=lag)
     seats = {}
     for seat in roster.seats:
         if seat.peer in dropped:
@@ -400,7 +402,7 @@ class _Named:
     the newest one."""
 
     def __init__(
-        self, roster: Roster, of_round: Roster, listed: Sequence[Listed], trust: str
+        self, roster: Roster, of_round: Roster, listed: Sequence[ListedContribution], trust: str
     ) -> None:
         self._roster, self._of_round, self._trust = roster, of_round, trust
         self._voting = [e.commit for e in listed if e.sender in of_round.voter_set]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from node.events import Contributed
 from node.rules import roster as rosters
-from node.rules.ballots import Ballots, Entry
+from node.rules.ballots import BallotEntry, Ballots
 from node.rules.belief import Belief, belief_of
 from node.rules.early import Early
 from node.rules.gathering import Gathering, GatheringAll
@@ -407,7 +407,7 @@ class RoundView(Holding):
         )
         return peer == self._ordinary_closer(attempt) or peer in provisional
 
-    def proposal(self) -> Entry | None:
+    def proposal(self) -> BallotEntry | None:
         """The LIST of this attempt, from its closer."""
         return self.ballots.of(Kind.LIST, self.attempt).get(self.closer(self.attempt))
 

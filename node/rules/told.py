@@ -21,7 +21,7 @@ SET_BACK_ROUNDS = 8
 it does so again within as many rounds after that."""
 
 
-class Told:
+class CommitReports:
     """What `commits`, listed in round `round_index` of that roster, say; they are those of the
     members whose word on others counts, of whom `may_lie` may lie. `lag` is L."""
 

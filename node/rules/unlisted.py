@@ -8,7 +8,7 @@ the round.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Agg, Gram
@@ -18,11 +18,11 @@ from protocol.messages import Agg, Gram
 class Unlisted:
     """Of one round. Each member has some room of its own."""
 
-    _entries: dict[bytes, dict[bytes, Entry]] = field(default_factory=dict)
+    _entries: dict[bytes, dict[bytes, BallotEntry]] = field(default_factory=dict)
     """By LIST and by message."""
     _bytes: dict[PeerId, int] = field(default_factory=dict)
 
-    def keep(self, entry: Entry) -> None:
+    def keep(self, entry: BallotEntry) -> None:
         """Keep one, if there is room for more of its sender."""
         message, body = entry.message, entry.body
         assert isinstance(body, Agg | Gram)
@@ -33,11 +33,11 @@ class Unlisted:
             self._bytes[message.sender] = size
             self._entries.setdefault(body.list_digest, {})[message.digest] = entry
 
-    def take(self, is_named: Callable[[bytes], bool]) -> list[Entry]:
+    def take(self, is_named: Callable[[bytes], bool]) -> list[BallotEntry]:
         """Those of LISTs that are named by now, in the order in which they came."""
         if not self._entries:
             return []  # As nearly always.
-        found: list[Entry] = []
+        found: list[BallotEntry] = []
         for digest in [digest for digest in self._entries if is_named(digest)]:
             found += self._entries.pop(digest).values()
         for entry in found:

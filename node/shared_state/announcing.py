@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from node.shared_state.book import SharedState
-from node.shared_state.own import Written
+from node.shared_state.own import WrittenEntry
 from protocol.entry_kinds import (
     RULES,
     Departure,
@@ -42,7 +42,7 @@ TELLERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptCheckpoint:
     """A checkpoint on the own disk: the root of its state, and what is said of it."""
 
     root: bytes
@@ -50,7 +50,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class NodeReading:
     """A node at one moment. `round` and `head` are the newest seal's; readings ascend by name.
 
     `identity` is None while the node is not up: nothing is said by then.
@@ -62,7 +62,7 @@ class Standing:
     head: bytes
     is_seated: bool
     readings: tuple[Reading, ...] = ()
-    checkpoint: Kept | None = None
+    checkpoint: KeptCheckpoint | None = None
 
 
 class Announcing:
@@ -78,12 +78,14 @@ class Announcing:
         self._said_era = -1
         self._has_left = False
 
-    def due(self, standing: Standing, *, wall_s: float, now_s: float) -> tuple[Written, ...]:
+    def due(
+        self, standing: NodeReading, *, wall_s: float, now_s: float
+    ) -> tuple[WrittenEntry, ...]:
         """What is to be written now; none while others must be asked first, or behind a `leave`."""
         identity, kind = standing.identity, EntryKind.IDENTITY
         if identity is None or self._book.must_ask or self._has_left:
             return ()
-        written: list[Written | None] = []
+        written: list[WrittenEntry | None] = []
         is_new_era, self._era = self._era != self._book.era, self._book.era
         if is_new_era or now_s - self._renewed_s >= RENEW_S:
             self._renewed_s = now_s
@@ -97,7 +99,7 @@ class Announcing:
             written += self._checkpoint(standing.checkpoint, wall_s, now_s)
         return tuple(one for one in written if one is not None)
 
-    def leave(self, reason: str, *, wall_s: float) -> tuple[Written, ...]:
+    def leave(self, reason: str, *, wall_s: float) -> tuple[WrittenEntry, ...]:
         """That this node goes, if others were told that it is here. Nothing is due from now on."""
         is_known = self._held(EntryKind.IDENTITY) or self._held(EntryKind.PRESENCE)
         if self._has_left or self._book.must_ask or not is_known:
@@ -128,9 +130,9 @@ class Announcing:
         return True
 
     def _of_the_seated(
-        self, standing: Standing, wall_s: float, now_s: float
-    ) -> list[Written | None]:
-        written: list[Written | None] = []
+        self, standing: NodeReading, wall_s: float, now_s: float
+    ) -> list[WrittenEntry | None]:
+        written: list[WrittenEntry | None] = []
         said = self._present
         is_news = said is None or said.incarnation != standing.incarnation
         is_news |= self._said_era != self._book.era or not self._held(EntryKind.PRESENCE)
@@ -145,7 +147,9 @@ class Announcing:
             written.append(self._write(EntryKind.METRICS, metrics, wall_s))
         return written
 
-    def _checkpoint(self, kept: Kept, wall_s: float, now_s: float) -> list[Written | None]:
+    def _checkpoint(
+        self, kept: KeptCheckpoint, wall_s: float, now_s: float
+    ) -> list[WrittenEntry | None]:
         """The newest, and that those which were told of before may be gone."""
         me, kind = self._book.me, EntryKind.CHECKPOINT
         if not self._is_due(kind, CHECKPOINT_S, now_s):
@@ -161,7 +165,7 @@ class Announcing:
                 written.append(self._write(kind, replace(body, is_withdrawn=True), wall_s, key=key))
         return written
 
-    def _renewals(self, wall_s: float) -> tuple[Written, ...]:
+    def _renewals(self, wall_s: float) -> tuple[WrittenEntry, ...]:
         try:
             return self._book.renewals(wall_s)
         except (LimitError, StateError) as error:
@@ -170,7 +174,7 @@ class Announcing:
 
     def _write(
         self, kind: EntryKind, body: EntryBody, wall_s: float, *, key: bytes = b""
-    ) -> Written | None:
+    ) -> WrittenEntry | None:
         try:
             return self._book.write(kind, key, body, wall_s=wall_s)
         except (LimitError, StateError) as error:

@@ -18,8 +18,8 @@ from node.shared_state.chains import Chains
 from node.shared_state.convictions import Convictions
 from node.shared_state.gossiped import Offered, Refusal, Verdict
 from node.shared_state.held import Held, held
-from node.shared_state.own import OwnChains, Written
-from node.shared_state.room import Rank, Room
+from node.shared_state.own import OwnChains, WrittenEntry
+from node.shared_state.room import EntryQuota, Rank
 from protocol.entries import Entry, decode_entry
 from protocol.entry_kinds import (
     RULES,
@@ -82,7 +82,7 @@ class SharedState:
         self._chains = Chains()
         self._banning: list[Evidence] = []
         self._convictions = Convictions(self._is_member)
-        self._rooms = {kind: Room(RULES[kind].total, self._is_member) for kind in EntryKind}
+        self._rooms = {kind: EntryQuota(RULES[kind].total, self._is_member) for kind in EntryKind}
         self._buckets = Buckets()
         self._changes: dict[bytes, bytes | None] = {}
         self.num_bytes = 0
@@ -115,7 +115,7 @@ class SharedState:
 
     # What the own node does.
 
-    def write(self, kind: EntryKind, key: bytes, body: EntryBody, *, wall_s: float) -> Written:
+    def write(self, kind: EntryKind, key: bytes, body: EntryBody, *, wall_s: float) -> WrittenEntry:
         """The next own entry. It takes effect with `release`, once it is on the disk.
 
         Raises StateError while it must ask others or when it is convicted; LimitError if the body
@@ -129,12 +129,12 @@ class SharedState:
             raise LimitError(f"{len(live)} entries of kind {kind.name}: no room for another key")
         return self._own.write(kind, key, body, era=self.era, wall_s=wall_s)
 
-    def release(self, written: Written, *, wall_s: float) -> Offered:
+    def release(self, written: WrittenEntry, *, wall_s: float) -> Offered:
         """Merge what `write` made: from now on others may have it."""
         entry = decode_entry(written.encoded, self.run)
         return self._offer_entry(entry, written.encoded, wall_s, is_checked=True)
 
-    def renewals(self, wall_s: float) -> tuple[Written, ...]:
+    def renewals(self, wall_s: float) -> tuple[WrittenEntry, ...]:
         """The own entries that are to stand, written anew, if their time or era runs out.
 
         None while nothing may be written. Each goes to disk and to `release`, as after `write`.

@@ -26,12 +26,12 @@ from node.core import NodeCore
 from node.gossip.machine import Action, Gone, Gossip
 from node.gossip.settings import GossipSettings
 from node.peers.links import Links, Tell
-from node.shared_state.announcing import Kept, Standing
+from node.shared_state.announcing import KeptCheckpoint, NodeReading
 from node.shared_state.book import SharedState
 from node.shared_state.entry_gossip import EntryGossip
-from node.shared_state.own import Written
+from node.shared_state.own import WrittenEntry
 from node.shared_state.store import Store
-from node.shared_state.told import TELLING, Told, all_told
+from node.shared_state.told import TELLING, PeerReport, all_told
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
 from node.version import version
@@ -112,7 +112,7 @@ class EntryExchange:
             now_s=now_s,
         )
         self.machine = EntryGossip(self.book, gossip, now_s=now_s)
-        self.told: Mapping[PeerId, Told] = {}
+        self.told: Mapping[PeerId, PeerReport] = {}
         """Who is known by entries and has not left; without this node."""
 
         self.num_unsent = 0
@@ -132,7 +132,7 @@ class EntryExchange:
         self._limiter = trio.CapacityLimiter(1)
         self._is_failing = False
         self._began_s = now_s
-        self._kept_at: tuple[Path | None, Kept | None] = (None, None)
+        self._kept_at: tuple[Path | None, KeptCheckpoint | None] = (None, None)
         if store.was_damaged:
             parts.log.emit(
                 "warning",
@@ -199,7 +199,7 @@ class EntryExchange:
         """The core names them in its COMMITs."""
         evidence = self.book.take_banning()
         if evidence:
-            await self._parts.tell(ev.Convicted(evidence))
+            await self._parts.tell(ev.EvidenceHeld(evidence))
         if (folder := self._parts.folder) is not None:
             for one in evidence:
                 await self._try(partial(save_evidence, folder, one))
@@ -263,7 +263,7 @@ class EntryExchange:
             self._told_due_s = now_s + KEEP_S * len(self.told) / 32
         self._dial(members)
 
-    def _invited(self, wall_s: float) -> Iterator[Written]:
+    def _invited(self, wall_s: float) -> Iterator[WrittenEntry]:
         """Whom this node invited, and whom it let in."""
         for kind, key, body in self.access.due() if self.access is not None else ():
             try:
@@ -271,7 +271,7 @@ class EntryExchange:
             except (LimitError, StateError) as error:
                 logger.warning("not told kind=%s reason=%s", kind.name, error)
 
-    async def _publish(self, written: Sequence[Written]) -> None:
+    async def _publish(self, written: Sequence[WrittenEntry]) -> None:
         """On the disk, then in the hands of others; nowhere if the disk does not take it."""
         if written and await self._try(lambda: self._parts.store.write_own(written)):
             wall_s, now_s = self._parts.wall_clock(), trio.current_time()
@@ -295,10 +295,10 @@ class EntryExchange:
 
     # What this node is ----------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> NodeReading:
         core = self._parts.core
         view, head = core.machine.view, core.machine.head
-        return Standing(
+        return NodeReading(
             identity=self._identity(),
             incarnation=self.machine.gossip.swim.incarnation,
             round=head.round,
@@ -329,7 +329,7 @@ class EntryExchange:
             addresses=tuple(islice(fitting, limits.ENTRY_ADDRESSES_MAX)),
         )
 
-    def _kept(self) -> Kept | None:
+    def _kept(self) -> KeptCheckpoint | None:
         """The newest checkpoint whose seal was at hand when it was seen."""
         path = self._parts.checkpoint()
         if path is None or path == self._kept_at[0]:
@@ -346,7 +346,7 @@ class EntryExchange:
             num_bytes=_size(path),
             is_withdrawn=False,
         )
-        self._kept_at = path, Kept(root=seal.value.root, body=body)
+        self._kept_at = path, KeptCheckpoint(root=seal.value.root, body=body)
         return self._kept_at[1]
 
     def _dial(self, members: tuple[PeerId, ...]) -> None:

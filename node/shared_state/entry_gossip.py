@@ -7,9 +7,9 @@ Frames, links and time go in; Sends, Faults and entries to be made durable come 
 from collections.abc import Iterable
 
 from node.gossip.machine import Action, Gossip
-from node.shared_state.announcing import Announcing, Standing
+from node.shared_state.announcing import Announcing, NodeReading
 from node.shared_state.book import SharedState
-from node.shared_state.own import Written
+from node.shared_state.own import WrittenEntry
 from protocol.entries import era_of
 from protocol.gossip import GossipFrame
 from protocol.identity import PeerId
@@ -59,8 +59,8 @@ class EntryGossip:
         return self.gossip.tick(now_s=now_s)
 
     def look(
-        self, standing: Standing, members: tuple[PeerId, ...], *, wall_s: float, now_s: float
-    ) -> tuple[Written, ...]:
+        self, standing: NodeReading, members: tuple[PeerId, ...], *, wall_s: float, now_s: float
+    ) -> tuple[WrittenEntry, ...]:
         """Where the run is and who is seated in it; the own entries that are due. They go to the
         disk, then to `release`."""
         if members != self._members:
@@ -73,7 +73,9 @@ class EntryGossip:
             self.book.expire(wall_s)
         return self._announcing.due(standing, wall_s=wall_s, now_s=now_s)
 
-    def release(self, written: Iterable[Written], *, wall_s: float, now_s: float) -> list[Action]:
+    def release(
+        self, written: Iterable[WrittenEntry], *, wall_s: float, now_s: float
+    ) -> list[Action]:
         """Own entries are on the disk: tell them."""
         actions: list[Action] = []
         for one in written:
@@ -81,7 +83,7 @@ class EntryGossip:
                 actions += self.gossip.pass_on(one.entry_id, now_s=now_s)
         return actions
 
-    def leave(self, reason: str, *, wall_s: float) -> tuple[Written, ...]:
+    def leave(self, reason: str, *, wall_s: float) -> tuple[WrittenEntry, ...]:
         """This node goes: its last entry, for disk and `release`. `farewell` comes behind it."""
         return self._announcing.leave(reason, wall_s=wall_s)
 

@@ -14,7 +14,7 @@ _NO_BODY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenEntry:
     """An entry of one's own that nobody has seen yet. It goes to disk, then to `release`."""
 
     entry_id: bytes
@@ -42,7 +42,7 @@ class OwnChains:
 
     def write(
         self, kind: EntryKind, key: bytes, body: EntryBody, *, era: int, wall_s: float
-    ) -> Written:
+    ) -> WrittenEntry:
         """The next entry of a kind.
 
         Raises StateError while others must be asked first, LimitError for a body that is too long.
@@ -77,7 +77,7 @@ class OwnChains:
         )
         entry = sign_entry(draft_entry(header, body), self._signer)
         self._heads[kind] = (sequence, entry.entry_id)
-        return Written(
+        return WrittenEntry(
             entry_id=entry.entry_id,
             encoded=encode(entry),
             kind=kind,

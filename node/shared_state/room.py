@@ -13,7 +13,7 @@ Rank = tuple[bool, int, bytes]
 _STALE_MAX = 64
 
 
-class Room:
+class EntryQuota:
     """The total of one kind.
 
     What is kept when it is full are the highest ranks ever offered: so replicas that heard the same

@@ -25,7 +25,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.shared_state.book import Changes
-from node.shared_state.own import Written
+from node.shared_state.own import WrittenEntry
 from protocol import limits
 from protocol.errors import StateError
 
@@ -113,7 +113,7 @@ class Store:
         rows, self._rows = self._rows, []
         return rows
 
-    def write_own(self, written: Sequence[Written]) -> None:
+    def write_own(self, written: Sequence[WrittenEntry]) -> None:
         """Make own entries durable. Only then may they be released.
 
         Raises StateError, with nothing written, if the disk does not take them.

@@ -14,7 +14,7 @@ TELLING = (EntryKind.IDENTITY, EntryKind.PRESENCE, EntryKind.LEAVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PeerReport:
     """What a peer said of itself in its entries, last at `at_unix_s`; `round` is None for those
     that have no seat."""
 
@@ -25,7 +25,7 @@ class Told:
     at_unix_s: float
 
 
-def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[PeerId, Told]:
+def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[PeerId, PeerReport]:
     """Who has told what it is and has not left: of `first`, then of others, at most `most`.
 
     This node itself is left out. Entries of each are decoded, and no more than twice `most` are
@@ -33,7 +33,7 @@ def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[P
     """
     others = (held.writer for held in book.held_of(EntryKind.IDENTITY))
     seen: set[PeerId] = {book.me}
-    told: dict[PeerId, Told] = {}
+    told: dict[PeerId, PeerReport] = {}
     for peer in chain(first, others):
         if len(told) >= most or len(seen) > 2 * most:
             break
@@ -44,7 +44,7 @@ def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[P
     return told
 
 
-def _told_by(book: SharedState, peer: PeerId) -> Told | None:
+def _told_by(book: SharedState, peer: PeerId) -> PeerReport | None:
     identity, presence, left = (book.entry(peer, kind) for kind in TELLING)
     left_at = -1 if left is None else left.stamp
     if presence is not None and presence.stamp <= left_at:
@@ -53,7 +53,7 @@ def _told_by(book: SharedState, peer: PeerId) -> Told | None:
         return None
     said, here = identity.content, None if presence is None else presence.content
     assert isinstance(said, Identity)
-    return Told(
+    return PeerReport(
         device=said.device,
         software=said.software,
         addresses=said.addresses,

@@ -31,7 +31,7 @@ B = TypeVar("B", bound=EntryBody)
 PROVIDING = (EntryKind.CHECKPOINT, EntryKind.DATA)
 
 
-class Views:
+class BookViews:
     """The views of one book."""
 
     def __init__(self, book: SharedState) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from node.durable.journal import Journal
 from node.state.folder import write_atomically
 from node.state_transfer.histories import TwoHistories
-from node.state_transfer.origins import Told
+from node.state_transfer.origins import NamedSeal
 from protocol import limits
 from protocol.errors import DecodeError, StateError, TwoHistoriesError
 from protocol.messages import SealCertificate
@@ -34,14 +34,14 @@ class _Proof:
     certificates: Annotated[tuple[SealCertificate, ...], Size(2, 2)]
 
 
-def keep_told(folder: Path, told: Told) -> None:
+def keep_told(folder: Path, told: NamedSeal) -> None:
     """Remember the seal of an invite link; the latest one, for it covers all before it."""
     known = read_told(folder)
     if known is None or told.round >= known.round:
         write_atomically(folder / TOLD_FILE, encode(ToldFile(told.round, told.digest)))
 
 
-def read_told(folder: Path) -> Told | None:
+def read_told(folder: Path) -> NamedSeal | None:
     """The seal that an invite link named, if one did."""
     path = folder / TOLD_FILE
     try:
@@ -51,7 +51,7 @@ def read_told(folder: Path) -> Told | None:
         return None
     except (OSError, DecodeError) as error:
         raise StateError(f"cannot read {path}: {error}; join again by a fresh link") from error
-    return Told(found.round, found.digest)
+    return NamedSeal(found.round, found.digest)
 
 
 def keep_two_histories(folder: Path, found: TwoHistories) -> Path:
@@ -72,7 +72,7 @@ def two_histories_text(path: Path, round_index: int) -> str:
     )
 
 
-def check_history(folder: Path, journal: Journal) -> Told | None:
+def check_history(folder: Path, journal: Journal) -> NamedSeal | None:
     """The seal that the history must have. Raises TwoHistoriesError where the one on this disk has
     another, or where two were found and no link says which is right."""
     told, path = read_told(folder), folder / PROOF_FILE

@@ -18,11 +18,11 @@ from node.cells.shard_store import CellSizes
 from node.events import Accuse, CoreAction, Fault, Send
 from node.rules.chain import check_seal
 from node.rules.rare import Rare, never
-from node.state_transfer.cell_fetch import STALL_S, Batch, CellFetch
+from node.state_transfer.cell_fetch import STALL_S, CellBatch, CellFetch
 from node.state_transfer.chain_sources import ChainSources
 from node.state_transfer.fetch_events import (
+    CellsFetched,
     FetchBegun,
-    Fetched,
     FetchedWrong,
     FetchEvent,
     FetchState,
@@ -30,8 +30,8 @@ from node.state_transfer.fetch_events import (
     StateFailed,
     StepFailed,
 )
-from node.state_transfer.histories import HistoryKnown, Kept, TwoHistories, double_signers
-from node.state_transfer.origins import ALONE_S, Origins, Told
+from node.state_transfer.histories import HistoryKnown, KeptChain, TwoHistories, double_signers
+from node.state_transfer.origins import ALONE_S, NamedSeal, Origins
 from node.state_transfer.progress import Progress
 from protocol import limits
 from protocol.errors import ProofError
@@ -99,8 +99,8 @@ class CatchUp:
     watch: Origins = field(default_factory=Origins)
     """Goes on asking others where the history is that of one origin alone."""
 
-    _kept: Kept | None = None
-    told: Told | None = None
+    _kept: KeptChain | None = None
+    told: NamedSeal | None = None
     """The seal that the invite link names; set before anything is handled."""
     is_torn: bool = False
     """Whether two histories were found: then nothing is taken of either."""
@@ -282,9 +282,9 @@ class CatchUp:
         return [known, *self._begin(now_s)]
 
     @property
-    def _kept_now(self) -> Kept:
+    def _kept_now(self) -> KeptChain:
         assert self._base is not None
-        return Kept(self._base, self._named, tuple(self._chain))
+        return KeptChain(self._base, self._named, tuple(self._chain))
 
     def _witnessed(
         self, peer: PeerId, seals: tuple[SealCertificate, ...], now_s: float
@@ -410,14 +410,14 @@ class CatchUp:
         """Fetch the state of a seal that was verified; its sources are those whom `pull` names."""
         self.wanted, self._source = certificate, None
         self._able_s = now_s
-        batch = Batch(Bulk.STATE, certificate.value.digest, self.sizes.state)
+        batch = CellBatch(Bulk.STATE, certificate.value.digest, self.sizes.state)
         self._fetch = CellFetch([batch], now_s=now_s)
         return [FetchState(certificate)]
 
     def _fetch_steps(self, steps: Sequence[SealCertificate], now_s: float) -> list[CoreAction]:
         self.wanted, self._source, self._able_s = steps[-1], None, now_s
         batches = [
-            Batch(Bulk.STEP, step.value.digest, self.sizes.result_of(step.value.round))
+            CellBatch(Bulk.STEP, step.value.digest, self.sizes.result_of(step.value.round))
             for step in steps
             if step.value.commits
         ]
@@ -432,7 +432,7 @@ class CatchUp:
         match event:
             case FetchBegun(basis=basis, held=held) if basis == wanted.value.digest:
                 fetch.begin(held, now_s=now_s)
-            case Fetched(peer=peer, subject=subject, cells=cells):
+            case CellsFetched(peer=peer, subject=subject, cells=cells):
                 fetch.arrived(peer, subject, cells, now_s=now_s)
                 if _is_state(fetch):
                     self.begun = (subject, fetch.here_bytes)

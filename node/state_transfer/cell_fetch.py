@@ -50,7 +50,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CellBatch:
     """Cells under one subject: those of a state, or the result of one round. `sizes` in bytes."""
 
     bulk: Bulk
@@ -89,7 +89,7 @@ class _Source:
 class CellFetch:
     """One fetch. Batches are wanted in their order; `begin` says what of them is here already."""
 
-    def __init__(self, batches: Sequence[Batch], *, now_s: float) -> None:
+    def __init__(self, batches: Sequence[CellBatch], *, now_s: float) -> None:
         self.batches = tuple(batches)
         self.total_bytes = sum(sum(batch.sizes) for batch in self.batches)
         self.here_bytes = 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.cells.shard_store import Item, ShardStore
-from node.state_transfer.served import FindCheckpoint, Source
+from node.state_transfer.served import CellSource, FindCheckpoint
 from protocol.errors import CheckpointError, StreamClosedError
 from protocol.grid import ShardSpec, StateTree, cell_root
 from protocol.manifest import RunManifest
@@ -135,7 +135,7 @@ class _Finder:
         self._hashed: dict[tuple[int, ...], _Hashed | None] = {}
         """By the identity of their files; None of those that are no checkpoint."""
 
-    def find(self, certificate: SealCertificate) -> Source | None:
+    def find(self, certificate: SealCertificate) -> CellSource | None:
         """See FindCheckpoint."""
         value = certificate.value
         path = self._folder / checkpoint_name(value.round + 1)

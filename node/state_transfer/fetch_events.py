@@ -46,7 +46,7 @@ class FetchBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class CellsFetched:
     """Cells that were fetched are checked and kept; `subject` is the digest of their seal."""
 
     peer: PeerId
@@ -95,4 +95,6 @@ class StateFailed:
     basis: bytes
 
 
-FetchEvent = FetchBegun | Fetched | FetchedWrong | NotServed | StepFailed | StateReady | StateFailed
+FetchEvent = (
+    FetchBegun | CellsFetched | FetchedWrong | NotServed | StepFailed | StateReady | StateFailed
+)

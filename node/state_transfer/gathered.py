@@ -32,7 +32,7 @@ class WrongStep(BarnraiseError):
 
 
 @dataclass(slots=True)
-class _Step:
+class _GatheredRound:
     """A sealed round on the way; `cells` of its result by number."""
 
     certificate: SealCertificate
@@ -53,7 +53,7 @@ class Gathered:
         self._cells: dict[int, bytes] = {}
         self._old: list[tuple[StateTree, Callable[[int], bytes]]] = []
         """States of which all or some cells are here, which may be the same in the new one."""
-        self._steps: list[_Step] = []
+        self._steps: list[_GatheredRound] = []
         self._stepped: State | None = None
 
     # Begin --------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Gathered:
         self, certificates: Sequence[SealCertificate]
     ) -> Mapping[bytes, Collection[int]]:
         """Gather the results of these rounds, which follow upon the own state, in their order."""
-        self._steps = [_Step(certificate) for certificate in certificates]
+        self._steps = [_GatheredRound(certificate) for certificate in certificates]
         self._certificate, self._stepped = certificates[-1], self._store.final
         held: dict[bytes, Collection[int]] = {}
         for step in self._steps:

@@ -10,7 +10,7 @@ from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptChain:
     """A verified chain behind `base`; `named` is the seal before that where two rounds are in
     flight (R5)."""
 

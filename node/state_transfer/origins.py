@@ -35,7 +35,7 @@ COMPARING_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NamedSeal:
     """A seal that whoever invited this node named: the history has it, or is another one."""
 
     round: int

@@ -27,7 +27,7 @@ HELD_S = 60.0
 """So long after somebody asked for a cell of it."""
 
 
-class Source(Protocol):
+class CellSource(Protocol):
     """SEAM: the cells of one subject."""
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
 
-FindCheckpoint = Callable[[SealCertificate], Source | None]
+FindCheckpoint = Callable[[SealCertificate], CellSource | None]
 """SEAM: the state of a seal from its checkpoint, if there is one and it is whole."""
 
 
@@ -83,7 +83,7 @@ class Result:
 
 @dataclass(slots=True)
 class _Held:
-    source: Source
+    source: CellSource
     asked_s: float
     is_in_memory: bool
 
@@ -102,7 +102,7 @@ class Served:
         """By LIST those that were read and found whole. They are asked for in pieces, by some
         joiners at once, and none of them is in memory for that: only the roots of its cells."""
 
-    def find(self, bulk: Bulk, certificate: SealCertificate, *, now_s: float) -> Source | None:
+    def find(self, bulk: Bulk, certificate: SealCertificate, *, now_s: float) -> CellSource | None:
         """The cells of a state, or of the step to it; None if they are not here."""
         self.forget_old(now_s)
         if bulk is Bulk.STEP:
@@ -119,7 +119,7 @@ class Served:
         """States that stay because they are asked for."""
         return len(self._held)
 
-    def _find_state(self, certificate: SealCertificate, now_s: float) -> Source | None:
+    def _find_state(self, certificate: SealCertificate, now_s: float) -> CellSource | None:
         root = certificate.value.root
         held, state = self._held.get(root), self._store.state_of(root)
         if held is None or (held.is_in_memory and state is None):
@@ -138,7 +138,7 @@ class Served:
         self._held[root] = held
         return held.source
 
-    def _find_result(self, certificate: SealCertificate) -> Source | None:
+    def _find_result(self, certificate: SealCertificate) -> CellSource | None:
         value = certificate.value
         digest = value.list_digest
         if not value.commits:

@@ -20,7 +20,7 @@ from node.cells.shard_store import Item, State
 from node.cells.work_desk import WorkDesk
 from node.core import NodeCore
 from node.state_transfer.gathered import Gathered, WrongStep
-from node.state_transfer.served import Served, Source
+from node.state_transfer.served import CellSource, Served
 from node.state_transfer.throttle import Throttle
 from protocol import limits
 from protocol.errors import StateError, StreamClosedError
@@ -54,7 +54,7 @@ class StateParts:
     """In runs with audits."""
 
 
-class Owner(Protocol):
+class StateStreamsOwner(Protocol):
     """What is needed of the driver."""
 
     core: NodeCore
@@ -75,7 +75,7 @@ class Owner(Protocol):
 class Fetching:
     """Carries the core's orders out, and tells it what came of them."""
 
-    def __init__(self, owner: Owner, gathered: Gathered) -> None:
+    def __init__(self, owner: StateStreamsOwner, gathered: Gathered) -> None:
         self._owner = owner
         self._gathered = gathered
         self._lock = trio.Lock()
@@ -117,7 +117,7 @@ class Fetching:
                 return
             fresh = await self._owner.compute(lambda: self._gathered.take(header, item))
             if fresh:
-                await self._owner.tell(ev.Fetched(peer, subject, fresh))
+                await self._owner.tell(ev.CellsFetched(peer, subject, fresh))
                 await self._go_on()
 
     async def _go_on(self) -> None:
@@ -176,7 +176,7 @@ class InMemory:
         return items
 
 
-class Listed(Source, Protocol):
+class ListedSource(CellSource, Protocol):
     """A source that names its cells."""
 
     @property
@@ -191,7 +191,7 @@ class _FromSource:
 
     def __init__(
         self,
-        source: Callable[[], Source | None],
+        source: Callable[[], CellSource | None],
         cells: Sequence[int],
         read: Callable[[Callable[[], list[Item]]], Awaitable[list[Item]]],
     ) -> None:
@@ -226,7 +226,7 @@ class Serving:
     `num_of_round` counts the transfers of parts and results under way: they go before.
     """
 
-    def __init__(self, owner: Owner, parts: StateParts) -> None:
+    def __init__(self, owner: StateStreamsOwner, parts: StateParts) -> None:
         self._owner = owner
         self._served = parts.served
         self._throttle = Throttle(parts.bytes_per_s, now_s=trio.current_time())
@@ -253,7 +253,7 @@ class Serving:
             return _FromSource(weakref.ref(source), cells, self.wait_for_disk)
         return _FromSource(lambda: source, cells, self.wait_for_disk)
 
-    def one_by_one(self, source: Listed) -> Outgoing:
+    def one_by_one(self, source: ListedSource) -> Outgoing:
         """The cells of a source, read when it is their turn."""
         return _FromSource(lambda: source, source.cells, self.wait_for_disk)
 

@@ -18,7 +18,7 @@ from node.reporting.narrator import FORGOTTEN
 from node.reporting.shown import shown
 from node.rules.round_view import RoundView
 from node.rules.signals import Signals
-from node.shared_state.told import Told
+from node.shared_state.told import PeerReport
 from node.status.board import StatusBoard
 from node.status.clocks import PeerClocks
 from node.status.records import (
@@ -107,7 +107,7 @@ class StatusSources:
     """What the transport knows of each peer."""
 
     clocks: PeerClocks = field(default_factory=PeerClocks)
-    told: Callable[[], Mapping[PeerId, Told]] = dict
+    told: Callable[[], Mapping[PeerId, PeerReport]] = dict
     """What peers said of themselves in entries of the replicated state."""
 
     wall_clock: WallClock = time.time

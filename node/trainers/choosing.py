@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 
 from node.status.board import EventLog
-from node.trainers.flight import Flight
+from node.trainers.flight import TrainerWatch
 from node.trainers.grading import Grading, grading
-from node.trainers.pace import Choice, pace_of
+from node.trainers.pace import StepsChoice, pace_of
 from protocol.manifest import RunManifest
 from training.compression import make_codec
 
@@ -29,7 +29,7 @@ class Choosing:
         self._codec = make_codec(manifest.outer)
         self._uplink_mbit = uplink_mbit
         self._pace = pace_of(manifest, num_fragments)
-        self._flight = Flight()
+        self._flight = TrainerWatch()
         self._grading = Grading(0, "")
 
     @property
@@ -50,7 +50,7 @@ class Choosing:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""
         self._pace.landed(self._flight.landed(now_s), now_s, last_s=last_s)
 
-    def next(self, round_index: int, now_s: float, *, usual: int) -> Choice:
+    def next(self, round_index: int, now_s: float, *, usual: int) -> StepsChoice:
         """The trainer is handed its next lease now; see `Pace.next`."""
         choice = self._pace.next(now_s, usual=usual)
         self._flight.goes_on(now_s)
@@ -61,7 +61,7 @@ class Choosing:
         self._tell(round_index, choice)
         return choice
 
-    def _tell(self, round_index: int, choice: Choice) -> None:
+    def _tell(self, round_index: int, choice: StepsChoice) -> None:
         last = choice.last
         flight_s, hidden_s = self._flight.take() or (None, None)
         graded = self._grading

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Flight:
+class TrainerWatch:
     """Watches one trainer. All times are of one monotonic clock, seconds."""
 
     _stepped_s: float = 0.0

@@ -55,7 +55,7 @@ GROWTH_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class StepsChoice:
     """Steps of the next round, why, and what that rests on; None is what is not known yet.
 
     `computing` is the share of the rounds looked at that was training, `exchange_s` the time from
@@ -68,11 +68,11 @@ class Choice:
     step_s: float | None = None
     exchange_s: float | None = None
     computing: float | None = None
-    last: "Measured | None" = None
+    last: "MeasuredRound | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRound:
     """A round: its steps, how long they took, and how long the trainer waited for the seal."""
 
     steps: int
@@ -98,7 +98,7 @@ class Pace:
     """Of this round the first and the last step that the trainer told of, and when."""
     _is_first: bool = True
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _rounds: deque[Measured] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _rounds: deque[MeasuredRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _handed_steps: int = 0
     _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=EXCHANGES_LOOKED_AT))
 
@@ -127,7 +127,7 @@ class Pace:
             exchange_s = flight_s if last_s is None else min(flight_s, now_s - last_s)
             self._exchanges_s.append(exchange_s)
 
-    def next(self, now_s: float, *, usual: int = 0) -> Choice:
+    def next(self, now_s: float, *, usual: int = 0) -> StepsChoice:
         """The trainer is handed its next lease now: how many steps of it are to be taken.
 
         `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
@@ -136,7 +136,7 @@ class Pace:
         if self._began_s is not None and self._trained_s is not None:
             if not self._is_first:
                 waiting_s = now_s - self._began_s - self._trained_s
-                self._rounds.append(Measured(self._handed_steps, self._trained_s, waiting_s))
+                self._rounds.append(MeasuredRound(self._handed_steps, self._trained_s, waiting_s))
             self._is_first = False
         self._began_s, self._trained_s = now_s, None
         self._on_the_way.clear()
@@ -144,11 +144,11 @@ class Pace:
         self._steps = choice.steps
         return choice
 
-    def _choice(self, usual: int) -> Choice:
+    def _choice(self, usual: int) -> StepsChoice:
         most = self.steps_max
         if not self._rounds or not self._step_s:
             steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
-            return Choice(steps=steps, steps_max=most, why="nothing is measured yet")
+            return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)
         round_s = statistics.median(one.training_s + one.waiting_s for one in last)
@@ -159,7 +159,7 @@ class Pace:
         steps, why = most, "the manifest's"
         if self.is_chosen:
             steps, why = self._paced(step_s, round_s, exchange_s)
-        return Choice(
+        return StepsChoice(
             steps=steps,
             steps_max=most,
             why=why,

@@ -38,7 +38,7 @@ USE_COMMAND = (sys.executable, "-P", "-m", "training.use_main")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class WeightsChoice:
     """Which weights: a run of a state folder, or an exported file. What is None was not said."""
 
     state: Path | None = None
@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WeightsSource:
     """Weights that were found: their run, and how the process is told of them."""
 
     manifest: RunManifest
@@ -103,7 +103,7 @@ class Listener:
     passed_over: Callable[[str], None]
 
 
-def find_source(choice: Choice) -> Source:
+def find_source(choice: WeightsChoice) -> WeightsSource:
     """Where the weights are. Raises ConfigError and CheckpointError saying what to do."""
     if choice.model is None:
         state = default_state() if choice.state is None else choice.state
@@ -134,12 +134,12 @@ def find_source(choice: Choice) -> Source:
     return _source(choice, open_export(choice.model).manifest, ["--model", str(choice.model)])
 
 
-def _source(choice: Choice, manifest: RunManifest, arguments: list[str]) -> Source:
+def _source(choice: WeightsChoice, manifest: RunManifest, arguments: list[str]) -> WeightsSource:
     if choice.model_file is not None:
         refuse_needless(choice.model_file, manifest)
         arguments = [*arguments, "--model-file", str(choice.model_file)]
     common = ("--run", manifest.digest.hex(), "--device", choice.device)
-    return Source(manifest=manifest, arguments=(*common, *arguments))
+    return WeightsSource(manifest=manifest, arguments=(*common, *arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class TextWanted:
 
 
 async def make_text(
-    source: Source, wanted: TextWanted, listener: Listener, write: Callable[[int], None]
+    source: WeightsSource, wanted: TextWanted, listener: Listener, write: Callable[[int], None]
 ) -> None:
     """Continue the prompt; `write` gets each byte as soon as it is drawn.
 
@@ -183,7 +183,7 @@ async def make_text(
 
 
 async def evaluate(
-    source: Source,
+    source: WeightsSource,
     windows: int,
     listener: Listener,
     tell: Callable[[int, int], None],
@@ -221,7 +221,7 @@ async def evaluate(
 
 
 async def _use(
-    source: Source, task: list[str], listener: Listener, hear: Callable[[Line], None]
+    source: WeightsSource, task: list[str], listener: Listener, hear: Callable[[Line], None]
 ) -> None:
     failures: list[BarnraiseError] = []
 

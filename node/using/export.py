@@ -30,7 +30,7 @@ _FROM_MANIFEST = ("title", "model", "settings", "founder", "created")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ExportedFile:
     """An exported file."""
 
     path: Path
@@ -41,7 +41,7 @@ class Written:
 
 def export_run(
     run: RunOnDisk, out: Path, tell: Tell, *, round_index: int | None = None, force: bool = False
-) -> Written:
+) -> ExportedFile:
     """Write the weights that a round sealed, by default the newest that are whole here.
 
     Two exports of one checkpoint by one version are equal to the bit. Raises ConfigError if `out`
@@ -67,7 +67,7 @@ def export_run(
         num_bytes = out.stat().st_size
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror or error}") from error
-    return Written(
+    return ExportedFile(
         path=out,
         provenance=provenance,
         parameters=sum(tensor.size for tensor in tensors.values()),

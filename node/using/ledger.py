@@ -18,7 +18,7 @@ from node.durable.journal import CHAIN_FILE
 from node.durable.receipts import RECEIPTS_FILE, decode_receipts
 from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
 from node.rules.chain import genesis
-from node.rules.credit import Folded, Ledger, SealedRound, Statement, nothing_folded, prove
+from node.rules.credit import ChainRound, Folded, Ledger, LedgerStatement, nothing_folded, prove
 from node.using.checkpoint_find import RunOnDisk
 from node.using.out_file import refuse_taken
 from protocol import limits
@@ -69,7 +69,7 @@ class RunLedger:
     def _has_receipts(self, folder: Path) -> bool:
         return (folder / RECEIPTS_FILE).exists()
 
-    def rounds(self) -> Iterator[SealedRound]:
+    def rounds(self) -> Iterator[ChainRound]:
         """The sealed rounds, the first one first. Raises ConfigError for an unreadable file."""
         return prove(self._certificates(), self.folded, self._commits)
 
@@ -83,7 +83,7 @@ class RunLedger:
         except DecodeError:
             return  # What stands behind a record that is no seal is no part of the chain.
 
-    def statement(self) -> Statement:
+    def statement(self) -> LedgerStatement:
         """What the rounds add up to. Raises LedgerError where the files contradict each other."""
         ledger = Ledger(self._manifest, self.folded)
         for sealed in self.rounds():
@@ -96,7 +96,7 @@ def ledger_of(run: RunOnDisk) -> RunLedger:
     return RunLedger(run.manifest, run.checkpoints.parent)
 
 
-def export_ledger(run: RunOnDisk, out: Path, *, force: bool = False) -> tuple[Statement, int]:
+def export_ledger(run: RunOnDisk, out: Path, *, force: bool = False) -> tuple[LedgerStatement, int]:
     """Write the ledger of a run as a file for others; what it says, and its bytes.
 
     Two exports of one state are equal to the bit. Raises ConfigError where `out` exists and not
@@ -124,7 +124,7 @@ def _export_records(head: ExportHead, source: RunLedger) -> Iterator[bytes]:
             yield pack_record(_COMMIT + message.encoded)
 
 
-def verify_ledger(path: Path, signer: Signer, tell: Tell) -> tuple[RunManifest, Statement]:
+def verify_ledger(path: Path, signer: Signer, tell: Tell) -> tuple[RunManifest, LedgerStatement]:
     """What an exported file proves; `signer` only checks signatures.
 
     Raises ConfigError for a file that cannot be read or is none of ours, and LedgerError naming the
@@ -155,7 +155,7 @@ class _Reader:
         self._records = records
         self.num_bytes = 0
 
-    def round(self, index: int, *, is_folded: bool) -> SealedRound:
+    def round(self, index: int, *, is_folded: bool) -> ChainRound:
         """The next round. Raises LedgerError where it is damaged, cut off or not as written."""
         tag, body = self._next(index)
         if tag not in (_PROVEN, _UNPROVEN):
@@ -167,13 +167,13 @@ class _Reader:
                     raise LedgerError.at(
                         index, "it lists nobody, and says that somebody is missing"
                     )
-                return SealedRound(certificate, None)
+                return ChainRound(certificate, None)
             if is_folded:
                 raise LedgerError.at(index, "it has COMMITs and is folded as well")
             commits = [self._commit(index) for _ in certificate.value.commits]
         except DecodeError as error:
             raise LedgerError.at(index, str(error)) from error
-        return SealedRound(certificate, tuple(commits))
+        return ChainRound(certificate, tuple(commits))
 
     def _commit(self, index: int) -> SignedMessage:
         tag, body = self._next(index)

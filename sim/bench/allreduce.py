@@ -16,7 +16,7 @@ from sim.bench.outcome import adopted_round, are_equal, is_together
 from sim.bench.processes import cpu_s, memory_bytes, resident_bytes
 from sim.bench.report import AllreduceResult, AllreduceRound
 from sim.bench.stages import NETWORK_SUFFIX, TRAINER_SUFFIX, Profile, stages_between
-from sim.bench.staging import START_S, STUCK_S, Stage, Tell, look_into, set_stage, strike_stage
+from sim.bench.staging import START_S, STUCK_S, BenchStage, Tell, look_into, set_stage, strike_stage
 
 _MEMORY_EVERY_S = 0.1
 """What is resident is asked so often, which costs next to nothing."""
@@ -35,7 +35,7 @@ keeps up there is none."""
 class AllreduceRun:
     """Plays one run. `play` it once; what was measured is in `rounds` and `peak_bytes`."""
 
-    def __init__(self, run: Stage, num_rounds: int, tell: Tell) -> None:
+    def __init__(self, run: BenchStage, num_rounds: int, tell: Tell) -> None:
         self._run = run
         self._num_rounds = num_rounds
         self._tell = tell

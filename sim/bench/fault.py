@@ -12,9 +12,9 @@ from node.reporting.tracing import Adopted, Record, Signed
 from protocol.errors import StateError
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealValue
-from sim.bench.moments import Plan, Stages, stage, victim_of
-from sim.bench.outcome import Dealt, adopted_round, is_together, next_round_s
-from sim.bench.staging import START_S, STUCK_S, Stage, Tell
+from sim.bench.moments import FaultPlan, Stages, stage, victim_of
+from sim.bench.outcome import BenchFault, adopted_round, is_together, next_round_s
+from sim.bench.staging import START_S, STUCK_S, BenchStage, Tell
 
 CALM_ROUNDS = 2
 """With everybody in them, before a fault: deadlines and rates are learned from rounds."""
@@ -24,7 +24,7 @@ CALM_ROUNDS = 2
 class Played:
     """What was done in a run. `dealt` is None in a calm one."""
 
-    dealt: Dealt | None = None
+    dealt: BenchFault | None = None
     round: int = 0
     """In which the fault was dealt."""
 
@@ -33,7 +33,7 @@ class FaultRun:
     """Plays one run. `play` it once."""
 
     def __init__(
-        self, run: Stage, fault: str, plan: Plan, tell: Tell, *, calm_rounds: int = 0
+        self, run: BenchStage, fault: str, plan: FaultPlan, tell: Tell, *, calm_rounds: int = 0
     ) -> None:
         """Without a fault it goes on until everybody has `calm_rounds` rounds."""
         self._run = run
@@ -154,12 +154,12 @@ class FaultRun:
             return self._plan.moment == "parts" and record.peer == victim
         return found[1] == self._plan.moment or found[0] > index
 
-    def _strike(self, victim: PeerId) -> Dealt:
+    def _strike(self, victim: PeerId) -> BenchFault:
         node = self._run.node_of(victim)
         node.is_meant_to_end = True
         node.status = "down" if self._fault == "kill" else "frozen"
         at_s = time.time()
         node.signal_both(signal.SIGKILL if self._fault == "kill" else signal.SIGSTOP)
-        self.played.dealt = dealt = Dealt(victim=victim, at_s=at_s)
+        self.played.dealt = dealt = BenchFault(victim=victim, at_s=at_s)
         self._tell(f"{self._fault} {node.name}, {self._plan.role}, at {self._plan.moment!r}")
         return dealt

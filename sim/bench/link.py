@@ -44,7 +44,7 @@ class LinkOptions:
 
 
 @dataclass(slots=True)
-class Transfers:
+class LinkTransfers:
     """The transfers of one kind."""
 
     wall_s: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Transfers:
 class LinkResult:
     """What was measured. Round trips in seconds; `stages` of sender and receiver, if asked."""
 
-    transfers: dict[str, Transfers]
+    transfers: dict[str, LinkTransfers]
     security: str = ""
     idle_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class _End:
 
 def bench_link(options: LinkOptions, tell: Teller) -> LinkResult:
     """Measure. Raises StateError when a process cannot go on."""
-    result = LinkResult({kind: Transfers() for kind in KINDS})
+    result = LinkResult({kind: LinkTransfers() for kind in KINDS})
     with ExitStack() as stack:
         ends = {kind: _pair(stack, kind, options) for kind in KINDS}
         result.security = ends["ours"][1].place["security"]
@@ -154,7 +154,7 @@ def _pair(stack: ExitStack, kind: str, options: LinkOptions) -> tuple[_End, _End
     return taker, giver
 
 
-def _transfer(ends: tuple[_End, _End], mib: int, kept: Transfers, *, is_warm: bool) -> None:
+def _transfer(ends: tuple[_End, _End], mib: int, kept: LinkTransfers, *, is_warm: bool) -> None:
     taker, giver = ends
     found = giver.ask(do="bulk", mib=mib, to=taker.place)
     if "failed" in found:

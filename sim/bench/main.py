@@ -19,12 +19,12 @@ from node.processes.interrupts import handling
 from node.reporting.tracing import Adopted, Record
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from sim.bench.fault import FaultRun, Played
-from sim.bench.moments import Plan, plan
+from sim.bench.moments import FaultPlan, plan
 from sim.bench.needs import check_needs, needs
 from sim.bench.options import BenchOptions, FaultOptions
 from sim.bench.outcome import are_equal, false_exclusions, next_round_s, recovered_s
 from sim.bench.report import FaultResult
-from sim.bench.staging import Findings, Stage, Tell, look_into, set_stage, strike_stage
+from sim.bench.staging import BenchStage, Findings, Tell, look_into, set_stage, strike_stage
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 _EXIT_BY_SIGNAL = 128
@@ -123,7 +123,7 @@ def bench_fault(options: FaultOptions, tell: Teller) -> tuple[list[FaultResult],
     return results, numel
 
 
-def _one(options: FaultOptions, stage: Stage, chosen: Plan, tell: Tell) -> FaultResult:
+def _one(options: FaultOptions, stage: BenchStage, chosen: FaultPlan, tell: Tell) -> FaultResult:
     run = FaultRun(stage, options.fault, chosen, tell, calm_rounds=options.rounds)
     failed = ""
     try:
@@ -164,9 +164,9 @@ def not_started(seed: int, why: str) -> FaultResult:
 
 def _result(
     options: FaultOptions,
-    stage: Stage,
+    stage: BenchStage,
     played: Played,
-    chosen: Plan,
+    chosen: FaultPlan,
     *,
     findings: Findings,
     failed: str,

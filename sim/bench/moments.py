@@ -30,7 +30,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FaultPlan:
     """One fault that is to come: `delay` is a share of the moment's usual length, [0, 1)."""
 
     moment: str
@@ -40,11 +40,11 @@ class Plan:
     """Which of those that fit the role, [0, 1)."""
 
 
-def plan(moment: str, victim: str, *, seed: int) -> Plan:
+def plan(moment: str, victim: str, *, seed: int) -> FaultPlan:
     """Draws what is left to chance."""
     stream = random.Random(f"{seed}/bench fault")
     drawn_moment, drawn_role = stream.choice(MOMENTS), stream.choice(ROLES)
-    return Plan(
+    return FaultPlan(
         moment=drawn_moment if moment == RANDOM else moment,
         role=drawn_role if victim == RANDOM else victim,
         delay=stream.random(),
@@ -52,7 +52,7 @@ def plan(moment: str, victim: str, *, seed: int) -> Plan:
     )
 
 
-def victim_of(plan: Plan, peers: Sequence[PeerId], head: SealValue, num_cells: int) -> PeerId:
+def victim_of(plan: FaultPlan, peers: Sequence[PeerId], head: SealValue, num_cells: int) -> PeerId:
     """Who is struck in the round that follows `head`; `peers` in the order of their start."""
     match plan.role:
         case "founder":

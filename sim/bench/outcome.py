@@ -9,14 +9,14 @@ from sim.bench.exactness import commits_of, sealed_rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
+class BenchFault:
     """A fault that was dealt: to whom, and when, as the records count time."""
 
     victim: PeerId
     at_s: float
 
 
-def first_seals_s(records: Iterable[Record], dealt: Dealt) -> dict[PeerId, float]:
+def first_seals_s(records: Iterable[Record], dealt: BenchFault) -> dict[PeerId, float]:
     """When each survivor had its first seal after the fault."""
     found: dict[PeerId, float] = {}
     for record in records:
@@ -27,7 +27,7 @@ def first_seals_s(records: Iterable[Record], dealt: Dealt) -> dict[PeerId, float
 
 
 def recovered_s(
-    records: Iterable[Record], dealt: Dealt, survivors: Collection[PeerId]
+    records: Iterable[Record], dealt: BenchFault, survivors: Collection[PeerId]
 ) -> float | None:
     """From the fault until the last survivor had its first seal; None if one of them never had."""
     found = first_seals_s(records, dealt)
@@ -37,7 +37,7 @@ def recovered_s(
 
 
 def next_round_s(
-    records: Sequence[Record], dealt: Dealt, survivors: Collection[PeerId]
+    records: Sequence[Record], dealt: BenchFault, survivors: Collection[PeerId]
 ) -> float | None:
     """From the fault until all survivors had a round that was begun without the victim.
 
@@ -68,7 +68,7 @@ def are_equal(records: Sequence[Record]) -> bool:
     )
 
 
-def false_exclusions(records: Sequence[Record], dealt: Dealt | None) -> list[str]:
+def false_exclusions(records: Sequence[Record], dealt: BenchFault | None) -> list[str]:
     """Live members that a sealed COMMIT suspects, or that a seal dropped from the roster.
 
     Nobody leaves a bench by itself. The victim is live until it is struck: who suspects it later is

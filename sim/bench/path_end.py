@@ -154,7 +154,7 @@ class PathNode:
             if isinstance(event, ev.Fault):
                 self.faults.append(event.reason)
                 continue
-            if isinstance(event, ev.Fetched):
+            if isinstance(event, ev.CellsFetched):
                 self.moved_s = trio.current_time()
             self._act(self.core.handle(event, trio.current_time()))
             self._changed.set()

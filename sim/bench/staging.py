@@ -19,7 +19,7 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import found_run
 from sim.local.story import Story
 from sim.local.swarm import LocalSwarm
-from sim.local.verdict import Evidence, Verdict, judge
+from sim.local.verdict import Evidence, SwarmVerdict, judge
 
 START_S = 300.0
 STUCK_S = 180.0
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class BenchStage:
     """One run: its folder, its nodes, and what they tell."""
 
     options: LocalOptions
@@ -69,7 +69,7 @@ def one_bootstrap(addresses: list[str]) -> list[str]:
 
 def set_stage(
     bench: BenchOptions, folder: Path, seed: int, now_s: Callable[[], float], *, gate: bool = False
-) -> Stage:
+) -> BenchStage:
     """Make the folders, keys and manifest of one run. Raises ConfigError, OSError."""
     try:
         folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def set_stage(
     swarm = LocalSwarm(options, story, now_s, one_bootstrap)
     names = [chr(ord("A") + number) for number in range(options.peers)]
     watch = Watch([folder / "traces" / f"{name}.jsonl" for name in names])
-    return Stage(
+    return BenchStage(
         options=options,
         is_profiled=bench.is_profiled,
         manifest=manifest,
@@ -110,7 +110,7 @@ def set_stage(
 class Findings:
     """What is known of a run when it is over."""
 
-    verdict: Verdict
+    verdict: SwarmVerdict
     inexact: str
     """The first thing that was not exact, in words; empty if all was."""
 
@@ -126,7 +126,7 @@ class Findings:
 
 
 def look_into(
-    stage: Stage,
+    stage: BenchStage,
     records: Sequence[Record],
     *,
     gone: Sequence[LocalNode],
@@ -162,7 +162,7 @@ def look_into(
     )
 
 
-def strike_stage(stage: Stage, *, is_kept: bool) -> None:
+def strike_stage(stage: BenchStage, *, is_kept: bool) -> None:
     """Remove what takes much space; traces and logs stay."""
     if not is_kept:
         shutil.rmtree(stage.options.folder / "nodes", ignore_errors=True)

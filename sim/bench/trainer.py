@@ -19,7 +19,7 @@ from sim.bench.gate import wait_at, wait_until_over
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin
 from sim.bench.stages import TRAINER_SUFFIX
-from sim.local.made_up_trainer import Pace, made_up_parser, run_trainer
+from sim.local.made_up_trainer import TrainingPace, made_up_parser, run_trainer
 from training.channel.trainer_end import ChannelExchange
 from training.compression import Encoded, ErrorFeedback
 
@@ -67,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()  # A contribution is made and freed in each round, cell by cell.
     if options.profile is not None:
         begin((options.profile / options.name).with_suffix(TRAINER_SUFFIX))
-    pace = Pace(round_s=options.round_s, hold=options.hold)
+    pace = TrainingPace(round_s=options.round_s, hold=options.hold)
     if options.gate is not None:
         waits = partial(wait_at, options.gate, options.name)
-        pace = Pace(round_s=options.round_s, hold=options.hold, before_handing=waits)
+        pace = TrainingPace(round_s=options.round_s, hold=options.hold, before_handing=waits)
     return run_trainer(options, None, pace, _Contributions(options.gate))
 
 

@@ -27,7 +27,7 @@ from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealClock, SealValue
 from sim.checks.earning import num_parts
-from sim.checks.history import History, Said
+from sim.checks.history import History, TracedSignature
 
 Gap = tuple[int, int]
 """Samples [first, stop)."""
@@ -70,7 +70,7 @@ class Accounting:
         """Whether they are of every round from the first on."""
         self._checked: set[bytes] = set()
         self._fragments = range(len(manifest.shards[0].fragments))
-        self._residuals: dict[Residual, Said] = {}
+        self._residuals: dict[Residual, TracedSignature] = {}
         """The last COMMIT of each."""
         self._commits: dict[PeerId, set[bytes]] = {}
         """What each committed to since it began, fetched a state or left a branch last."""
@@ -154,13 +154,13 @@ class Accounting:
         if is_final or basis in history.left.get(peer, ()):
             self._afoot[peer] = basis
 
-    def _is_behind_its_branch(self, said: Said) -> bool:
+    def _is_behind_its_branch(self, said: TracedSignature) -> bool:
         """Whether its sender works again at the round that its branch begins with (R4): this one
         does not go on from what it committed to on the branch."""
         stand = self._history.stand(said.message.sender)
         return stand is not None and stand.round >= said.message.slot.round
 
-    def _before(self, said: Said) -> Said | None:
+    def _before(self, said: TracedSignature) -> TracedSignature | None:
         """What its sender committed to before that round, of the same fragment."""
         mine, num = said.message.slot.round, len(self._fragments)
         return max(
@@ -175,7 +175,7 @@ class Accounting:
             default=None,
         )
 
-    def _sealed_behind(self, said: Said) -> SealValue | None:
+    def _sealed_behind(self, said: TracedSignature) -> SealValue | None:
         """The seal of the round in which that was said, if its sender stands on it now."""
         basis, value = said.message.slot.basis, self._history.stand(said.message.sender)
         while value is not None and value.round > said.message.slot.round:
@@ -223,7 +223,10 @@ class Accounting:
         yield from self._samples((basis, previous), value, listed)
 
     def _clock(
-        self, named: tuple[SealValue, SealValue], value: SealValue, listed: Sequence[Said]
+        self,
+        named: tuple[SealValue, SealValue],
+        value: SealValue,
+        listed: Sequence[TracedSignature],
     ) -> Iterator[str]:
         basis, previous = named
         before, after = previous.clock, value.clock
@@ -248,17 +251,20 @@ class Accounting:
         if after.ends_run != ends:
             yield f"round {value.round} is the last one by its seal or by the manifest, not by both"
 
-    def _is_believed(self, basis: SealValue, said: Said) -> bool:
+    def _is_believed(self, basis: SealValue, said: TracedSignature) -> bool:
         """With a ramp, newcomers have no say of others or of time."""
         return num_parts(basis, said.message.sender, self._manifest.admission) > 0
 
-    def _has_a_say(self, basis: SealValue, said: Said) -> bool:
+    def _has_a_say(self, basis: SealValue, said: TracedSignature) -> bool:
         """In open runs voters alone say when it is over."""
         voting = {seat.peer for seat in basis.roster.seats if seat.voter_since >= 0}
         return self._manifest.trust != "open" or said.message.sender in voting
 
     def _samples(
-        self, named: tuple[SealValue, SealValue], value: SealValue, listed: Sequence[Said]
+        self,
+        named: tuple[SealValue, SealValue],
+        value: SealValue,
+        listed: Sequence[TracedSignature],
     ) -> Iterator[str]:
         """`named` are the seal that leased the round, and the one before it."""
         basis, previous = named
@@ -299,7 +305,9 @@ class Accounting:
             yield f"round {value.round} leaves samples of which nobody knows what became of them"
         yield from self._receipts(value, listed, _size(in_flight))
 
-    def _receipts(self, value: SealValue, listed: Sequence[Said], in_flight: int) -> Iterator[str]:
+    def _receipts(
+        self, value: SealValue, listed: Sequence[TracedSignature], in_flight: int
+    ) -> Iterator[str]:
         """The contributions of the whole chain add up to what the seal says."""
         for said in listed:
             sender = said.message.sender
@@ -314,7 +322,7 @@ class Accounting:
             yield f"round {value.round} counts {unknown} forgotten samples by its tokens"
 
 
-def _commit(said: Said) -> Commit:
+def _commit(said: TracedSignature) -> Commit:
     assert isinstance(said.body, Commit)
     return said.body
 

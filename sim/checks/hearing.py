@@ -12,7 +12,7 @@ from node.reporting.tracing import Record, Signed
 from protocol.identity import PeerId, short_id
 from protocol.messages import Commit
 from sim.checks.history import History
-from sim.checks.progress import Progress
+from sim.checks.progress import ProgressCheck
 from sim.world.world import SimNode, World
 
 LOOKS_PER_SUSPICION = 4
@@ -27,7 +27,7 @@ class Hearing:
 
     kinds = (Signed,)
 
-    def __init__(self, history: History, world: World, progress: Progress) -> None:
+    def __init__(self, history: History, world: World, progress: ProgressCheck) -> None:
         self._history, self._world, self._progress = history, world, progress
         self._suspect_s = world.manifest.timing.suspect_s
         self._is_audited = world.manifest.audits.rate > 0

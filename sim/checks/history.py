@@ -81,7 +81,7 @@ class Electorate:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TracedSignature:
     """A signature of a traced node, and in which of its lives it gave it."""
 
     message: SignedMessage
@@ -108,16 +108,16 @@ class History:
         self.slots: dict[tuple[PeerId, Slot], bytes] = {}
         self.conflict = False
         """Whether the Signed that is looked at fills a slot anew, with something else."""
-        self.seals: dict[bytes, Said] = {}
+        self.seals: dict[bytes, TracedSignature] = {}
         """Every SEAL that a traced node has signed, by its encoding."""
-        self.commits: dict[bytes, Said] = {}
+        self.commits: dict[bytes, TracedSignature] = {}
         self.bent: set[PeerId] = set()
         """Who breaks rules on purpose, or computes wrongly: what they say is no promise."""
         self.restarted: dict[bytes, set[PeerId]] = {}
         """By seal: who came back in the round behind it, or in the next. Such a node may have been
         killed between a signature's journal and its record, and serve it all the same."""
         self.final: SealValue | None = None
-        self.said: Said | None = None
+        self.said: TracedSignature | None = None
         """What the Signed that is looked at says; None where it only repeats an earlier one."""
         self._told: set[bytes] = set()
         self._places: dict[PeerId, dict[bytes, list[tuple[Slot, bytes]]]] = {}
@@ -198,7 +198,7 @@ class History:
                 del rounds[basis]
         rounds.setdefault(message.slot.basis, []).append((message.slot, message.digest))
         body = decode_body(message) if kind in BODIES_NEEDED else None
-        self.said = Said(message, body, self.lives.get(peer, 0))
+        self.said = TracedSignature(message, body, self.lives.get(peer, 0))
         if kind is Kind.SEAL:
             self.seals[message.encoded] = self.said
         elif kind is Kind.COMMIT:

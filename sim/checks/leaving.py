@@ -14,7 +14,7 @@ EVERY = 32
 FIRST = 4
 
 
-class Leaving:
+class LeavingCheck:
     """I8 over the nodes of a world that sign for real; nothing is secret in the others."""
 
     def __init__(self, leaks: Leaks, world: World) -> None:

@@ -21,7 +21,7 @@ EXCHANGES = 12
 more where they were lost. On slow links they count besides the training."""
 
 
-class Progress:
+class ProgressCheck:
     """I4 over the nodes of a world; looks once a second."""
 
     def __init__(self, history: History, world: World) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from node.reporting.tracing import Adopted, Began, Confirmed, Record
-from node.rules.credit import Folded, Ledger, SealedRound, prove
+from node.rules.credit import ChainRound, Folded, Ledger, prove
 from protocol.errors import LedgerError
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
@@ -43,7 +43,7 @@ class OwnRounds:
 def check_receipts(
     manifest: RunManifest,
     folded: Folded,
-    rounds: Iterable[SealedRound],
+    rounds: Iterable[ChainRound],
     *,
     own: AbstractSet[int],
     signer: Signer | None = None,
@@ -90,7 +90,7 @@ def _digests(messages: Iterable[SignedMessage]) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class LedgerDisk:
     """What a node keeps for its ledger: the records of its chain, credits, COMMITs."""
 
     chain: Sequence[bytes]
@@ -107,7 +107,7 @@ class Ledgers:
     _values: dict[bytes, SealValue] = field(default_factory=dict)
     _found: dict[object, list[str]] = field(default_factory=dict)
 
-    def check(self, disk: Disk, own: AbstractSet[int]) -> list[str]:
+    def check(self, disk: LedgerDisk, own: AbstractSet[int]) -> list[str]:
         """See `check_receipts`."""
         rounds = list(prove(self._chain(disk.chain), disk.folded, disk.commits))
         said = tuple(

@@ -28,12 +28,12 @@ from protocol.messages import Kind
 from sim.exploration.board import Boards
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun
-from sim.exploration.peers import Deed, Peer, Peers
+from sim.exploration.peers import Deed, MachinePeer, Peers
 from sim.exploration.post import Post
 from sim.exploration.table import Table
 
 
-class State(NamedTuple):
+class AgreementState(NamedTuple):
     """Each voter's state by number, all messages sent, what may still happen, what is wrong.
 
     `dead` is a bit mask over the voters.
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class AgreementScope:
     """How much is explored.
 
     `lists` are the sets of senders that may be found complete. A closer that is not `dutiful`
@@ -72,7 +72,9 @@ class Scope:
 class Agreement:
     """The model: voters A, B, ... and the member R that holds all parts."""
 
-    def __init__(self, scope: Scope, *, helpers: int | None = None, num_cells: int = 1) -> None:
+    def __init__(
+        self, scope: AgreementScope, *, helpers: int | None = None, num_cells: int = 1
+    ) -> None:
         self.scope = scope
         num_helpers = scope.attempts if helpers is None else helpers
         self.table = Table(voters=scope.voters, helpers=num_helpers, num_cells=num_cells)
@@ -99,7 +101,7 @@ class Agreement:
 
     # The model ----------------------------------------------------------------------------------
 
-    def start(self) -> State:
+    def start(self) -> AgreementState:
         """All have committed, and heard all COMMITs."""
         numbers = []
         sent = 0
@@ -110,20 +112,20 @@ class Agreement:
             numbers.append(number)
         sent = self.post.add(sent, (*self._commits.values(), *self._said_first))
         scope = self.scope
-        return State(tuple(numbers), sent, scope.restarts, scope.sleeps, scope.disks)
+        return AgreementState(tuple(numbers), sent, scope.restarts, scope.sleeps, scope.disks)
 
-    def key(self, state: State) -> State:
+    def key(self, state: AgreementState) -> AgreementState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: AgreementState) -> str:
         """What a move found to be wrong, and where it is asked for, that a good run seals."""
         self._asked += 1
         if state.wrong or not self.scope.every or self._asked % self.scope.every:
             return state.wrong
         return self.fails_to_finish(state)
 
-    def fails_to_finish(self, state: State) -> str:
+    def fails_to_finish(self, state: AgreementState) -> str:
         """Why the living do not seal in a good run from here; empty also if they are no quorum."""
         names = self.table.voters
         dead = [peer for seat, peer in enumerate(names) if state.dead >> seat & 1]
@@ -134,14 +136,14 @@ class Agreement:
         until = self.table.head.value.round + 1
         return GoodRun(self.table, living, dead, until=until).fails(helper_finds=finds)
 
-    def _living(self, state: State) -> list[Peer]:
+    def _living(self, state: AgreementState) -> list[MachinePeer]:
         return [
             self.peers.states[number]
             for seat, number in enumerate(state.peers)
             if not state.dead >> seat & 1
         ]
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: AgreementState) -> Iterator[tuple[str, AgreementState]]:
         """Everything that may happen next."""
         for seat in range(len(state.peers)):
             yield from self._moves_of(state, seat)
@@ -176,7 +178,7 @@ class Agreement:
 
     # Moves of one peer --------------------------------------------------------------------------
 
-    def _moves_of(self, state: State, seat: int) -> Iterator[tuple[str, State]]:
+    def _moves_of(self, state: AgreementState, seat: int) -> Iterator[tuple[str, AgreementState]]:
         peer = self.peers.states[state.peers[seat]]
         if len(peer.chain) > 1:
             return  # It is in the next round.
@@ -195,8 +197,8 @@ class Agreement:
         yield from self._mishaps(state, seat, name)
 
     def _after(
-        self, state: State, seat: int, label: str, deeds: tuple[Deed, ...]
-    ) -> tuple[str, State]:
+        self, state: AgreementState, seat: int, label: str, deeds: tuple[Deed, ...]
+    ) -> tuple[str, AgreementState]:
         """The state after deeds to one peer; the label also says what it signed."""
         number, effect = self.peers.do(state.peers[seat], deeds)
         wrong = effect.broken or self.post.wrong(state.sent, effect.sent)
@@ -210,8 +212,8 @@ class Agreement:
         return (f"{label}: {said}" if said else label), following
 
     def _propose(
-        self, state: State, seat: int, view: RoundView, name: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, view: RoundView, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         attempt = view.attempt
         if self._closers[attempt] != view.me or view.ballots.of(Kind.LIST, attempt):
             return
@@ -244,7 +246,7 @@ class Agreement:
         return there is not None and there.message != self.post.letters[number].message
 
     def _quorums_of_reports(
-        self, state: State, view: RoundView
+        self, state: AgreementState, view: RoundView
     ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         if view.attempt == 0:
             yield "", ()
@@ -266,8 +268,8 @@ class Agreement:
         return self.table.name_of_set(self._options[option])
 
     def _hear_lists(
-        self, state: State, seat: int, view: RoundView, name: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, view: RoundView, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         board = self.boards.of(state.sent)
         for attempt, letters in board.lists.items():
             if attempt < view.attempt or view.me in view.ballots.of(Kind.VOTE, attempt):
@@ -282,8 +284,8 @@ class Agreement:
                     yield from self._shown(state, seat, label or name, hear)
 
     def _shown(
-        self, state: State, seat: int, label: str, hear: tuple[Deed, ...]
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, label: str, hear: tuple[Deed, ...]
+    ) -> Iterator[tuple[str, AgreementState]]:
         """A locked peer is shown certificates that might unlock it for this LIST."""
         for offer in self.boards.of(state.sent).certificates:
             deeds = (*offer.deeds, *hear)
@@ -295,8 +297,8 @@ class Agreement:
                 )
 
     def _results(
-        self, state: State, seat: int, view: RoundView, name: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, view: RoundView, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         """The result of a certified LIST arrives, in time or after its attempt was left."""
         board = self.boards.of(state.sent)
         for offer in board.certificates:
@@ -321,7 +323,7 @@ class Agreement:
         closers = self._closers[attempt:]
         return self.scope.dutiful and self.table.voters[seat] in closers
 
-    def _finals(self, state: State) -> Iterator[tuple[str, State]]:
+    def _finals(self, state: AgreementState) -> Iterator[tuple[str, AgreementState]]:
         """SEALs of one value arrive: those of each attempt, and those of all together.
 
         Who adopts a value and signs nothing with it only stops to act: no move, unless somebody
@@ -346,11 +348,13 @@ class Agreement:
 
     # Restarts, sleep, lost disks ----------------------------------------------------------------
 
-    def _mishaps(self, state: State, seat: int, name: str) -> Iterator[tuple[str, State]]:
+    def _mishaps(
+        self, state: AgreementState, seat: int, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         fewer = state._replace(restarts=state.restarts - 1)
         slept = state._replace(sleeps=state.sleeps - 1)
         replaced = state._replace(disks=state.disks - 1)
-        mishaps: tuple[tuple[int, str, Deed, State], ...] = (
+        mishaps: tuple[tuple[int, str, Deed, AgreementState], ...] = (
             (state.restarts, "is killed and restarts", ("restart",), fewer),
             (state.restarts, "restarts without its results", ("restart", "no results"), fewer),
             (state.sleeps, "freezes and wakes", ("wake",), slept),
@@ -361,7 +365,9 @@ class Agreement:
             if left and (has_results or deed[-1] != "no results"):
                 yield self._after(after, seat, f"{name} {words}", (deed,))
 
-    def _status(self, state: State, seat: int, name: str) -> Iterator[tuple[str, State]]:
+    def _status(
+        self, state: AgreementState, seat: int, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         """The STATUS of as many others as it takes, and the COMMITs that come with it."""
         machine = self.peers.states[state.peers[seat]].machine
         if not machine.is_asking:

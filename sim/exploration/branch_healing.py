@@ -6,7 +6,7 @@ from itertools import permutations
 from node.rules.branches import contributors
 from protocol import limits
 from sim.exploration.branch_seals import names_of
-from sim.exploration.branch_state import BranchBounds, Peer, Swarm, groups
+from sim.exploration.branch_state import BranchBounds, BranchPeerState, Swarm, groups
 from sim.exploration.branches import Branches
 
 
@@ -20,7 +20,7 @@ class Convergent(Branches):
             ("heal", standing), lambda: self._healing(state.peers)
         )
 
-    def _healing(self, peers: tuple[Peer, ...]) -> str:
+    def _healing(self, peers: tuple[BranchPeerState, ...]) -> str:
         ends = set()
         for order in permutations(range(len(peers))):
             now = peers
@@ -32,8 +32,8 @@ class Convergent(Branches):
         return "S5: healing depends on the order" if len(ends) > 1 else ""
 
     def step_over(
-        self, peers: tuple[Peer, ...], index: int, met: tuple[int, ...]
-    ) -> tuple[Peer, ...]:
+        self, peers: tuple[BranchPeerState, ...], index: int, met: tuple[int, ...]
+    ) -> tuple[BranchPeerState, ...]:
         """The peers after one of them has compared itself with those it met."""
         final, head = self.meet(peers, met)
         # What it lost and signed has no say in this; locks of old rounds are passed over.
@@ -44,7 +44,7 @@ class Convergent(Branches):
 class MeetingOrder(Convergent):
     """S5: branches end alike, whichever two of them meet first."""
 
-    def _healing(self, peers: tuple[Peer, ...]) -> str:
+    def _healing(self, peers: tuple[BranchPeerState, ...]) -> str:
         ends: dict[tuple[int, int], str] = {}
         for order in permutations(range(len(peers))):
             now = peers

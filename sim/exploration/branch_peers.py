@@ -22,7 +22,7 @@ from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate, SealValue
 from sim.exploration import peers
 from sim.exploration.copies import fork, key_of
-from sim.exploration.peers import Deed, Effect, Peer, Peers
+from sim.exploration.peers import Deed, Effect, MachinePeer, Peers
 from sim.exploration.toys import contributed
 
 IGNORED = {
@@ -43,7 +43,7 @@ def branching(config: RoundConfig) -> RoundConfig:
 
 
 @dataclass(slots=True)
-class BranchPeer(Peer):
+class BranchPeer(MachinePeer):
     """See Peer. `branch` is its log of provisional seals; `state` and `final` are the roots in its
     store, `steps` what each LIST was applied on."""
 
@@ -66,7 +66,7 @@ class BranchPeer(Peer):
                 self._judge_outcome(certificate.value, was_listed)
                 self.state = self.final = self._taken(certificate.value.list_digest)
                 self.branch = ()
-                yield from Peer._act(self, action)
+                yield from MachinePeer._act(self, action)
             case ev.Advance(certificate=certificate, was_listed=was_listed):
                 self._judge_outcome(certificate.value, was_listed)
                 self.state = self._taken(certificate.value.list_digest)
@@ -79,7 +79,7 @@ class BranchPeer(Peer):
             case ev.FallBack():
                 self.state, self.branch = self.final, ()
             case _:
-                yield from Peer._act(self, action)
+                yield from MachinePeer._act(self, action)
 
     def _taken(self, digest: bytes) -> bytes:
         base, is_empty = self.steps[digest]
@@ -157,13 +157,13 @@ class BranchPeer(Peer):
         """See Peer."""
         self.now_s += LATER_S
         self._look()
-        Peer.pass_deadline(self, deadlines)
+        MachinePeer.pass_deadline(self, deadlines)
 
     def time_out(self) -> None:
         """See Peer."""
         self.now_s += LATER_S
         self._look()
-        Peer.time_out(self)
+        MachinePeer.time_out(self)
 
     def contribute(self) -> None:
         """The trainer hands over what it made on the anchor in the store."""
@@ -248,7 +248,7 @@ GIVEN_UP_MAX = 16
 class BranchPeers(Peers):
     """See Peers."""
 
-    states: list[Peer]
+    states: list[MachinePeer]
 
     def at(self, number: int) -> BranchPeer:
         """The peer of that state; it must not be changed."""
@@ -276,7 +276,7 @@ class BranchPeers(Peers):
         peer.advanced = []
         return self.number(peer), effect
 
-    def _carry_out(self, peer: Peer, deed: Deed) -> None:
+    def _carry_out(self, peer: MachinePeer, deed: Deed) -> None:
         assert isinstance(peer, BranchPeer)
         match deed:
             case ("notice", *lost):

@@ -14,7 +14,7 @@ from node.rules import branch_tree, branches
 from node.rules.bit_maps import pack_senders
 from node.rules.branch_tree import Drift, Tree
 from node.rules.branches import Position
-from node.rules.roster import ClockRules, Listed, next_clock, next_roster
+from node.rules.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.identity import PeerId
 from protocol.messages import (
     Commit,
@@ -69,7 +69,7 @@ class Seals:
         genesis = _genesis(self.peers[:num_voters])
         self.tree = Tree(genesis)
         self.values: list[SealValue] = [genesis]
-        self.commits: list[tuple[SignedMessage, Listed]] = []
+        self.commits: list[tuple[SignedMessage, ListedContribution]] = []
         self.drifts: list[Drift] = []
         self._numbers: dict[bytes, int] = {genesis.digest: 0}
         self._by_list: dict[bytes, int] = {}
@@ -142,7 +142,7 @@ class Seals:
         slot = branches.slot_of(value, Kind.COMMIT)
         message = _message(slot, peer, encode(body))
         is_proved = branches.is_proof(body.seal, peer, value, SIGNER)
-        self.commits.append((message, Listed(peer, body, is_proved)))
+        self.commits.append((message, ListedContribution(peer, body, is_proved)))
         self._senders[message.digest] = peer
         return len(self.commits) - 1
 
@@ -201,7 +201,7 @@ class Seals:
         return self._numbers[value.digest]
 
     def _clock(
-        self, before: SealValue, listed: list[Listed], names: tuple[bytes, ...]
+        self, before: SealValue, listed: list[ListedContribution], names: tuple[bytes, ...]
     ) -> SealClock:
         """The clock counts the tokens of drifts too: whoever has more sealed tokens wins."""
         found = [self.tree.drift(name) for name in names]

@@ -37,7 +37,7 @@ class BranchBounds:
     """Only attempts that all voters of a group SEAL, not some."""
 
 
-class Peer(NamedTuple):
+class BranchPeerState(NamedTuple):
     """One peer: last final seal, head, lock, and what it signed that may still matter.
 
     `attempts` are (basis, latest attempt entered); `commits` numbers of its COMMITs; `drifts` those
@@ -58,7 +58,7 @@ class Swarm(NamedTuple):
     whoever heard of it; `fault` says what went wrong on the way here."""
 
     links: tuple[int, ...]
-    peers: tuple[Peer, ...]
+    peers: tuple[BranchPeerState, ...]
     finals: frozenset[int]
     changes_left: int
     fault: str
@@ -69,7 +69,7 @@ def groups(links: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [tuple(i for i, at in enumerate(links) if at == side) for side in sorted(set(links))]
 
 
-def put(state: Swarm, changed: dict[int, Peer], final: int | None = None) -> Swarm:
+def put(state: Swarm, changed: dict[int, BranchPeerState], final: int | None = None) -> Swarm:
     """The state with these peers in the place of the old ones."""
     peers = tuple(changed.get(index, peer) for index, peer in enumerate(state.peers))
     finals = state.finals if final is None else state.finals | {final}

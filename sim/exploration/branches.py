@@ -23,7 +23,7 @@ from sim.exploration import branch_seals
 from sim.exploration.branch_seals import Seals, names_of
 from sim.exploration.branch_state import (
     BranchBounds,
-    Peer,
+    BranchPeerState,
     Swarm,
     groups,
     partitions,
@@ -42,7 +42,7 @@ class Branches:
 
     def start(self) -> Swarm:
         """Everybody linked, on genesis, which has named its voters."""
-        peer = Peer(0, 0, None, (), (), (), frozenset())
+        peer = BranchPeerState(0, 0, None, (), (), (), frozenset())
         everybody = (peer,) * self.bounds.peers
         links = (0,) * self.bounds.peers
         return Swarm(links, everybody, frozenset([0]), self.bounds.changes, "")
@@ -102,7 +102,7 @@ class Branches:
         yield from self.hear_quorums(state, group, final, head)
         yield from self.next_rounds(state, group, final, head)
 
-    def meet(self, peers: tuple[Peer, ...], group: Iterable[int]) -> tuple[int, int]:
+    def meet(self, peers: tuple[BranchPeerState, ...], group: Iterable[int]) -> tuple[int, int]:
         """Where the group should stand: `branches.better_head`."""
         standing = tuple(sorted({(peers[i].final, peers[i].head) for i in group}))
         locks = frozenset(lock for i in group if (lock := peers[i].lock))
@@ -221,7 +221,7 @@ class Branches:
 
     def _lists(
         self, state: Swarm, here: tuple[int, ...], at: tuple[int, int], opening: Opening
-    ) -> Iterator[tuple[tuple[Peer, ...], int]]:
+    ) -> Iterator[tuple[tuple[BranchPeerState, ...], int]]:
         """The seals that the LISTs give which may be proposed, and the peers with their COMMITs."""
         basis, head = at
         final = state.peers[here[0]].final
@@ -249,8 +249,8 @@ class Branches:
             yield tuple(peers), self.seals.following(basis, tuple(commits), pending)
 
     def _contribute(
-        self, peer: Peer, index: int, basis: int, joins: tuple[int, ...]
-    ) -> tuple[Peer, int]:
+        self, peer: BranchPeerState, index: int, basis: int, joins: tuple[int, ...]
+    ) -> tuple[BranchPeerState, int]:
         """The peer and its COMMIT on this basis: the one it has signed already, if there is one."""
         own = b"%d/%d" % (index, basis)
         root = branch_seals.contribution_root(own.ljust(32, b"."), peer.drifts)
@@ -268,12 +268,12 @@ class Branches:
         entered = (a for i in peers for at, a in state.peers[i].attempts if at == basis)
         return branches.next_attempt(entered)
 
-    def enter(self, peer: Peer, basis: int, attempt: int) -> Peer:
+    def enter(self, peer: BranchPeerState, basis: int, attempt: int) -> BranchPeerState:
         """The peer in a later attempt on a basis."""
         others = (one for one in peer.attempts if one[0] != basis)
         return peer._replace(attempts=tuple(sorted((*others, (basis, attempt)))))
 
-    def sign(self, peer: Peer, kind: Kind, attempt: int, seal: int) -> Peer:
+    def sign(self, peer: BranchPeerState, kind: Kind, attempt: int, seal: int) -> BranchPeerState:
         """The peer with its SEAL or PSEAL, and locked if that locks."""
         value = self.seals.values[seal]
         signing = Lock(value.before, attempt, value.list_digest)
@@ -281,7 +281,7 @@ class Branches:
         signed = tuple(sorted({*peer.signed, (kind, attempt, seal)}))
         return peer._replace(lock=lock, signed=signed)
 
-    def move(self, peer: Peer, final: int, head: int) -> Peer:
+    def move(self, peer: BranchPeerState, final: int, head: int) -> BranchPeerState:
         """The peer on another head or behind a later final seal; what it loses becomes a drift."""
         drifts = peer.drifts
         if not self.seals.continues(head, peer.head):
@@ -292,7 +292,7 @@ class Branches:
             return peer._replace(head=head, drifts=drifts)
         low = self._round(final)
         digest = self.seals.values[final].digest
-        return Peer(
+        return BranchPeerState(
             final=final,
             head=head,
             lock=peer.lock if peer.lock and peer.lock.basis == digest else None,
@@ -342,13 +342,13 @@ class Branches:
 
         return self.seals.once(("final", at, seal, heard), answer)
 
-    def slot_fault(self, index: int, peer: Peer) -> str:
+    def slot_fault(self, index: int, peer: BranchPeerState) -> str:
         """S3: whether the peer signed two statements in one slot."""
         return self.seals.once(
             ("slots", index, peer.commits, peer.signed), lambda: self._slot_fault(index, peer)
         )
 
-    def _slot_fault(self, index: int, peer: Peer) -> str:
+    def _slot_fault(self, index: int, peer: BranchPeerState) -> str:
         filled: dict[object, str] = {}
         statements = []
         for commit in peer.commits:

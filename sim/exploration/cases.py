@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from sim.exploration import branch_cases, lies
-from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.agreement import Agreement, AgreementScope
 from sim.exploration.explorer import Bound, Model
-from sim.exploration.leaving import Leaving
+from sim.exploration.leaving import LeavingModel
 from sim.exploration.liars import Lying
-from sim.exploration.omissions import Omissions, Plan
+from sim.exploration.omissions import OmissionPlan, Omissions
 from sim.exploration.overlap import Overlap
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import RunningBranches
@@ -70,38 +70,40 @@ COMMITTED = (
 """With two rounds in flight: A and B have committed to both, and heard it of each other."""
 
 LIARS = {
-    "2 attempts, any LISTs, VOTEs and SEALs": lies.Scope(attempts=2, every=1000),
-    "2 attempts, told other things before": lies.Scope(attempts=2, others=2, every=1000),
-    "3 attempts, L closes the second": lies.Scope(attempts=3, liar=1, every=1000),
-    "2 attempts, a restart": lies.Scope(attempts=2, restarts=1, every=1000),
-    "1 attempt, wrong sums, a seat more": lies.Scope(attempts=1, sums=True, members=1, every=20),
-    "2 attempts, wrong sums": lies.Scope(attempts=2, liar=1, sums=True, every=1000),
-    "1 attempt, old messages": lies.Scope(attempts=1, replays=True, every=20),
-    "1 attempt, a COMMIT that accuses": lies.Scope(
+    "2 attempts, any LISTs, VOTEs and SEALs": lies.LiarScope(attempts=2, every=1000),
+    "2 attempts, told other things before": lies.LiarScope(attempts=2, others=2, every=1000),
+    "3 attempts, L closes the second": lies.LiarScope(attempts=3, liar=1, every=1000),
+    "2 attempts, a restart": lies.LiarScope(attempts=2, restarts=1, every=1000),
+    "1 attempt, wrong sums, a seat more": lies.LiarScope(
+        attempts=1, sums=True, members=1, every=20
+    ),
+    "2 attempts, wrong sums": lies.LiarScope(attempts=2, liar=1, sums=True, every=1000),
+    "1 attempt, old messages": lies.LiarScope(attempts=1, replays=True, every=20),
+    "1 attempt, a COMMIT that accuses": lies.LiarScope(
         attempts=1, lists=("ABC", "ABC1"), commits=1, accuses=True, every=200
     ),
-    "1 attempt, 2 COMMITs, a ban": lies.Scope(
+    "1 attempt, 2 COMMITs, a ban": lies.LiarScope(
         attempts=1, lists=("ABC1", "ABC2"), commits=2, bans=True, every=50
     ),
-    "2 attempts, 3 COMMITs": lies.Scope(
+    "2 attempts, 3 COMMITs": lies.LiarScope(
         attempts=2, liar=1, lists=("ABC", "ABC1", "ABC2"), commits=3, every=500
     ),
 }
 """Open rules: three honest voters and the liar L, who closes the first attempt or the second."""
 
-LIARS_WALK = lies.Scope(
+LIARS_WALK = lies.LiarScope(
     attempts=6, liar=2, lists=("ABC", "AB", "ABC1"), commits=3, others=2, sums=True, restarts=2
 )
 
 
 OMISSIONS = {
-    "4 voters, the same for 7 rounds": Plan(rounds=7),
-    "4 voters, L closes the third attempt": Plan(rounds=7, liar=2),
-    "4 voters, 2 things at once": Plan(rounds=5, at_once=2),
-    "4 voters, another thing later": Plan(rounds=5, changes=1),
-    "4 voters, 3 cells": Plan(rounds=6, cells=3),
-    "4 voters, 2 seats of liars more": Plan(rounds=5, members=2),
-    "7 voters, 2 liars": Plan(rounds=5, voters=7, liar=1),
+    "4 voters, the same for 7 rounds": OmissionPlan(rounds=7),
+    "4 voters, L closes the third attempt": OmissionPlan(rounds=7, liar=2),
+    "4 voters, 2 things at once": OmissionPlan(rounds=5, at_once=2),
+    "4 voters, another thing later": OmissionPlan(rounds=5, changes=1),
+    "4 voters, 3 cells": OmissionPlan(rounds=6, cells=3),
+    "4 voters, 2 seats of liars more": OmissionPlan(rounds=5, members=2),
+    "7 voters, 2 liars": OmissionPlan(rounds=5, voters=7, liar=1),
 }
 """Open rules: what liars owe and do not give, round after round."""
 
@@ -115,7 +117,7 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ExplorationCase:
     """One model and how far it is explored; `is_walk` for random walks. Built when it is run."""
 
     part: str
@@ -129,75 +131,94 @@ class Case:
         return Bound(depth=WALK_DEPTH) if self.is_walk else Bound()
 
 
-def _agreement(name: str, scope: Scope, *, is_walk: bool = False) -> Case:
-    return Case("agreement", name, partial(Agreement, scope), is_walk)
+def _agreement(name: str, scope: AgreementScope, *, is_walk: bool = False) -> ExplorationCase:
+    return ExplorationCase("agreement", name, partial(Agreement, scope), is_walk)
 
 
-def _supply(name: str, losses: Losses, scope: Scope) -> Case:
-    return Case("supply", name, partial(Supply, scope, losses))
+def _supply(name: str, losses: Losses, scope: AgreementScope) -> ExplorationCase:
+    return ExplorationCase("supply", name, partial(Supply, scope, losses))
 
 
-def _rounds(name: str, span: Span, before: tuple[str, ...] = ()) -> Case:
-    return Case("rounds", name, partial(Rounds, span, before))
+def _rounds(name: str, span: Span, before: tuple[str, ...] = ()) -> ExplorationCase:
+    return ExplorationCase("rounds", name, partial(Rounds, span, before))
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ExplorationCase]:
     """All cases, part by part, small ones first."""
-    yield _agreement("1 voter, 4 attempts", Scope(voters=1, attempts=4, every=1))
-    yield _agreement("2 voters, 2 attempts", Scope(voters=2, attempts=2, every=1))
-    yield _agreement("2 voters, 3 attempts", Scope(voters=2, attempts=3, every=20))
-    yield _agreement("2 voters, 3 attempts, any closer", Scope(voters=2, attempts=3, dutiful=False))
+    yield _agreement("1 voter, 4 attempts", AgreementScope(voters=1, attempts=4, every=1))
+    yield _agreement("2 voters, 2 attempts", AgreementScope(voters=2, attempts=2, every=1))
+    yield _agreement("2 voters, 3 attempts", AgreementScope(voters=2, attempts=3, every=20))
     yield _agreement(
-        "2 voters, 2 attempts, 2 restarts", Scope(voters=2, attempts=2, restarts=2, every=50)
+        "2 voters, 3 attempts, any closer", AgreementScope(voters=2, attempts=3, dutiful=False)
     )
     yield _agreement(
-        "2 voters, 2 attempts, 2 freezes", Scope(voters=2, attempts=2, sleeps=2, every=50)
+        "2 voters, 2 attempts, 2 restarts",
+        AgreementScope(voters=2, attempts=2, restarts=2, every=50),
     )
-    yield _agreement("3 voters, 2 attempts", Scope(voters=3, attempts=2, every=100))
     yield _agreement(
-        "3 voters, 2 attempts, 3 LISTs", Scope(voters=3, attempts=2, lists=3, every=500)
+        "2 voters, 2 attempts, 2 freezes", AgreementScope(voters=2, attempts=2, sleeps=2, every=50)
     )
-    yield _agreement("3 voters, 2 attempts, any closer", Scope(voters=3, attempts=2, dutiful=False))
-    yield _agreement("3 voters, 2 attempts, a restart", Scope(voters=3, attempts=2, restarts=1))
-    yield _agreement("3 voters, 2 attempts, a lost disk", Scope(voters=3, attempts=2, disks=1))
-    yield _agreement("3 voters, 3 attempts, any closer", Scope(voters=3, attempts=3, dutiful=False))
-    yield _agreement("3 voters, 3 attempts", Scope(voters=3, attempts=3))
-    yield _agreement("4 voters, 2 attempts, any closer", Scope(voters=4, attempts=2, dutiful=False))
-    yield _agreement("4 voters, 2 attempts", Scope(voters=4, attempts=2))
+    yield _agreement("3 voters, 2 attempts", AgreementScope(voters=3, attempts=2, every=100))
+    yield _agreement(
+        "3 voters, 2 attempts, 3 LISTs", AgreementScope(voters=3, attempts=2, lists=3, every=500)
+    )
+    yield _agreement(
+        "3 voters, 2 attempts, any closer", AgreementScope(voters=3, attempts=2, dutiful=False)
+    )
+    yield _agreement(
+        "3 voters, 2 attempts, a restart", AgreementScope(voters=3, attempts=2, restarts=1)
+    )
+    yield _agreement(
+        "3 voters, 2 attempts, a lost disk", AgreementScope(voters=3, attempts=2, disks=1)
+    )
+    yield _agreement(
+        "3 voters, 3 attempts, any closer", AgreementScope(voters=3, attempts=3, dutiful=False)
+    )
+    yield _agreement("3 voters, 3 attempts", AgreementScope(voters=3, attempts=3))
+    yield _agreement(
+        "4 voters, 2 attempts, any closer", AgreementScope(voters=4, attempts=2, dutiful=False)
+    )
+    yield _agreement("4 voters, 2 attempts", AgreementScope(voters=4, attempts=2))
     for dutiful, whose in ((True, ""), (False, ", any closer")):
-        scope = Scope(voters=4, attempts=5, lists=3, restarts=2, sleeps=1, dutiful=dutiful)
+        scope = AgreementScope(voters=4, attempts=5, lists=3, restarts=2, sleeps=1, dutiful=dutiful)
         name = f"4 voters, 5 attempts, 3 LISTs, 2 restarts, a freeze{whose}"
         yield _agreement(name, scope, is_walk=True)
-    yield _supply("2 voters, 1 may die, 2 attempts", Losses(), Scope(voters=2, attempts=2, every=1))
     yield _supply(
-        "2 voters, 1 may die, 3 attempts", Losses(), Scope(voters=2, attempts=3, every=20)
-    )
-    yield _supply("3 voters, 1 may die, 1 attempt", Losses(), Scope(voters=3, attempts=1, every=10))
-    yield _supply(
-        "3 voters, 1 may die, 2 attempts", Losses(), Scope(voters=3, attempts=2, every=500)
+        "2 voters, 1 may die, 2 attempts", Losses(), AgreementScope(voters=2, attempts=2, every=1)
     )
     yield _supply(
-        "3 voters, 1 may die, 2 cells", Losses(num_cells=2), Scope(voters=3, attempts=1, every=500)
+        "2 voters, 1 may die, 3 attempts", Losses(), AgreementScope(voters=2, attempts=3, every=20)
+    )
+    yield _supply(
+        "3 voters, 1 may die, 1 attempt", Losses(), AgreementScope(voters=3, attempts=1, every=10)
+    )
+    yield _supply(
+        "3 voters, 1 may die, 2 attempts", Losses(), AgreementScope(voters=3, attempts=2, every=500)
+    )
+    yield _supply(
+        "3 voters, 1 may die, 2 cells",
+        Losses(num_cells=2),
+        AgreementScope(voters=3, attempts=1, every=500),
     )
     yield from _cases_of_rounds()
     for voters in (3, 4):
         make = partial(Windows, voters=voters, rounds=7 if voters == 3 else 5)
-        yield Case("windows", f"{voters} voters, the founder dead, any LISTs", make)
+        yield ExplorationCase("windows", f"{voters} voters, the founder dead, any LISTs", make)
     for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6)):
         make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
         name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
-        yield Case("windows", name, make)
+        yield ExplorationCase("windows", name, make)
     yield from _cases_of_leaving()
     for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
         make_waking = partial(Waking, voters=voters, sleepers=sleepers)
-        yield Case("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
+        yield ExplorationCase("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
     for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
-        yield Case("branches", name, partial(model, bounds))
+        yield ExplorationCase("branches", name, partial(model, bounds))
     running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
     running |= branch_cases.RUNNING_IN_FLIGHT
     for name, span in running.items():
-        yield Case("running", name, partial(RunningBranches, span))
-    yield Case(
+        yield ExplorationCase("running", name, partial(RunningBranches, span))
+    yield ExplorationCase(
         "running",
         "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze",
         partial(RunningBranches, branch_cases.UNLIKE),
@@ -205,28 +226,28 @@ def cases() -> Iterator[Case]:
     )
     yield from _cases_of_liars()
     for name, overlap in branch_cases.OVERLAPS.items():
-        yield Case("overlap", name, partial(Overlap, overlap))
+        yield ExplorationCase("overlap", name, partial(Overlap, overlap))
 
 
-def _cases_of_liars() -> Iterator[Case]:
+def _cases_of_liars() -> Iterator[ExplorationCase]:
     """One that lies, and one that is silent, late or denies."""
     for name, scope_of_lies in LIARS.items():
-        yield Case("liars", name, partial(Lying, scope_of_lies))
+        yield ExplorationCase("liars", name, partial(Lying, scope_of_lies))
     name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
-    yield Case("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
+    yield ExplorationCase("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
     for name, words in WORDS.items():
-        yield Case("words", name, partial(Words, **words))
+        yield ExplorationCase("words", name, partial(Words, **words))
     for name, plan in OMISSIONS.items():
-        yield Case("omissions", name, partial(Omissions, plan))
+        yield ExplorationCase("omissions", name, partial(Omissions, plan))
 
 
-def _cases_of_leaving() -> Iterator[Case]:
+def _cases_of_leaving() -> Iterator[ExplorationCase]:
     """R1: the only voter, and who may come after it."""
     for trust in ("friends", "open"):
         for others, leavers, rounds in ((2, 1, 6), (2, 2, 5), (3, 1, 4), (3, 2, 3)):
             for is_founding in (True, False):
                 make = partial(
-                    Leaving,
+                    LeavingModel,
                     others=others,
                     rounds=rounds,
                     leavers=leavers,
@@ -235,10 +256,10 @@ def _cases_of_leaving() -> Iterator[Case]:
                 )
                 which = "founding" if is_founding else "later"
                 name = f"{trust}, {others} {which} members, {leavers} may leave, one may die"
-                yield Case("leaving", name, make)
+                yield ExplorationCase("leaving", name, make)
 
 
-def _cases_of_rounds() -> Iterator[Case]:
+def _cases_of_rounds() -> Iterator[ExplorationCase]:
     yield _rounds("2 voters, 1 round", Span(voters=2, rounds=1, every=1))
     yield _rounds("2 voters, 2 rounds", Span(voters=2, rounds=2, every=20))
     yield _rounds(
@@ -284,7 +305,7 @@ def _cases_of_rounds() -> Iterator[Case]:
     )
 
 
-def _cases_of_all() -> Iterator[Case]:
+def _cases_of_all() -> Iterator[ExplorationCase]:
     """R8: the same machines where everybody sums everything."""
     for name, span in (
         ("2 voters, 1 round", Span(voters=2, rounds=1, every=1)),
@@ -301,7 +322,7 @@ def _cases_of_all() -> Iterator[Case]:
         yield _rounds(f"{name}, everybody sums", replace(span, everybody_sums=True))
 
 
-def _cases_in_flight() -> Iterator[Case]:
+def _cases_in_flight() -> Iterator[ExplorationCase]:
     """R5: the same machines with two rounds in flight, on two fragments."""
     two = Span(voters=2, rounds=2, fragment_cells=(1, 1), lag=2)
     yield _rounds("2 voters, 2 rounds in flight, a cell each", replace(two, every=20))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from blake3 import blake3
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol.messages import SealCertificate, SealValue, SignedMessage
 
 ObjectT = TypeVar("ObjectT")
@@ -118,7 +118,7 @@ def key_of(thing: object, ignored: Ignored) -> bytes:
 
 _NAMED: dict[type, Callable[[Any], object]] = {
     SignedMessage: lambda message: message.digest,
-    Entry: lambda entry: entry.message.digest,
+    BallotEntry: lambda entry: entry.message.digest,
     SealValue: lambda value: value.digest,
     # By which SEALs it was proved makes no difference to anybody.
     SealCertificate: lambda certificate: certificate.value.digest,

@@ -11,7 +11,7 @@ from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
-from sim.exploration.peers import Peer
+from sim.exploration.peers import MachinePeer
 from sim.exploration.table import Table
 
 STEPS_MAX = 600
@@ -25,7 +25,7 @@ class GoodRun:
     """
 
     def __init__(
-        self, table: Table, living: Sequence[Peer], dead: Iterable[PeerId], *, until: int
+        self, table: Table, living: Sequence[MachinePeer], dead: Iterable[PeerId], *, until: int
     ) -> None:
         self._table = table
         self._peers = {peer.machine.view.me: peer for peer in living}
@@ -55,10 +55,10 @@ class GoodRun:
             self._wait()
         return "L1: the living never seal"
 
-    def _open_peers(self) -> list[Peer]:
+    def _open_peers(self) -> list[MachinePeer]:
         return [p for p in self._peers.values() if p.machine.view.index <= self._round]
 
-    def _is_last(self, peer: Peer) -> bool:
+    def _is_last(self, peer: MachinePeer) -> bool:
         return peer.machine.view.index == self._round
 
     def _wait(self) -> None:
@@ -101,7 +101,7 @@ class GoodRun:
                     moved |= self._tell_all(other, peer)
         return moved
 
-    def _tell_all(self, source: Peer, target: Peer) -> bool:
+    def _tell_all(self, source: MachinePeer, target: MachinePeer) -> bool:
         moved = False
         for view in _views(source):
             for message in list(view.ballots.messages()):
@@ -167,12 +167,12 @@ class GoodRun:
         return moved
 
 
-def _views(peer: Peer) -> list[RoundView]:
+def _views(peer: MachinePeer) -> list[RoundView]:
     machine = peer.machine
     return list(machine.views)
 
 
-def holds(peer: Peer, bulk: Bulk, subject: bytes, cell: int) -> bool:
+def holds(peer: MachinePeer, bulk: Bulk, subject: bytes, cell: int) -> bool:
     """Whether a peer has a cell of a part or a result, of this round or the one before."""
     return any(
         cell in (view.parts if bulk is Bulk.PART else view.results).get(subject, ())

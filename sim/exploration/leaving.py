@@ -28,7 +28,7 @@ PATIENCE = 8
 has it again and is proved."""
 
 
-class State(NamedTuple):
+class LeavingState(NamedTuple):
     """The roster after so many rounds, who said that it leaves, and who is not there any more."""
 
     roster: Roster
@@ -38,7 +38,7 @@ class State(NamedTuple):
     dead: frozenset[PeerId] = frozenset()
 
 
-class Leaving:
+class LeavingModel:
     """A and so many others, of whom so many may leave and at most one may die."""
 
     def __init__(
@@ -54,19 +54,19 @@ class Leaving:
             SeatRecord(peer=peer, seated=seated, voter_since=-1, proved=-1, absent=0)
             for peer in peers[1:]
         ]
-        self._start = State(
+        self._start = LeavingState(
             Roster(seats=(founder, *newcomers), window=tuple(range(1, BEFORE + 1))), BEFORE
         )
 
-    def start(self) -> State:
+    def start(self) -> LeavingState:
         """A votes; nobody else has proved itself yet."""
         return self._start
 
-    def key(self, state: State) -> State:
+    def key(self, state: LeavingState) -> LeavingState:
         """States are values."""
         return state
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: LeavingState) -> Iterator[tuple[str, LeavingState]]:
         """Somebody says that it leaves, goes, or dies; or the next round is final."""
         here = self._here(state)
         if state.round >= self._until or not self._is_quorum(state, here):
@@ -93,16 +93,16 @@ class Leaving:
             label = f"round {state.round + 1 - BEFORE} lists {{{names}}}"
             yield label, self._after(state, listed)
 
-    def _here(self, state: State) -> list[PeerId]:
+    def _here(self, state: LeavingState) -> list[PeerId]:
         return [peer for peer in self._peers if peer not in state.gone | state.dead]
 
-    def _seated(self, state: State) -> list[PeerId]:
+    def _seated(self, state: LeavingState) -> list[PeerId]:
         return [peer for peer in self._here(state) if peer in state.roster.member_set]
 
-    def _is_quorum(self, state: State, peers: list[PeerId]) -> bool:
+    def _is_quorum(self, state: LeavingState, peers: list[PeerId]) -> bool:
         return rosters.has_quorum(state.roster, peers, trust=self._trust)
 
-    def _may_be_late(self, state: State, late: list[PeerId]) -> bool:
+    def _may_be_late(self, state: LeavingState, late: list[PeerId]) -> bool:
         """Whoever has a seat since the last seal has no SEAL to show."""
         seats = [seat for seat in state.roster.seats if seat.seated < state.round]
         were = {seat.peer for seat in seats if seat.proved < state.round}
@@ -112,7 +112,7 @@ class Leaving:
         late = [peer for peer in late if peer not in new]
         return len(late) <= 1 and were.isdisjoint(late)
 
-    def _after(self, state: State, listed: list[tuple[PeerId, bool]]) -> State:
+    def _after(self, state: LeavingState, listed: list[tuple[PeerId, bool]]) -> LeavingState:
         """All who are there have heard who leaves; who stays and has no seat asks for one."""
         here = [peer for peer in self._here(state) if peer not in state.leaving]
         joins = tuple(peer for peer in here if peer not in state.roster.member_set)
@@ -120,11 +120,11 @@ class Leaving:
         committed = pack_senders({peer for peer, _ in listed}, roster.members)
         gone = tuple(sorted(state.leaving & roster.member_set))
         commit = commit_naming(joins, committed, gone)
-        entries = [rosters.Listed(peer, commit, is_proved=ok) for peer, ok in listed]
+        entries = [rosters.ListedContribution(peer, commit, is_proved=ok) for peer, ok in listed]
         after = rosters.next_roster(state.roster, state.round + 1, entries, trust=self._trust)
         return state._replace(roster=after, round=state.round + 1)
 
-    def check(self, state: State) -> str:
+    def check(self, state: LeavingState) -> str:
         """L1: those who are there are a quorum; L2: nobody is kept for ever."""
         names = ", ".join(self._names[peer] for peer in state.roster.voters)
         if not self._is_quorum(state, self._here(state)):

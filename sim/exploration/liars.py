@@ -25,13 +25,13 @@ from protocol.messages import Agg, Kind, Seal, Slot
 from sim.exploration.board import heard
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun
-from sim.exploration.lies import ANYBODY, Lies, Scope
-from sim.exploration.peers import Deed, Effect, Peer
+from sim.exploration.lies import ANYBODY, LiarScope, LiarTable
+from sim.exploration.peers import Deed, Effect, MachinePeer
 from sim.exploration.post import Letter
 from sim.exploration.toys import state_after, sum_root
 
 
-class State(NamedTuple):
+class LiarState(NamedTuple):
     """Each honest peer by number, what they sent, what may still happen, and what is wrong."""
 
     peers: tuple[int, ...]
@@ -43,37 +43,37 @@ class State(NamedTuple):
 class Lying:
     """The model: voters A, B and C, and the liar L."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope, self.lies = scope, Lies(scope)
+    def __init__(self, scope: LiarScope) -> None:
+        self.scope, self.lies = scope, LiarTable(scope)
         self.table, self.post, self.peers = self.lies.table, self.lies.post, self.lies.peers
         self._asked, self._endings = 0, dict[tuple[int, ...], str]()
 
     # The model ----------------------------------------------------------------------------------
 
-    def start(self) -> State:
+    def start(self) -> LiarState:
         """The honest have committed."""
         sent = self.post.add(0, tuple(self.lies.said_first))
-        return State(self.lies.start, sent, self.scope.restarts)
+        return LiarState(self.lies.start, sent, self.scope.restarts)
 
-    def key(self, state: State) -> State:
+    def key(self, state: LiarState) -> LiarState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: LiarState) -> str:
         """What a move found to be wrong, and where it is asked for, that a good run seals."""
         self._asked += 1
         if state.wrong or not self.scope.every or self._asked % self.scope.every:
             return state.wrong
         return self.fails_to_finish(state)
 
-    def fails_to_finish(self, state: State) -> str:
+    def fails_to_finish(self, state: LiarState) -> str:
         """Why the honest do not seal once the liar is silent."""
         known = self._endings.get(state.peers)
         if known is None:
             known = self._endings[state.peers] = self._ending(state)
         return known
 
-    def _ending(self, state: State) -> str:
+    def _ending(self, state: LiarState) -> str:
         living = [fork(self.peers.states[number]) for number in state.peers]
         is_caught = self.scope.bans and self._is_caught(living)
         until = self.table.head.value.round + 1 + is_caught
@@ -83,7 +83,7 @@ class Lying:
         is_banned = all(self.lies.liar in peer.machine.head.roster.banned for peer in living)
         return "" if is_banned else "R1: who signed two messages in a slot is not banned"
 
-    def _is_caught(self, living: list[Peer]) -> bool:
+    def _is_caught(self, living: list[MachinePeer]) -> bool:
         """Whether the honest together have heard two messages of the liar in one slot."""
         said: dict[Slot, set[bytes]] = {}
         for peer in living:
@@ -92,7 +92,7 @@ class Lying:
                     said.setdefault(message.slot, set()).add(message.digest)
         return any(len(digests) > 1 for digests in said.values())
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: LiarState) -> Iterator[tuple[str, LiarState]]:
         """Everything that may happen next."""
         for seat, number in enumerate(state.peers):
             peer = self.peers.states[number]
@@ -110,8 +110,8 @@ class Lying:
                     yield moved
 
     def _after(
-        self, state: State, seat: int, label: str, deeds: tuple[Deed, ...]
-    ) -> tuple[str, State] | None:
+        self, state: LiarState, seat: int, label: str, deeds: tuple[Deed, ...]
+    ) -> tuple[str, LiarState] | None:
         number, effect = self.peers.do(state.peers[seat], deeds)
         if number == state.peers[seat] and not effect.broken:
             return None
@@ -126,7 +126,7 @@ class Lying:
             peers=numbers, sent=sent, wrong=wrong
         )
 
-    def _wrong_of(self, peer: Peer, effect: Effect) -> str:
+    def _wrong_of(self, peer: MachinePeer, effect: Effect) -> str:
         """Wrong sums, and honest peers without their seats, in what it sealed or adopted."""
         sealed = [self.post.letters[n].body for n in effect.sent]
         for body in sealed:
@@ -144,7 +144,7 @@ class Lying:
 
     # What may happen to one peer ----------------------------------------------------------------
 
-    def _deeds(self, state: State, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _deeds(self, state: LiarState, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         view = self.peers.states[number].machine.view
         if view.attempt + 1 < self.scope.attempts:
             yield f"enters attempt {view.attempt + 1}", (("time-out",),)
@@ -169,7 +169,7 @@ class Lying:
                 if view.ballots.commit_of(digest) is not None:
                     yield f"gets the part of COMMIT {name} of L", (("part", digest, 0),)
 
-    def _lists_for(self, state: State, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _lists_for(self, state: LiarState, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         view = self.peers.states[number].machine.view
         facts = self.post.facts(state.sent | self.lies.ready)
         for (_, attempt), letters in sorted(facts.lists.items()):
@@ -189,7 +189,7 @@ class Lying:
                         if self.peers.do(number, (*deeds, *hear))[1].sent:
                             yield f"{label} and {what}", (*deeds, *hear)
 
-    def _offers(self, state: State, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _offers(self, state: LiarState, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         """Certificates that may be shown: of all honest VOTEs, or with the liar's."""
         facts = self.post.facts(state.sent | self.lies.ready)
         for (_, attempt, digest), votes in sorted(facts.votes.items()):
@@ -211,7 +211,7 @@ class Lying:
             if together := self.post.smallest_quorum(basis, [liar, *honest]):
                 yield sorted(together, key=lambda letter: letter.sender)
 
-    def _results_for(self, state: State, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _results_for(self, state: LiarState, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         """A certificate arrives, what was said of its sum, and a result, right or wrong."""
         view = self.peers.states[number].machine.view
         facts = self.post.facts(state.sent | self.lies.ready)
@@ -230,7 +230,7 @@ class Lying:
                     if before and any(letter.sender == self.lies.liar for letter in mine):
                         yield f"{label}{words}, though L said other things", (*before, *deeds)
 
-    def _sums_of(self, state: State, digest: bytes) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _sums_of(self, state: LiarState, digest: bytes) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         """What is said of the sum of a LIST, and the cell that fits it.
 
         Where nobody lies about it and all have all parts, only that it comes, as in `agreement`.
@@ -253,7 +253,7 @@ class Lying:
             yield " and a lie about its sum", (*wrong, cell)
             yield " and one lie about its sum", (*wrong, *honest, cell)
 
-    def _finals_for(self, state: State, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _finals_for(self, state: LiarState, number: int) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         """A quorum of SEALs arrives."""
         facts = self.post.facts(state.sent | self.lies.ready)
         for (_, attempt, _), seals in sorted(facts.seals.items()):

@@ -37,7 +37,7 @@ ANYBODY = peer_named("anybody")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class LiarScope:
     """How much is explored.
 
     The liar is the closer of attempt `liar`. `lists` are LISTs that may be proposed, as letters:
@@ -68,7 +68,7 @@ class Scope:
     without: frozenset[str] = frozenset()
 
 
-class Lies:
+class LiarTable:
     """The table with its machines where all have committed, and what the liar has ready.
 
     `start` are the honest peers by number, `said_first` what they sent. `options` are the LISTs.
@@ -77,7 +77,7 @@ class Lies:
     `old` are messages of the round before, of the honest.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: LiarScope) -> None:
         self.scope = scope
         self.table = Table(voters=4, helpers=0, members=scope.members, trust="open")
         self.liar = self.table.voters[scope.liar]

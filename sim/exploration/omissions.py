@@ -29,7 +29,7 @@ from protocol.messages import (
 )
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun, holds
-from sim.exploration.peers import LATE_KINDS, Peer, Peers
+from sim.exploration.peers import LATE_KINDS, MachinePeer, Peers
 from sim.exploration.post import Post
 from sim.exploration.table import LETTERS, Table
 from sim.exploration.toys import DEADLINE_S
@@ -95,7 +95,7 @@ def slights(honest: Iterable[str]) -> Iterator[Habit]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class OmissionPlan:
     """How much is explored: `rounds` on end, in which the liars change what they do up to `changes`
     times. They are of the `voters`, from the place `liar` on so many as may lie, and all `members`
     without a vote. `habits` are what they may do, of which they do up to `at_once`. What is told to
@@ -114,7 +114,7 @@ class Plan:
     without: frozenset[str] = frozenset()
 
 
-class State(NamedTuple):
+class OmissionState(NamedTuple):
     """What the liars have done so far, round by round, and what is wrong."""
 
     done: tuple[Habits, ...]
@@ -124,7 +124,7 @@ class State(NamedTuple):
 class Omissions:
     """The model: honest voters A, B, C, ..., and the liars L, M, ..., whose habits are tried."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: OmissionPlan) -> None:
         self.plan = plan
         self.table = Table(
             voters=plan.voters,
@@ -147,22 +147,22 @@ class Omissions:
         for peer in everybody:
             peer.machine.rates.linked = frozenset((*self.honest, *self.liars))
         self._costly: dict[tuple[Habits, ...], int] = {}
-        self._swarms: dict[tuple[Habits, ...], list[Peer]] = {(): everybody}
+        self._swarms: dict[tuple[Habits, ...], list[MachinePeer]] = {(): everybody}
         self._habits = plan.habits or (*silences(), *slights(LETTERS[: len(self.honest)]))
 
-    def start(self) -> State:
+    def start(self) -> OmissionState:
         """Nothing was said yet."""
-        return State(())
+        return OmissionState(())
 
-    def key(self, state: State) -> State:
+    def key(self, state: OmissionState) -> OmissionState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: OmissionState) -> str:
         """What the last round has shown."""
         return state.wrong
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: OmissionState) -> Iterator[tuple[str, OmissionState]]:
         """One more round, with the same habits or with others."""
         if len(state.done) >= self.plan.rounds:
             return
@@ -172,7 +172,7 @@ class Omissions:
             wrong = OneRound(self, swarm, habits).wrong() or self._unnamed(swarm, done)
             self._swarms[done] = swarm
             words = ", ".join(map(str, habits)) or "nothing wrong"
-            yield f"round {len(done)}: {words}", State(done, wrong)
+            yield f"round {len(done)}: {words}", OmissionState(done, wrong)
 
     def _choices(self, done: tuple[Habits, ...]) -> Iterator[Habits]:
         changes = sum(before != after for before, after in itertools.pairwise(done))
@@ -195,7 +195,7 @@ class Omissions:
 
     # What must hold behind a round --------------------------------------------------------------
 
-    def wrong_of(self, swarm: Sequence[Peer], attempts: int) -> str:
+    def wrong_of(self, swarm: Sequence[MachinePeer], attempts: int) -> str:
         """What the seal of the last round says that it should not, and what led to it."""
         living = [peer for peer in swarm if peer.machine.view.me in self.honest]
         seals = [peer.chain[-1] for peer in living]
@@ -210,7 +210,7 @@ class Omissions:
             return "R8: an honest voter is set back"
         return self._unlisted(living, seals[0]) or self._slow(attempts)
 
-    def _unlisted(self, living: Sequence[Peer], seal: SealCertificate) -> str:
+    def _unlisted(self, living: Sequence[MachinePeer], seal: SealCertificate) -> str:
         """Who is honest is in the LIST of an honest closer, unless it took up what a liar proposed
         in an attempt before, and a quorum certified."""
         view = living[0].machine.previous
@@ -233,7 +233,7 @@ class Omissions:
             return f"L1: a round takes {attempts + 1} attempts"
         return ""
 
-    def _unnamed(self, swarm: Sequence[Peer], done: tuple[Habits, ...]) -> str:
+    def _unnamed(self, swarm: Sequence[MachinePeer], done: tuple[Habits, ...]) -> str:
         """Whoever has cost rounds time again comes last, or has no seat; but of parts that
         one lacks no third can tell who is at fault, and a late COMMIT is what deadlines are for."""
         honest = next(peer for peer in swarm if peer.machine.view.me in self.honest)
@@ -254,7 +254,7 @@ class Omissions:
 class OneRound(GoodRun):
     """A round in which the liars have those habits, and all else goes well."""
 
-    def __init__(self, model: Omissions, swarm: list[Peer], habits: Habits) -> None:
+    def __init__(self, model: Omissions, swarm: list[MachinePeer], habits: Habits) -> None:
         until = swarm[0].machine.view.index
         super().__init__(model.table, swarm, (), until=until)
         self._model, self._habits = model, habits
@@ -288,13 +288,13 @@ class OneRound(GoodRun):
     def _now_s(self) -> float:
         return next(iter(self._peers.values())).now_s
 
-    def _open_peers(self) -> list[Peer]:
+    def _open_peers(self) -> list[MachinePeer]:
         """The liars do as they like: the honest alone are waited for."""
         found = super()._open_peers()
         is_over = all(peer.machine.view.me in self._model.liars for peer in found)
         return [] if is_over else found
 
-    def _is_last(self, peer: Peer) -> bool:
+    def _is_last(self, peer: MachinePeer) -> bool:
         is_honest = peer.machine.view.me in self._model.honest
         if is_honest and peer.machine.view.index == self._round:
             self._attempts = max(self._attempts, peer.machine.view.attempt)
@@ -320,7 +320,7 @@ class OneRound(GoodRun):
         moved = self._claim()
         return super()._exchange() or moved
 
-    def _tell_all(self, source: Peer, target: Peer) -> bool:
+    def _tell_all(self, source: MachinePeer, target: MachinePeer) -> bool:
         moved, mine = False, target.machine.view
         for view in source.machine.views:
             if view.basis != mine.basis:
@@ -339,7 +339,7 @@ class OneRound(GoodRun):
                 if source is not target:
                     self._tell_of_sealed(source, target)
 
-    def _tell_of_sealed(self, source: Peer, target: Peer) -> None:
+    def _tell_of_sealed(self, source: MachinePeer, target: MachinePeer) -> None:
         for view in source.machine.views:
             ended = target.machine.ended_on(view.basis)
             if ended is None:
@@ -350,7 +350,9 @@ class OneRound(GoodRun):
                 if told is not None and is_late and ended.ballots.find(told.digest) is None:
                     target.hear(told)
 
-    def _told(self, source: Peer, target: Peer, message: SignedMessage) -> SignedMessage | None:
+    def _told(
+        self, source: MachinePeer, target: MachinePeer, message: SignedMessage
+    ) -> SignedMessage | None:
         """What comes of a message now from one to another; None if nothing does."""
         sender, to = message.sender, target.machine.view.me
         if sender not in self._model.liars or to in self._model.liars:
@@ -375,7 +377,7 @@ class OneRound(GoodRun):
                 message = self._deny(source, message, whom)
         return message
 
-    def _began_s(self, source: Peer, message: SignedMessage) -> float:
+    def _began_s(self, source: MachinePeer, message: SignedMessage) -> float:
         """When the attempt of a message began, where it was signed."""
         for view in source.machine.views:
             if view.basis == message.slot.basis:
@@ -384,7 +386,7 @@ class OneRound(GoodRun):
                 return (math.inf if start_s is None else start_s) if is_in else 0.0
         return 0.0
 
-    def _deny(self, source: Peer, message: SignedMessage, whom: PeerId) -> SignedMessage:
+    def _deny(self, source: MachinePeer, message: SignedMessage, whom: PeerId) -> SignedMessage:
         """The same message without that sender, signed again."""
         known = self._bent.get(message.digest)
         if known is None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 from node.rules import overlap
-from node.rules.overlap import Flight
+from node.rules.overlap import RoundsInFlight
 
 T = TypeVar("T")
 NAMES = "ABCD"
 Certified = Literal["", "a sum", "nothing"]
 
 
-class Said(NamedTuple):
+class SaidCommit(NamedTuple):
     """What a COMMIT says of its round: the seal that named the roster, fragment and version."""
 
     named_by: int
@@ -25,11 +25,11 @@ class Said(NamedTuple):
     version: int
 
 
-class Peer(NamedTuple):
+class OverlapPeer(NamedTuple):
     """How many rounds are final here, and the COMMITs of each round."""
 
     final_round: int
-    commits: tuple[Said | None, ...]
+    commits: tuple[SaidCommit | None, ...]
 
 
 class Overlapping(NamedTuple):
@@ -38,7 +38,7 @@ class Overlapping(NamedTuple):
 
     certified: tuple[Certified, ...]
     sealed_by: tuple[frozenset[int], ...]
-    peers: tuple[Peer, ...]
+    peers: tuple[OverlapPeer, ...]
     in_flight: int
 
 
@@ -61,7 +61,7 @@ class Overlap:
     def start(self) -> Overlapping:
         """Genesis is final everywhere."""
         rounds = self.bounds.rounds
-        peer = Peer(0, (None,) * rounds)
+        peer = OverlapPeer(0, (None,) * rounds)
         nobody: tuple[frozenset[int], ...] = (frozenset(),) * rounds
         nothing: tuple[Certified, ...] = tuple("" for _ in range(rounds))
         return Overlapping(nothing, nobody, (peer,) * self.bounds.peers, 0)
@@ -70,10 +70,10 @@ class Overlap:
         """States are values already."""
         return state
 
-    def flight(self, state: Overlapping, index: int) -> Flight:
+    def flight(self, state: Overlapping, index: int) -> RoundsInFlight:
         """What a peer knows."""
         known = state.peers[index].final_round
-        return Flight(
+        return RoundsInFlight(
             lag=self.bounds.lag,
             num_fragments=self.bounds.fragments,
             sealed=tuple(what == "a sum" for what in state.certified[:known]),
@@ -100,7 +100,7 @@ class Overlap:
         for number in range(1, self.bounds.rounds + 1):
             who = state.sealed_by[number - 1]
             if peer.commits[number - 1] is None and overlap.may_commit(flight, number):
-                said = Said(
+                said = SaidCommit(
                     overlap.naming_round(flight, number),
                     overlap.fragment_of(flight, number),
                     overlap.base_version(flight, number),
@@ -121,7 +121,7 @@ class Overlap:
             after = self._with(state, index, peer._replace(final_round=known + 1))
             yield f"{NAMES[index]} hears that round {known + 1} is final", after
 
-    def _with(self, state: Overlapping, index: int, peer: Peer) -> Overlapping:
+    def _with(self, state: Overlapping, index: int, peer: OverlapPeer) -> Overlapping:
         peers = (*state.peers[:index], peer, *state.peers[index + 1 :])
         flying = sum(
             said is not None
@@ -158,7 +158,7 @@ class InFlight(Overlap):
         return "two rounds are in flight" if state.in_flight > 1 else ""
 
 
-def _disagreement(number: int, said: set[Said]) -> str:
+def _disagreement(number: int, said: set[SaidCommit]) -> str:
     if len({one.named_by for one in said}) > 1:
         rounds = " and ".join(str(one.named_by) for one in sorted(said))
         return f"S4: the roster of round {number} is named by the seals of rounds {rounds}"

@@ -13,7 +13,7 @@ from node import events as ev
 from node.round import RoundMachine
 from node.rules.agreed import result_place
 from node.rules.agreement import time_out_s
-from node.rules.ballots import Ballots, Entry
+from node.rules.ballots import BallotEntry, Ballots
 from node.rules.gathering import Gathering, GatheringAll
 from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
 from node.rules.proposal import (
@@ -128,7 +128,7 @@ Deed = tuple[str | int | bytes, ...]
 
 
 @dataclass(slots=True)
-class Peer:
+class MachinePeer:
     """A machine, its monotonic clock, and what it has on its disk.
 
     `sent` and `adopted` collect what the last deed led to; `broken` says what a machine must never
@@ -209,7 +209,7 @@ class Peer:
         _, body = decode_message(message.encoded)
         ended = self.machine.ended_on(message.slot.basis)
         if ended is not None and message.slot.kind in LATE_KINDS:
-            self._ask(lambda: self.machine.hear_late(ended, Entry(message, body)))
+            self._ask(lambda: self.machine.hear_late(ended, BallotEntry(message, body)))
             return
         if isinstance(body, List | NewAttempt):
             for data in body.certificate:
@@ -219,7 +219,7 @@ class Peer:
     def convict(self, evidence: Evidence) -> None:
         """Somebody else's evidence arrives, by gossip."""
         self.evidence[evidence.subject] = evidence
-        self.tell(ev.Convicted((evidence,)))
+        self.tell(ev.EvidenceHeld((evidence,)))
 
     def result(self, digest: bytes) -> None:
         """The whole result of a LIST arrives."""
@@ -257,7 +257,7 @@ class Peer:
         fresh.resume(restart, now_s=self.now_s)
         self.machine = fresh
         if self.evidence:
-            self.tell(ev.Convicted(tuple(self.evidence.values())))
+            self.tell(ev.EvidenceHeld(tuple(self.evidence.values())))
 
     def contribute(self) -> None:
         """The trainer hands over its contribution; behind a lost disk it is another one."""
@@ -320,7 +320,7 @@ class Peer:
         message = sign_message(
             KeyedHashSigner(view.me), view.slot(Kind.LIST, attempt=view.attempt), body
         )
-        view.ballots.add(Entry(message, body), is_own=True)
+        view.ballots.add(BallotEntry(message, body), is_own=True)
         self.journal[message.digest] = message
         self.sent.append(message)
         self.tell(ev.Tick())
@@ -352,25 +352,25 @@ class Peers:
         self, post: Post, config: RoundConfig, liars: frozenset[PeerId] = frozenset()
     ) -> None:
         self.post, self.config, self._liars = post, config, liars
-        self.states: list[Peer] = []
+        self.states: list[MachinePeer] = []
         self.lists: list[List] = []
         self._numbers: dict[bytes, int] = {}
         self._known: dict[tuple[int, tuple[Deed, ...]], tuple[int, Effect]] = {}
 
-    def fresh(self, peer: PeerId, head: SealCertificate) -> Peer:
+    def fresh(self, peer: PeerId, head: SealCertificate) -> MachinePeer:
         """A peer that begins at `head`."""
         machine = RoundMachine(self.config, KeyedHashSigner(peer), head, now_s=0.0)
         if self.config.clock.lag == 1:
-            return Peer(machine, (head,), liars=self._liars)
+            return MachinePeer(machine, (head,), liars=self._liars)
         # Two seals name the rounds in flight (R5): the one before has the same roster.
         # No sample that it leases is leased again by the next one.
         clock = replace(head.value.clock, cursor=FAR_SAMPLES)
         value = replace(head.value, round=head.value.round - 1, clock=clock)
         before = replace(head, value=value)
         machine.reset(head, now_s=0.0, before=before.value)
-        return Peer(machine, (before, head))
+        return MachinePeer(machine, (before, head))
 
-    def number(self, peer: Peer) -> int:
+    def number(self, peer: MachinePeer) -> int:
         """The number of the state that a peer is in; the peer must not be used any more."""
         key = peer.key()
         known = self._numbers.get(key)
@@ -398,7 +398,7 @@ class Peers:
         effect = Effect(sent, adopted, peer.broken)
         return self.number(peer), effect
 
-    def _carry_out(self, peer: Peer, deed: Deed) -> None:
+    def _carry_out(self, peer: MachinePeer, deed: Deed) -> None:
         match deed:
             case ("hear", int(number)):
                 peer.hear(self.post.letters[number].message)

@@ -16,13 +16,13 @@ from protocol.messages import Kind
 from sim.exploration.copies import fork
 from sim.exploration.explorer import Later
 from sim.exploration.goodrun import GoodRun, holds
-from sim.exploration.peers import Deed, Peer, Peers
+from sim.exploration.peers import Deed, MachinePeer, Peers
 from sim.exploration.post import Letter, Post
 from sim.exploration.table import Table
 from sim.exploration.toys import toy_config
 
 
-class State(NamedTuple):
+class RoundsState(NamedTuple):
     """Each peer by number, all messages sent, what may still happen, and what is wrong."""
 
     peers: tuple[int, ...]
@@ -94,22 +94,22 @@ class Rounds:
         self._start = Later(self, before).start()
         self._active = span.active
 
-    def start(self) -> State:
+    def start(self) -> RoundsState:
         """All are at the head without contributions, or behind what came before."""
         return self._start
 
-    def _fresh(self) -> State:
+    def _fresh(self) -> RoundsState:
         numbers = tuple(
             self.peers.number(self.peers.fresh(peer, self.table.head)) for peer in self._ids
         )
         span = self.span
-        return State(numbers, 0, span.restarts, span.disks, span.sleeps)
+        return RoundsState(numbers, 0, span.restarts, span.disks, span.sleeps)
 
-    def key(self, state: State) -> State:
+    def key(self, state: RoundsState) -> RoundsState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: RoundsState) -> str:
         """Safety, and where it is asked for, that the round can end."""
         self._asked += 1
         if state.wrong or not self.span.every or self._asked % self.span.every:
@@ -119,7 +119,7 @@ class Rounds:
         until = min(latest, self._last_round)
         return GoodRun(self.table, living, (), until=until).fails()
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: RoundsState) -> Iterator[tuple[str, RoundsState]]:
         """Everything that may happen next."""
         for seat, number in enumerate(state.peers):
             peer = self.peers.states[number]
@@ -135,8 +135,8 @@ class Rounds:
                 yield from self._mishaps(state, seat, name)
 
     def _after(
-        self, state: State, seat: int, label: str, deeds: tuple[Deed, ...]
-    ) -> tuple[str, State] | None:
+        self, state: RoundsState, seat: int, label: str, deeds: tuple[Deed, ...]
+    ) -> tuple[str, RoundsState] | None:
         number, effect = self.peers.do(state.peers[seat], deeds)
         if number == state.peers[seat] and not effect.broken:
             return None  # It changed nothing.
@@ -163,7 +163,9 @@ class Rounds:
 
     # What may happen to one peer ----------------------------------------------------------------
 
-    def _deeds(self, state: State, seat: int, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _deeds(
+        self, state: RoundsState, seat: int, peer: MachinePeer
+    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         machine, view = peer.machine, peer.machine.view
         rounds = machine.standing.worked_for
         if any(one.is_member and one.contribution is None for one in rounds):
@@ -186,7 +188,7 @@ class Rounds:
         for one in rounds:
             yield from self._waits(peer, one)
 
-    def _waits(self, peer: Peer, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _waits(self, peer: MachinePeer, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         """Deadlines of the round that is final next; of one beside it they pass with those."""
         if view.is_beside:
             return
@@ -201,11 +203,11 @@ class Rounds:
             yield f"enters attempt {view.attempt + 1}", (("time-out",),)
 
     @staticmethod
-    def _said(peer: Peer, kind: Kind, attempt: int) -> bool:
+    def _said(peer: MachinePeer, kind: Kind, attempt: int) -> bool:
         view = peer.machine.view
         return view.me in view.ballots.of(kind, attempt)
 
-    def _is_news(self, peer: Peer, letter: Letter) -> bool:
+    def _is_news(self, peer: MachinePeer, letter: Letter) -> bool:
         view, slot = peer.machine.view, letter.message.slot
         on = peer.machine.standing.on(letter.basis)
         is_early = on is None or (on.is_beside and slot.kind is Kind.SEAL)
@@ -215,11 +217,15 @@ class Rounds:
             return False  # Nothing is decided by who announced a result.
         return on.ballots.find(letter.message.digest) is None
 
-    def _bytes(self, state: State, peer: Peer) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _bytes(
+        self, state: RoundsState, peer: MachinePeer
+    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         for view in peer.machine.standing.under_way:
             yield from self._bytes_of(state, view)
 
-    def _bytes_of(self, state: State, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _bytes_of(
+        self, state: RoundsState, view: RoundView
+    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
         everybody = [self.peers.states[number] for number in state.peers]
         for piece in view.own_slices():
             for sender, commit, _ in view.commits():
@@ -242,12 +248,14 @@ class Rounds:
                     what = self.table.name_of_list(digest)
                     yield f"gets the result of {what}", (("cell", digest, cell),)
 
-    def _others(self, state: State, seat: int) -> Iterator[Peer]:
+    def _others(self, state: RoundsState, seat: int) -> Iterator[MachinePeer]:
         for index, number in enumerate(state.peers):
             if index != seat:
                 yield self.peers.states[number]
 
-    def _mishaps(self, state: State, seat: int, name: str) -> Iterator[tuple[str, State]]:
+    def _mishaps(
+        self, state: RoundsState, seat: int, name: str
+    ) -> Iterator[tuple[str, RoundsState]]:
         spent = (
             (
                 state.restarts,
@@ -280,7 +288,7 @@ class Rounds:
         where = f" in attempt {slot.attempt}" if self.span.attempts > 1 else ""
         return f"the {slot.kind.name} of {name} of round {self._round(slot.round)}{where}"
 
-    def voters_of(self, state: State) -> list[list[PeerId]]:
+    def voters_of(self, state: RoundsState) -> list[list[PeerId]]:
         """Who votes in the round of each peer."""
         return [
             list(voters(self.peers.states[number].machine.view.head.roster))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sim.exploration.cases import Case, cases
+from sim.exploration.cases import ExplorationCase, cases
 from sim.exploration.explorer import Bound, Exploration, explore, walk
 
 WALK_SECONDS = 20.0
@@ -50,7 +50,7 @@ def main(
     raise typer.Exit(1 if violated else 0)
 
 
-def run_case(case: Case, bound: Bound, *, seed: int) -> Exploration:
+def run_case(case: ExplorationCase, bound: Bound, *, seed: int) -> Exploration:
     """One case, with its progress on standard error where that is a terminal."""
     is_shown = sys.stderr.isatty()
 
@@ -72,7 +72,7 @@ def run_case(case: Case, bound: Bound, *, seed: int) -> Exploration:
     return result
 
 
-def row_of(case: Case, result: Exploration) -> str:
+def row_of(case: ExplorationCase, result: Exploration) -> str:
     """A line of the table; a violation is followed by its trace, and the seed that finds it."""
     how = f"{result.outcome}, seed {result.seed}" if result.seed >= 0 else result.outcome
     line = (

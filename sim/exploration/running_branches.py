@@ -28,7 +28,7 @@ GOOD_ROUNDS = 120
 """So often may all be told all there is, and time pass, until L1 is broken."""
 
 
-class State(NamedTuple):
+class BranchesState(NamedTuple):
     """Each peer by number, its side, all messages sent, what may still happen, what is wrong."""
 
     peers: tuple[int, ...]
@@ -67,31 +67,33 @@ class RunningBranches:
         self._start = self._fresh()
         self._start = Later(self, before).start()
 
-    def start(self) -> State:
+    def start(self) -> BranchesState:
         """All are linked, at the head; or behind what came before."""
         return self._start
 
-    def _fresh(self) -> State:
+    def _fresh(self) -> BranchesState:
         head = self.table.head
         numbers = tuple(self.peers.number(self.peers.fresh(peer, head)) for peer in self._ids)
         span = self.span
-        state = State(numbers, (0,) * len(numbers), 0, span.changes, span.restarts, span.sleeps)
+        state = BranchesState(
+            numbers, (0,) * len(numbers), 0, span.changes, span.restarts, span.sleeps
+        )
         for seat in self._seats if span.is_brisk else ():
             state = next(self._after(state, seat, "has trained", (("contribute",),)))[1]
         return state
 
-    def key(self, state: State) -> State:
+    def key(self, state: BranchesState) -> BranchesState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: BranchesState) -> str:
         """Safety, and where it is asked for, that all rounds under way become final."""
         self._asked += 1
         if state.wrong or not self.span.every or self._asked % self.span.every:
             return state.wrong
         return self.fails_to_heal(state)
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: BranchesState) -> Iterator[tuple[str, BranchesState]]:
         """Everything that may happen next.
 
         Sides that never meet again do so one after another: nothing that is wrong is ever undone,
@@ -109,7 +111,7 @@ class RunningBranches:
             if found and not (state.changes or state.restarts or state.sleeps):
                 return
 
-    def _of_seat(self, state: State, seat: int) -> Iterator[tuple[str, State]]:
+    def _of_seat(self, state: BranchesState, seat: int) -> Iterator[tuple[str, BranchesState]]:
         for label, deeds in self._deeds(state, seat):
             yield from self._after(state, seat, label, deeds)
         if state.restarts:
@@ -121,7 +123,7 @@ class RunningBranches:
 
     # What may happen to one peer ----------------------------------------------------------------
 
-    def _deeds(self, state: State, seat: int) -> Iterator[Move]:
+    def _deeds(self, state: BranchesState, seat: int) -> Iterator[Move]:
         number = state.peers[seat]
         side = self._side(state, seat)
         lost = self._lost(state, seat)
@@ -138,8 +140,8 @@ class RunningBranches:
         yield from self._moves.told(number, tuple(known) if self.span.is_brisk else ())
 
     def _after(
-        self, state: State, seat: int, label: str, deeds: tuple[Deed, ...]
-    ) -> Iterator[tuple[str, State]]:
+        self, state: BranchesState, seat: int, label: str, deeds: tuple[Deed, ...]
+    ) -> Iterator[tuple[str, BranchesState]]:
         number, effect = self.peers.do(state.peers[seat], deeds)
         if number == state.peers[seat] and not effect.broken:
             return  # It changed nothing.
@@ -159,7 +161,9 @@ class RunningBranches:
         following = state._replace(peers=numbers, sent=sent, wrong=wrong)
         yield f"{words}: {said}" if said else words, following
 
-    def _at_once(self, state: State, seat: int, number: int, effect: Effect) -> tuple[int, Effect]:
+    def _at_once(
+        self, state: BranchesState, seat: int, number: int, effect: Effect
+    ) -> tuple[int, Effect]:
         """What a brisk peer does behind whatever happens to it: it trains, and gets the parts."""
         side = [state.peers[other] for other in self._side(state, seat)]
         due = self._coming(number, side)
@@ -201,7 +205,7 @@ class RunningBranches:
 
     # L1 -----------------------------------------------------------------------------------------
 
-    def fails_to_heal(self, state: State) -> str:
+    def fails_to_heal(self, state: BranchesState) -> str:
         """Why the rounds that anybody works in do not become final though all are linked from here
         on, alive, and told everything; and why all do not stand on one head then."""
         state = state._replace(links=(0,) * len(self._ids))
@@ -223,7 +227,7 @@ class RunningBranches:
                 state = after[1] if after is not None else state
         return "L1: the living never seal"
 
-    def _told_all(self, state: State, until: int) -> State:
+    def _told_all(self, state: BranchesState, until: int) -> BranchesState:
         seats = list(self._seats)
         while seats and not state.wrong:
             seat = seats.pop(0)
@@ -234,7 +238,7 @@ class RunningBranches:
                     break
         return state
 
-    def _kind_deeds(self, state: State, seat: int, until: int) -> Iterator[Move]:
+    def _kind_deeds(self, state: BranchesState, seat: int, until: int) -> Iterator[Move]:
         number, lost = state.peers[seat], self._lost(state, seat)
         peer = self.peers.at(number)
         if peer.machine._suspects != lost:
@@ -250,10 +254,10 @@ class RunningBranches:
 
     # Words --------------------------------------------------------------------------------------
 
-    def _side(self, state: State, seat: int) -> list[int]:
+    def _side(self, state: BranchesState, seat: int) -> list[int]:
         return [s for s in self._seats if s != seat and state.links[s] == state.links[seat]]
 
-    def _lost(self, state: State, seat: int) -> frozenset[PeerId]:
+    def _lost(self, state: BranchesState, seat: int) -> frozenset[PeerId]:
         side = state.links[seat]
         return frozenset(self._ids[s] for s in self._seats if state.links[s] != side)
 

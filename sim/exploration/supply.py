@@ -12,10 +12,10 @@ from typing import NamedTuple
 from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.messages import Have, Kind, List, NewAttempt, Seal
-from sim.exploration.agreement import Agreement, Scope, State
+from sim.exploration.agreement import Agreement, AgreementScope, AgreementState
 from sim.exploration.board import heard
 from sim.exploration.goodrun import holds
-from sim.exploration.peers import Deed, Peer
+from sim.exploration.peers import Deed, MachinePeer
 
 
 class Losses(NamedTuple):
@@ -29,11 +29,11 @@ class Losses(NamedTuple):
 class Supply(Agreement):
     """Voters that hold their own bytes."""
 
-    def __init__(self, scope: Scope, losses: Losses) -> None:
+    def __init__(self, scope: AgreementScope, losses: Losses) -> None:
         self.losses = losses
         super().__init__(scope, helpers=0, num_cells=losses.num_cells)
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: AgreementState) -> Iterator[tuple[str, AgreementState]]:
         """What the living may do, what may arrive, and who may die."""
         for seat, number in enumerate(state.peers):
             if state.dead >> seat & 1:
@@ -47,18 +47,18 @@ class Supply(Agreement):
                 yield from self._bytes_of(state, seat, peer)
         yield from self._finals(state)
 
-    def _acts(self, peer: Peer) -> bool:
+    def _acts(self, peer: MachinePeer) -> bool:
         machine = peer.machine
         is_within = machine.view.attempt < self.scope.attempts
         return is_within and len(peer.chain) == 1 and not machine.is_muted
 
-    def check(self, state: State) -> str:
+    def check(self, state: AgreementState) -> str:
         """Safety in every state, and the rest where it is asked for."""
         if self.losses.strict and not state.wrong:
             return self._lost_bytes(state)
         return super().check(state)
 
-    def _lost_bytes(self, state: State) -> str:
+    def _lost_bytes(self, state: AgreementState) -> str:
         """S2 to the letter: every listed part of a sealed round is with somebody alive."""
         facts = self.post.facts(state.sent)
         final = facts.final.get(self.table.head.value.digest, set())
@@ -73,7 +73,7 @@ class Supply(Agreement):
                         return "S2 to the letter: sealed, and nobody alive has a listed part"
         return ""
 
-    def _listed(self, state: State, digest: bytes) -> tuple[bytes, ...]:
+    def _listed(self, state: AgreementState, digest: bytes) -> tuple[bytes, ...]:
         for number in state.peers:
             body = self.peers.states[number].machine.view.ballots.list_of(digest)
             if body is not None:
@@ -82,7 +82,9 @@ class Supply(Agreement):
 
     # Moves of bytes -----------------------------------------------------------------------------
 
-    def _bytes_of(self, state: State, seat: int, peer: Peer) -> Iterator[tuple[str, State]]:
+    def _bytes_of(
+        self, state: AgreementState, seat: int, peer: MachinePeer
+    ) -> Iterator[tuple[str, AgreementState]]:
         name, view = self._names[seat], peer.machine.view
         living = self._living(state)
         for piece in view.own_slices():
@@ -99,8 +101,8 @@ class Supply(Agreement):
             yield self._after(state, seat, f"{name} suspects the dead", (("suspect", *dead),))
 
     def _propose(
-        self, state: State, seat: int, view: RoundView, name: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, view: RoundView, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         attempt = view.attempt
         if self._closers[attempt] != view.me or view.ballots.of(Kind.LIST, attempt):
             return
@@ -132,8 +134,8 @@ class Supply(Agreement):
         return any(isinstance(self.post.letters[n].body, List | NewAttempt) for n in sent)
 
     def _results(
-        self, state: State, seat: int, view: RoundView, name: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: AgreementState, seat: int, view: RoundView, name: str
+    ) -> Iterator[tuple[str, AgreementState]]:
         """A certificate arrives, and lets a reducer sum; or a cell of the result does."""
         board = self.boards.of(state.sent)
         living = self._living(state)

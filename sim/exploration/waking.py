@@ -40,7 +40,7 @@ class Question(NamedTuple):
     frame: StatusAsk | StatusAnswer
 
 
-class State(NamedTuple):
+class WakingState(NamedTuple):
     """The cores, by number; what is under way; how often somebody may still freeze; the clock."""
 
     cores: tuple[int, ...]
@@ -58,7 +58,7 @@ class Waking:
         self._cores: list[tuple[NodeCore, float]] = []
         self._numbers: dict[bytes, int] = {}
 
-    def start(self) -> State:
+    def start(self) -> WakingState:
         """All are awake and know nothing of each other but that they are linked."""
         timing = TimingSpec(
             deadline_floor_s=10.0, deadline_cap_s=10.0, heartbeat_s=HEARTBEAT_S, suspect_s=SUSPECT_S
@@ -72,13 +72,13 @@ class Waking:
                 if other != peer:
                     core.handle(ev.Linked(other), 0.0)
             numbers.append(self._number(core, 0.0))
-        return State(tuple(numbers), frozenset(), (1 << self._sleepers) - 1)
+        return WakingState(tuple(numbers), frozenset(), (1 << self._sleepers) - 1)
 
-    def key(self, state: State) -> State:
+    def key(self, state: WakingState) -> WakingState:
         """States are values."""
         return state
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: WakingState) -> Iterator[tuple[str, WakingState]]:
         """Somebody freezes and wakes, or a frame arrives, or never does."""
         for seat, number in enumerate(state.cores):
             if state.sleeps >> seat & 1:
@@ -96,7 +96,7 @@ class Waking:
             rest = state._replace(under_way=state.under_way - {question})
             yield f"{name} hears {what}", self._after(rest, question.target, (core, now_s), frames)
 
-    def check(self, state: State) -> str:
+    def check(self, state: WakingState) -> str:
         """L1: once every frame arrives, nobody goes on asking."""
         cores = [self._fork(number) for number in state.cores]
         frames = sorted(state.under_way, key=repr)
@@ -125,8 +125,8 @@ class Waking:
         return fork(core), now_s
 
     def _after(
-        self, state: State, seat: int, core: tuple[NodeCore, float], frames: list[Question]
-    ) -> State:
+        self, state: WakingState, seat: int, core: tuple[NodeCore, float], frames: list[Question]
+    ) -> WakingState:
         numbers = (*state.cores[:seat], self._number(*core), *state.cores[seat + 1 :])
         return state._replace(cores=numbers, under_way=state.under_way | set(frames))
 

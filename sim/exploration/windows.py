@@ -25,7 +25,7 @@ from sim.exploration.table import LETTERS
 from sim.world.nodes import peer_named
 
 
-class State(NamedTuple):
+class WindowState(NamedTuple):
     """The roster after so many rounds, who is dead, and whom the last round saw."""
 
     roster: Roster
@@ -54,17 +54,17 @@ class Windows:
         )
         roster = Roster(seats=seats, window=tuple(range(before - 3, before + 1)))
         dead = frozenset() if waiting else frozenset(peers[:1])
-        self._start = State(roster, before, dead, frozenset(peers))
+        self._start = WindowState(roster, before, dead, frozenset(peers))
 
-    def start(self) -> State:
+    def start(self) -> WindowState:
         """All vote, and were listed in each of the last four rounds."""
         return self._start
 
-    def key(self, state: State) -> State:
+    def key(self, state: WindowState) -> WindowState:
         """States are values."""
         return state
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: WindowState) -> Iterator[tuple[str, WindowState]]:
         """The next round is final, with any LIST, if the living are a quorum."""
         roster, before, dead, seen = state
         if before - self._start.round >= self._rounds or not self._is_quorum(state):
@@ -82,7 +82,7 @@ class Windows:
             if self._has_turns and not self._may_be_late(late, state):
                 continue
             listed = [
-                rosters.Listed(peer, commit, is_proved=is_proved)
+                rosters.ListedContribution(peer, commit, is_proved=is_proved)
                 for peer, is_proved in zip(seated, kinds, strict=True)
                 if is_proved is not None
             ]
@@ -94,9 +94,9 @@ class Windows:
             label = f"round {before + 1 - self._start.round} lists {{{names}}}"
             # Of an empty LIST, too, nobody knows who was there.
             were = frozenset(entry.sender for entry in listed)
-            yield label, State(after, before + 1, dead, were)
+            yield label, WindowState(after, before + 1, dead, were)
 
-    def _may_be_late(self, late: list[PeerId], state: State) -> bool:
+    def _may_be_late(self, late: list[PeerId], state: WindowState) -> bool:
         """With turns: one, and not the one that was in the round before."""
         were = {
             seat.peer
@@ -105,7 +105,7 @@ class Windows:
         }
         return len(late) <= 1 and were.isdisjoint(late)
 
-    def check(self, state: State) -> str:
+    def check(self, state: WindowState) -> str:
         """L1: there are voters, and the living are a quorum of them."""
         electorate = rosters.voters(state.roster)
         if not electorate:
@@ -115,7 +115,7 @@ class Windows:
             return f"L1: of the voters {names} no quorum is alive, though nobody died since"
         return ""
 
-    def _is_quorum(self, state: State) -> bool:
+    def _is_quorum(self, state: WindowState) -> bool:
         living = [peer for peer in self._peers if peer not in state.dead]
         return bool(rosters.voters(state.roster)) and rosters.has_quorum(
             state.roster, living, trust="friends"

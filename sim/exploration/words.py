@@ -24,7 +24,7 @@ GONE_ROUNDS = 8
 """So many rounds behind its last one at the latest nobody counts on who is gone."""
 
 
-class State(NamedTuple):
+class WordsState(NamedTuple):
     """The roster after so many rounds, and how many small LISTs there may still be."""
 
     roster: Roster
@@ -48,17 +48,17 @@ class Words:
         self._rounds, self._may_lose = rounds, may_lose
         seats = tuple(sorted((seat(peer, votes=True) for peer in ids), key=lambda one: one.peer))
         window = tuple(range(START - 3, START + 1))
-        self._start = State(Roster(seats=seats, window=window), START, small)
+        self._start = WordsState(Roster(seats=seats, window=window), START, small)
 
-    def start(self) -> State:
+    def start(self) -> WordsState:
         """All vote, and were there until now."""
         return self._start
 
-    def key(self, state: State) -> State:
+    def key(self, state: WordsState) -> WordsState:
         """States are values."""
         return state
 
-    def check(self, state: State) -> str:
+    def check(self, state: WordsState) -> str:
         """Who lost what, and who is counted on in vain."""
         roster = state.roster
         if not roster.member_set.issuperset(self._honest):
@@ -72,7 +72,7 @@ class Words:
             return "R1: who is gone votes for ever"
         return ""
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: WordsState) -> Iterator[tuple[str, WordsState]]:
         """The next round, with any LIST and any words of the liar."""
         roster, last, small = state
         if last - START >= self._rounds:
@@ -86,20 +86,22 @@ class Words:
             for words, lie in self._lies(state) if self._liar in listed else (("", None),):
                 true = self._commit(roster, self._seen(state), ())
                 entries = [
-                    rosters.Listed(p, lie if lie and p == self._liar else true, is_proved=True)
+                    rosters.ListedContribution(
+                        p, lie if lie and p == self._liar else true, is_proved=True
+                    )
                     for p in sorted(listed)
                 ]
                 after = rosters.next_roster(roster, last + 1, entries, trust="open")
                 names = ", ".join(self._names[peer] for peer in listed)
                 label = f"round {last + 1} lists {{{names}}}{words}"
-                yield label, State(after, last + 1, small - is_small)
+                yield label, WordsState(after, last + 1, small - is_small)
 
-    def _seen(self, state: State) -> set[PeerId]:
+    def _seen(self, state: WordsState) -> set[PeerId]:
         """Who was there in the round that COMMITs speak of; D was, in the one before the first."""
         gone = self._gone if state.round == START else []
         return {*self._honest, self._liar, *gone}
 
-    def _lies(self, state: State) -> Iterator[tuple[str, Commit | None]]:
+    def _lies(self, state: WordsState) -> Iterator[tuple[str, Commit | None]]:
         yield "", None
         seen, roster = self._seen(state), state.roster
         first, *_, last = self._honest

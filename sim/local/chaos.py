@@ -17,7 +17,7 @@ EXTRA_NODES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ProcessFault:
     """One fault: `victim` is a node's name, `lasts_s` until it is undone."""
 
     kind: str
@@ -76,7 +76,7 @@ class Situation:
     """Nodes that began with the run."""
 
 
-class Chaos:
+class ProcessChaos:
     """A stream of faults. Every call draws equally often, whatever becomes of it."""
 
     def __init__(self, kinds: Sequence[str], *, seed: int, is_reckless: bool = False) -> None:
@@ -84,16 +84,16 @@ class Chaos:
         self._stream = random.Random(f"{seed}/chaos")
         self._is_reckless = is_reckless
 
-    def next(self, now: Situation) -> Fault | None:
+    def next(self, now: Situation) -> ProcessFault | None:
         """The fault that is due; None where it would cost the quorum, or there is nobody left."""
         kind = self._kinds[int(self._stream.random() * len(self._kinds))]
         whom, length, part, move = (self._stream.random() for _ in range(4))
         if kind == "churn":
             chosen = self._move(now, move)
             if chosen == "join":
-                return Fault(kind=kind, victim="", move="join")
+                return ProcessFault(kind=kind, victim="", move="join")
             if chosen == "return":
-                return Fault(kind=kind, victim=_pick(now.gone, whom), move="return")
+                return ProcessFault(kind=kind, victim=_pick(now.gone, whom), move="return")
         candidates = now.running if self._is_reckless else now.well
         if not candidates or not (self._is_reckless or can_spare_one(now)):
             return None
@@ -102,18 +102,18 @@ class Chaos:
             case "kill":
                 parts: tuple[Part, ...] = ("node", "network", "trainer")
                 down_s = _between(DOWN_S, length)
-                return Fault(
+                return ProcessFault(
                     kind=kind, victim=victim, lasts_s=down_s, part=parts[int(part * len(parts))]
                 )
             case "freeze" | "stall":
-                return Fault(kind=kind, victim=victim, lasts_s=_between(STILL_S, length))
+                return ProcessFault(kind=kind, victim=victim, lasts_s=_between(STILL_S, length))
             case "partition":
                 others = [name for name in candidates if name != victim]
                 beside = _side(others, int(part * self._most(now)), whom)
                 lasts_s = _between(STILL_S, length)
-                return Fault(kind=kind, victim=victim, lasts_s=lasts_s, beside=beside)
+                return ProcessFault(kind=kind, victim=victim, lasts_s=lasts_s, beside=beside)
             case _:
-                return Fault(kind=kind, victim=victim)
+                return ProcessFault(kind=kind, victim=victim)
 
     def _most(self, now: Situation) -> int:
         """How many a partition may cut off: a majority of the members stays together and well, or

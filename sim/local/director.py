@@ -10,10 +10,10 @@ import trio
 from node.demo.node_process import NodeProcess
 from node.processes.first_error import first_error_nursery
 from protocol.errors import StateError
-from sim.local.chaos import Chaos, Fault
+from sim.local.chaos import ProcessChaos, ProcessFault
 from sim.local.local_node import LocalNode, node_name
 from sim.local.options import LocalOptions
-from sim.local.story import Dealt, Story
+from sim.local.story import Story, StoryFault
 from sim.local.swarm import LocalSwarm
 
 _HUNG_S = 15.0
@@ -92,7 +92,7 @@ class Director:
     async def _deal_faults(self) -> None:
         """One at every beat; each is undone in a task of its own."""
         options = self._options
-        chaos = Chaos(options.kinds, seed=options.seed, is_reckless=options.is_reckless)
+        chaos = ProcessChaos(options.kinds, seed=options.seed, is_reckless=options.is_reckless)
         async with trio.open_nursery() as nursery:
             while not await self._is_calm_within(options.every_s):
                 fault = chaos.next(self.story.situation())
@@ -110,7 +110,7 @@ class Director:
             await self._calm.wait()
         return self._calm.is_set()
 
-    async def _deal(self, dealt: Dealt) -> None:
+    async def _deal(self, dealt: StoryFault) -> None:
         fault = dealt.fault
         node = self.story.nodes.get(fault.victim)
         if fault.kind == "churn":
@@ -121,7 +121,7 @@ class Director:
         dealt.undone_s = self._now_s()
         self._swarm.tell_change()
 
-    async def _harm(self, node: LocalNode, fault: Fault) -> None:
+    async def _harm(self, node: LocalNode, fault: ProcessFault) -> None:
         """Deal a fault and undo it, unless the node is gone meanwhile."""
         process = node.process
         match fault.kind:
@@ -149,7 +149,7 @@ class Director:
                 assert self._swarm.shaper is not None
                 self._swarm.shaper.reset(node.name)
 
-    async def _part(self, fault: Fault) -> None:
+    async def _part(self, fault: ProcessFault) -> None:
         """Nothing passes between two sides for a while."""
         shaper = self._swarm.shaper
         assert shaper is not None
@@ -168,7 +168,7 @@ class Director:
         if node.process is process and node.status == status:
             node.status = "running"
 
-    async def _kill(self, node: LocalNode, fault: Fault) -> None:
+    async def _kill(self, node: LocalNode, fault: ProcessFault) -> None:
         assert node.process is not None
         node.is_meant_to_end, node.status = True, "down"
         if fault.part == "trainer" and node.trainer_pid is not None:
@@ -182,7 +182,7 @@ class Director:
             node.process.kill(node.trainer_pid if fault.part == "node" else None)
         await node.process.exit_status()
 
-    async def _churn(self, fault: Fault, node: LocalNode | None) -> None:
+    async def _churn(self, fault: ProcessFault, node: LocalNode | None) -> None:
         if fault.move == "join":
             await self._swarm.add()
         elif fault.move == "return":

@@ -15,7 +15,7 @@ Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptTransaction:
     """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
 
     `before` are the residuals of all fragments, `after_N` that of its own behind the round.
@@ -37,7 +37,7 @@ def anchor_digest(anchor_N: Vector) -> bytes:
     return blake3(anchor_N.astype("<f4", copy=False).tobytes()).digest()
 
 
-def packed(kept: Kept) -> bytes:
+def packed(kept: KeptTransaction) -> bytes:
     """As it lies in its file."""
     rounds, afters = [index for index, _ in kept.pending], [after_N for _, after_N in kept.pending]
     vectors = [
@@ -48,7 +48,7 @@ def packed(kept: Kept) -> bytes:
     return body
 
 
-def kept_at(path: Path) -> Kept | None:
+def kept_at(path: Path) -> KeptTransaction | None:
     """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
     try:
         round_index, anchor, basis, rounds, *vectors = msgpack.unpackb(
@@ -60,7 +60,7 @@ def kept_at(path: Path) -> Kept | None:
         None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
     )
     afters, before = before[: len(rounds)], before[len(rounds) :]
-    return Kept(
+    return KeptTransaction(
         round=round_index,
         anchor=anchor,
         before=tuple(before),

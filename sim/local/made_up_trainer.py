@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.manifest import RunManifest
-from sim.local.made_up_kept import Kept, anchor_digest, kept_at, packed
+from sim.local.made_up_kept import KeptTransaction, anchor_digest, kept_at, packed
 from training.audits.rerun import run_audit
 from training.audits.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
 from training.audits.traces import TRACES_FOLDER, TraceFolder
@@ -72,7 +72,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class TrainingPace:
     """How fast it trains. It does not begin before the file `hold` is there."""
 
     round_s: float
@@ -134,7 +134,7 @@ class MadeUpTrainer:
         kept: Path | None,
         *,
         name: str,
-        pace: Pace,
+        pace: TrainingPace,
         encode: Encode = encoded_drift,
     ) -> None:
         """`name` tells this trainer's drifts from those of others; `kept` is where it keeps."""
@@ -245,7 +245,7 @@ class MadeUpTrainer:
         encoded, traced = self._encoded(clock, lease, feedback, started_N)
         if self._kept is not None:
             # Before anybody hears of it: a process that begins anew must not contradict this one.
-            kept = Kept(
+            kept = KeptTransaction(
                 round=clock.round,
                 anchor=anchor_digest(anchor_N),
                 before=before,
@@ -343,11 +343,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one trainer; returns the exit status."""
     options, _ = made_up_parser().parse_known_args(arguments)
     kept = None if options.inner is None else options.inner / KEPT_FILE
-    return run_trainer(options, kept, Pace(round_s=options.round_s, hold=options.hold))
+    return run_trainer(options, kept, TrainingPace(round_s=options.round_s, hold=options.hold))
 
 
 def run_trainer(
-    options: argparse.Namespace, kept: Path | None, pace: Pace, encode: Encode = encoded_drift
+    options: argparse.Namespace,
+    kept: Path | None,
+    pace: TrainingPace,
+    encode: Encode = encoded_drift,
 ) -> int:
     """What `main` does, as the options of `made_up_parser` say."""
     leave_interrupts_to_parent()

@@ -17,7 +17,7 @@ from sim.checks.traces import merge_traces
 from sim.local.director import Director, Patience
 from sim.local.local_node import BENT_NODE, LocalNode
 from sim.local.options import LocalOptions
-from sim.local.progress import Progress
+from sim.local.progress import StoryProgress
 from sim.local.rechecking import Rechecked, rechecked
 from sim.local.recipe import found_run, local_manifest
 from sim.local.report import Result, print_result, write_report
@@ -53,7 +53,7 @@ def run_local(
     used.
     """
     manifest = _set_stage(options)
-    progress = Progress(console, now_s)
+    progress = StoryProgress(console, now_s)
     story = Story(options.peers, progress.tell)
     director = Director(options, story, now_s, patience or Patience())
     received: list[int] = []
@@ -126,7 +126,7 @@ def _bent(options: LocalOptions, nodes: Sequence[LocalNode]) -> frozenset[PeerId
     )
 
 
-async def _play(director: Director, progress: Progress, received: list[int]) -> str:
+async def _play(director: Director, progress: StoryProgress, received: list[int]) -> str:
     """Why it failed, empty if it did not; the signal that ended it is in `received`."""
     error = ""
     with progress.shown():
@@ -148,7 +148,7 @@ async def _watch_signals(received: list[int], scope: trio.CancelScope) -> None:
             scope.cancel()
 
 
-async def _keep_showing(story: Story, progress: Progress) -> None:
+async def _keep_showing(story: Story, progress: StoryProgress) -> None:
     while True:
         progress.tick(story)
         await trio.sleep(_TICK_S)

@@ -23,7 +23,7 @@ _MARKS = {
 }
 
 
-class Progress:
+class StoryProgress:
     """Shows a story. `tick` it a few times a second; `tell` it what happened."""
 
     def __init__(self, console: Console, now_s: Callable[[], float]) -> None:

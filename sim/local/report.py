@@ -13,8 +13,8 @@ from rich.table import Table
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
 from sim.local.options import LocalOptions
 from sim.local.rechecking import Rechecked
-from sim.local.story import Dealt, Story
-from sim.local.verdict import Verdict
+from sim.local.story import Story, StoryFault
+from sim.local.verdict import SwarmVerdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ class Result:
 
     options: LocalOptions
     story: Story
-    verdict: Verdict
+    verdict: SwarmVerdict
     wall_s: float
     error: str
     weights: Mapping[PeerId, float] = field(default_factory=dict)
@@ -264,14 +264,14 @@ def _faults(story: Story) -> Table:
     return table
 
 
-def _checkpoints(verdict: Verdict) -> str:
+def _checkpoints(verdict: SwarmVerdict) -> str:
     if not verdict.num_checkpoints:
         return "none to compare"
     what = "all are what was sealed" if verdict.checkpoints_equal else "DIFFER from what was sealed"
     return f"{verdict.num_checkpoints} compared, {what}"
 
 
-def _dealt(one: Dealt) -> dict[str, object]:
+def _dealt(one: StoryFault) -> dict[str, object]:
     return {
         "at_s": _rounded(one.at_s),
         "fault": str(one.fault),

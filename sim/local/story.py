@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from node.demo import events
 from node.demo.events import Event
-from sim.local.chaos import Fault, Situation
+from sim.local.chaos import ProcessFault, Situation
 from sim.local.local_node import LocalNode
 
 PACES_KEPT = 4096
@@ -16,10 +16,10 @@ _PACE_SEALS = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Dealt:
+class StoryFault:
     """A fault that was dealt. Times are seconds since the command was given."""
 
-    fault: Fault
+    fault: ProcessFault
     at_s: float
     undone_s: float | None = None
     next_seal_s: float | None = None
@@ -53,7 +53,7 @@ class Story:
     seals: list[tuple[float, int]] = field(default_factory=list)
     """When a round was sealed first, by anybody, and which."""
 
-    dealt: list[Dealt] = field(default_factory=list)
+    dealt: list[StoryFault] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     num_spared: int = 0
     """Faults that were not dealt, for the quorum's sake."""
@@ -125,11 +125,11 @@ class Story:
                 node.members, node.bytes_sent = event.members, event.bytes_up
                 node.train_loss = event.train_loss
                 self._moved(node, event.round, now_s)
-            case events.Linked() | events.Unlinked():
+            case events.DemoLinked() | events.DemoUnlinked():
                 node.num_linked = len(event.linked)
             case events.Seated():
                 node.seated = event.round
-            case events.Synced():
+            case events.DemoSynced():
                 self._moved(node, event.round, now_s)
             case events.Finished():
                 node.status = "finished"
@@ -150,9 +150,9 @@ class Story:
             case _:
                 pass
 
-    def dealing(self, fault: Fault, now_s: float) -> Dealt:
+    def dealing(self, fault: ProcessFault, now_s: float) -> StoryFault:
         """A fault is dealt now."""
-        dealt = Dealt(fault=fault, at_s=now_s, newest=self.newest)
+        dealt = StoryFault(fault=fault, at_s=now_s, newest=self.newest)
         self.dealt.append(dealt)
         self.tell(now_s, str(fault))
         return dealt

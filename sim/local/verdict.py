@@ -15,7 +15,15 @@ from pathlib import Path
 from node.cells.shard_store import ShardStore
 from node.durable.checkpoints import stored_states
 from node.durable.receipts import RECEIPTS_FILE
-from node.reporting.tracing import Adopted, Confirmed, Convicted, Record, Signed, Synced, Used
+from node.reporting.tracing import (
+    Adopted,
+    Confirmed,
+    Convicted,
+    Record,
+    Signed,
+    Synced,
+    Used,
+)
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.using.ledger import RunLedger
@@ -38,7 +46,7 @@ SHARD = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SwarmVerdict:
     """What traces and checkpoints say."""
 
     broken: str
@@ -87,7 +95,7 @@ class Evidence:
     """When faults were dealt and undone, as the records count time."""
 
 
-def judge(manifest: RunManifest, evidence: Evidence) -> Verdict:
+def judge(manifest: RunManifest, evidence: Evidence) -> SwarmVerdict:
     """Read everything and judge it."""
     seeds = _seeds(evidence.states)
     try:
@@ -98,7 +106,7 @@ def judge(manifest: RunManifest, evidence: Evidence) -> Verdict:
         broken = replay(manifest, records, evidence, seeds) or leaked(evidence.logs, seeds)
     differing, compared = compare_checkpoints(manifest, evidence.stayed, sealed_roots(records))
     in_ledgers, num_ledgers = check_ledgers(manifest, evidence.stayed, records)
-    return Verdict(
+    return SwarmVerdict(
         broken=broken or (f"checkpoints: {differing[0]}" if differing else "") or in_ledgers,
         num_ledgers=num_ledgers,
         num_records=len(records),

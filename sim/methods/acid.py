@@ -22,14 +22,14 @@ Rows = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AcidPace:
     """`eta` of the drift between the copies, `alpha` of a meeting; 0 and 1/2 are plain gossip."""
 
     eta: float
     alpha: float
 
 
-PLAIN = Pace(eta=0.0, alpha=0.5)
+PLAIN = AcidPace(eta=0.0, alpha=0.5)
 
 
 def chis_of(replicas: int, rates: Mapping[Edge, float]) -> tuple[float, float]:
@@ -45,10 +45,10 @@ def chis_of(replicas: int, rates: Mapping[Edge, float]) -> tuple[float, float]:
     return chi_1, 0.5 * float(max(spans))
 
 
-def pace_of(replicas: int, rates: Mapping[Edge, float]) -> Pace:
+def pace_of(replicas: int, rates: Mapping[Edge, float]) -> AcidPace:
     """The pace of such a graph."""
     chi_1, chi_2 = chis_of(replicas, rates)
-    return Pace(
+    return AcidPace(
         eta=1.0 / (2.0 * float(np.sqrt(chi_1 * chi_2))), alpha=0.5 * float(np.sqrt(chi_1 / chi_2))
     )
 
@@ -58,7 +58,7 @@ class TwoCopies:
     """Both copies of all replicas, and when each was last looked at."""
 
     x_RN: Rows
-    pace: Pace
+    pace: AcidPace
     z_RN: Rows = field(init=False)
     _last_R: NDArray[np.float64] = field(init=False)
 

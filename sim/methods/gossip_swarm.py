@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sim.methods.acid import PLAIN, Pace, TwoCopies, pace_of
+from sim.methods.acid import PLAIN, AcidPace, TwoCopies, pace_of
 from sim.methods.gossip import Edge, Mixing, Pairwise, pairs, ring
 from training.channel.exchange import Outcome, RunClock, RunStart
 from training.loop.replicas import MemorySession, Swarm, Weights
@@ -133,7 +133,7 @@ class AcidSwarm(GossipSwarm):
     `pace` of None is that of the graph; PLAIN is gossip with one copy.
     """
 
-    pace: Pace | None = None
+    pace: AcidPace | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

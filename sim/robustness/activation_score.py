@@ -46,7 +46,7 @@ Maps = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScoreVerdict:
     """Of one judged model: its score as a multiple of that of known ones, and whether it is left
     outside."""
 
@@ -153,7 +153,7 @@ def trusted(reference: Sequence[float], scores: Sequence[float]) -> list[bool]:
     return [score <= reached for score in scores]
 
 
-def judge(known: Mapping[str, Maps], judged: Mapping[str, Maps]) -> list[Verdict]:
+def judge(known: Mapping[str, Maps], judged: Mapping[str, Maps]) -> list[ScoreVerdict]:
     """A verdict for each. A quarter of the known ones are kept from the VAE: what it has seen it
     makes better again than any other, however honest. Raises ConfigError for too few of them."""
     if len(known) < KNOWN_LEAST:
@@ -166,7 +166,7 @@ def judge(known: Mapping[str, Maps], judged: Mapping[str, Maps]) -> list[Verdict
     reference, found = (scores[:kept] / unit).tolist(), (scores[kept:] / unit).tolist()
     names = zip(judged, found, trusted(reference, found), strict=True)
     return [
-        Verdict(name, score if math.isfinite(score) else math.inf, not is_trusted)
+        ScoreVerdict(name, score if math.isfinite(score) else math.inf, not is_trusted)
         for name, score, is_trusted in names
     ]
 

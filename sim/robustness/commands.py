@@ -11,8 +11,8 @@ from node.exit_codes import EXIT_DONE, EXIT_FAILED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from sim.robustness.cases import CASES
-from sim.robustness.crew import Kept, play_all, source_digest
-from sim.robustness.game import Course, Stage
+from sim.robustness.crew import KeptCourses, play_all, source_digest
+from sim.robustness.game import Course, LyingStage
 from sim.robustness.learners import manifest_of
 from sim.robustness.report import trial_json, trial_table, write_plot
 from sim.robustness.trial import Take, rows_of, takes_of
@@ -41,14 +41,14 @@ class Asked:
     with_bare: bool = True
     jobs: int | None = None
 
-    def stage(self) -> Stage:
+    def stage(self) -> LyingStage:
         """What is to be played. Raises ConfigError for an option that makes no sense."""
         manifest_of(self.model)  # A name that there is not is told before anything runs.
-        peers = Stage().peers if self.peers is None else self.peers
-        stage = Stage(
+        peers = LyingStage().peers if self.peers is None else self.peers
+        stage = LyingStage(
             peers=peers,
             liars=peers // 4 if self.liars is None else self.liars,
-            rounds=Stage().rounds if self.rounds is None else self.rounds,
+            rounds=LyingStage().rounds if self.rounds is None else self.rounds,
             model=self.model,
             skew=self.skew,
         )
@@ -95,7 +95,7 @@ def _played(
     takes: Sequence[Take], jobs: int, path: Path, console: Console
 ) -> Mapping[Take, Course]:
     """What came of all of them; what is in the file already is not played again."""
-    kept = Kept(path, source_digest())
+    kept = KeptCourses(path, source_digest())
     missing = [take for take in takes if take not in kept.courses]
     if len(missing) < len(takes):
         console.print(f"{len(takes) - len(missing)} of {len(takes)} runs are in {path}")

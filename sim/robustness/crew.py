@@ -49,7 +49,7 @@ def _torch_version() -> str:
         return "none"
 
 
-class Kept:
+class KeptCourses:
     """Courses in a file, a line each; torn lines and those of other sources are passed over."""
 
     def __init__(self, path: Path, digest: str) -> None:

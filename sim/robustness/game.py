@@ -19,7 +19,7 @@ from training.outer.optimizers import OuterInfo, make_outer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class LyingStage:
     """Whom, how long, and from which round on the liars lie."""
 
     peers: int = 16
@@ -80,7 +80,7 @@ def undefended(rows_PN: Vector) -> Vector:
     return mean_N
 
 
-def play(stage: Stage, attack: Attack, rule: Rule, seed: int) -> Course:
+def play(stage: LyingStage, attack: Attack, rule: Rule, seed: int) -> Course:
     """One run. All that is left to chance comes from the seed; the attack changes no other luck."""
     manifest = manifest_of(stage.model)
     model = learner_of(stage.model, manifest, seed)
@@ -106,7 +106,7 @@ class _Run:
     """Anchor, outer state and the liars' memory of one run."""
 
     def __init__(
-        self, stage: Stage, attack: Attack, rule: Rule, manifest: RunManifest, seed: int
+        self, stage: LyingStage, attack: Attack, rule: Rule, manifest: RunManifest, seed: int
     ) -> None:
         self._stage, self._attack, self._rule = stage, attack, rule
         self._seed = seed

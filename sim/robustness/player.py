@@ -9,7 +9,7 @@ from typing import Any
 
 from node.processes.interrupts import end_at_once_from_now_on
 from protocol.errors import ConfigError
-from sim.robustness.game import Course, Stage
+from sim.robustness.game import Course, LyingStage
 from sim.robustness.trial import Take
 
 
@@ -21,7 +21,7 @@ def line_of_take(take: Take) -> str:
 def take_of(found: Mapping[str, Any]) -> Take:
     """The other way round. Raises ConfigError for what is no take."""
     try:
-        stage = Stage(**found["stage"])
+        stage = LyingStage(**found["stage"])
         return Take(stage, str(found["case"]), str(found["rule"]), int(found["seed"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"no take: {error}") from error

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from sim.robustness.cases import CALM
-from sim.robustness.game import Course, Stage
+from sim.robustness.game import Course, LyingStage
 from sim.robustness.trial import Row
 
 _INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
@@ -23,7 +23,7 @@ _HEADROOM, _FOOTROOM = 1.6, 0.15
 """A curve that leaves the picture goes up this far above the clean one; some end below it."""
 
 
-def trial_table(rows: Sequence[Row], stage: Stage) -> Table:
+def trial_table(rows: Sequence[Row], stage: LyingStage) -> Table:
     """A line per attack, with its verdict."""
     title = f"{_liars_of(stage)}, {stage.rounds} rounds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -58,7 +58,7 @@ def _summary(rows: Sequence[Row]) -> str:
     )
 
 
-def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[str, object]:
+def trial_json(rows: Sequence[Row], stage: LyingStage, seeds: Sequence[int]) -> dict[str, object]:
     """The line that `--json` ends with."""
     return {
         "peers": stage.peers,
@@ -74,7 +74,7 @@ def trial_json(rows: Sequence[Row], stage: Stage, seeds: Sequence[int]) -> dict[
     }
 
 
-def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
+def write_plot(rows: Sequence[Row], stage: LyingStage, path: Path) -> None:
     """A PNG with a small chart per attack: clean, with the default rule, with the bare mean."""
     lines = -(-len(rows) // _COLUMNS)
     size = (_COLUMNS * _TILE_INCHES[0], lines * _TILE_INCHES[1] + 0.7)
@@ -109,7 +109,7 @@ def write_plot(rows: Sequence[Row], stage: Stage, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _tile(axes: Axes, row: Row, stage: Stage, top: float) -> None:
+def _tile(axes: Axes, row: Row, stage: LyingStage, top: float) -> None:
     curves = (
         ("clean", row.clean, _CLEAN, 3.0, "-"),
         ("bare mean", row.bare, _BARE, 1.5, "-"),
@@ -142,7 +142,7 @@ def _middle(courses: Sequence[Course]) -> list[float]:
     return [median(losses) for losses in zip(*(one.losses for one in courses), strict=True)]
 
 
-def _liars_of(stage: Stage) -> str:
+def _liars_of(stage: LyingStage) -> str:
     return f"{stage.liars} liars of {stage.peers}, rule with f = {stage.faults}"
 
 

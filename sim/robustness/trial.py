@@ -8,7 +8,7 @@ from statistics import median
 from protocol.errors import ConfigError
 from sim.attacks import Attack
 from sim.robustness.cases import CALM, CASES, limit_of
-from sim.robustness.game import Course, Stage, play, rule_named, undefended
+from sim.robustness.game import Course, LyingStage, play, rule_named, undefended
 
 DEFAULT, MEAN, BARE = "default", "mean", "bare"
 """Rules: of an open run, of friends, and the mean of whatever comes."""
@@ -18,7 +18,7 @@ DEFAULT, MEAN, BARE = "default", "mean", "bare"
 class Take:
     """One run to be played."""
 
-    stage: Stage
+    stage: LyingStage
     case: str
     rule: str
     seed: int
@@ -103,7 +103,7 @@ class Row:
 
 
 def takes_of(
-    stage: Stage, seeds: Sequence[int], cases: Sequence[str], *, with_bare: bool = True
+    stage: LyingStage, seeds: Sequence[int], cases: Sequence[str], *, with_bare: bool = True
 ) -> list[Take]:
     """All runs of a trial, the most telling first: one that is broken off has the first seeds
     whole. Raises ConfigError for liars that are too many."""
@@ -119,7 +119,7 @@ def takes_of(
 
 
 def rows_of(
-    stage: Stage, seeds: Sequence[int], cases: Sequence[str], courses: Mapping[Take, Course]
+    stage: LyingStage, seeds: Sequence[int], cases: Sequence[str], courses: Mapping[Take, Course]
 ) -> list[Row]:
     """A row for every attack, and one for none, from what was played."""
 

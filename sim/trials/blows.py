@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from protocol.identity import PeerId
-from sim.trials.faults import Fault
+from sim.trials.faults import WorldFault
 from sim.world.devices import Device, Seconds
 from sim.world.links import Link
 from sim.world.world import SimNode, World
@@ -89,7 +89,7 @@ class Blow:
     """One fault, with its victims found."""
 
     members: Members
-    fault: Fault
+    fault: WorldFault
     victims: list[PeerId]
     against: list[PeerId]
 

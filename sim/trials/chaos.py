@@ -15,7 +15,7 @@ from node.rules.roster import has_quorum
 from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from sim.trials.blows import BLOWS, Blow, Members, Undo
-from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, Fault
+from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, WorldFault
 from sim.trials.phases import PHASES, Phase, phase_of
 from sim.world.world import SimNode, World
 
@@ -30,7 +30,7 @@ STALE_ROUNDS = 3
 class _Planned:
     """A fault of the timetable, and how many victims it has struck."""
 
-    fault: Fault
+    fault: WorldFault
     struck: int = 0
 
 
@@ -50,7 +50,7 @@ class _Armed:
         self.round, self.is_there = fault.round, PHASES[fault.phase]
 
 
-class Chaos:
+class WorldChaos:
     """One timetable in one world. `enter` makes a newcomer join, `replaced` hears
     whose disk has lost what was durable, `note` what happens, in words.
 
@@ -63,7 +63,7 @@ class Chaos:
     def __init__(
         self,
         world: World,
-        timetable: Sequence[Fault],
+        timetable: Sequence[WorldFault],
         *,
         enter: Callable[[PeerId, str], None],
         replaced: Callable[[PeerId], None],
@@ -96,12 +96,12 @@ class Chaos:
         return self._num_open == 0
 
     @property
-    def missed(self) -> list[Fault]:
+    def missed(self) -> list[WorldFault]:
         """Those that have struck nobody: their moment did not come, or there was no victim."""
         return [one.fault for one in self._planned if not one.struck]
 
     @property
-    def partial(self) -> list[Fault]:
+    def partial(self) -> list[WorldFault]:
         """Those in a phase to which some of their victims did not come."""
         return [one.fault for one in self._planned if 0 < one.struck < len(one.fault.victims)]
 
@@ -264,12 +264,12 @@ class Chaos:
         else:
             self._world.later(fault.duration_s, lambda: self._end(fault, names, undo))
 
-    def _alternate(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
+    def _alternate(self, fault: WorldFault, blow: Blow, undo: Undo | None, left_s: float) -> None:
         """It comes and goes until its time is over; it is gone then."""
         wait_s = min(fault.period_s, left_s)
         self._world.later(wait_s, partial(self._switch, fault, blow, undo, left_s - wait_s))
 
-    def _switch(self, fault: Fault, blow: Blow, undo: Undo | None, left_s: float) -> None:
+    def _switch(self, fault: WorldFault, blow: Blow, undo: Undo | None, left_s: float) -> None:
         if left_s <= 0.0:
             self._end(fault, ", ".join(self._names[peer] for peer in blow.victims), undo)
             return
@@ -280,7 +280,7 @@ class Chaos:
             again = BLOWS[fault.kind](blow)
         self._alternate(fault, blow, again, left_s)
 
-    def _end(self, fault: Fault, names: str, undo: Undo | None) -> None:
+    def _end(self, fault: WorldFault, names: str, undo: Undo | None) -> None:
         self._num_open -= 1
         self.revision += 1
         if undo is not None:

@@ -7,7 +7,7 @@ from statistics import median
 
 from node.reporting.tracing import Adopted, Advanced, Confirmed, Record, Signed
 from protocol.identity import PeerId
-from sim.trials.chaos import Chaos
+from sim.trials.chaos import WorldChaos
 from sim.trials.scenario import Scenario
 from sim.world.world import World
 
@@ -56,7 +56,7 @@ def expected(scenario: Scenario) -> dict[str, str]:
     return asked
 
 
-class Progress:
+class FinalRounds:
     """The rounds of a world as they become final somewhere for the first time.
 
     `revision` grows with everything that may bring the end of the run nearer.
@@ -165,7 +165,9 @@ class Progress:
             self._note(f"round {value.round} {what}, {members} in the next roster")
 
 
-def check_end(scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finished: bool) -> None:
+def check_end(
+    scenario: Scenario, progress: FinalRounds, chaos: WorldChaos, *, is_finished: bool
+) -> None:
     """Whether the run did what the scenario expects. Raises ExpectationBroken."""
     expect = scenario.expect
     if not progress.are_equal:
@@ -188,7 +190,7 @@ def check_end(scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finish
 
 
 def _check_finished(
-    scenario: Scenario, progress: Progress, chaos: Chaos, *, is_finished: bool
+    scenario: Scenario, progress: FinalRounds, chaos: WorldChaos, *, is_finished: bool
 ) -> None:
     has_quorum = chaos.has_quorum()
     if is_finished or (scenario.expect.may_stop and not has_quorum):
@@ -207,7 +209,7 @@ def _check_finished(
     )
 
 
-def _check_recovery(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+def _check_recovery(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
     allowed_s = scenario.expect.recovery_s
     if not allowed_s:
         return
@@ -222,7 +224,7 @@ def _check_recovery(scenario: Scenario, progress: Progress, chaos: Chaos) -> Non
             )
 
 
-def _check_back(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+def _check_back(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
     within = scenario.expect.back_rounds
     if not within:
         return
@@ -241,7 +243,7 @@ def _check_back(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
         )
 
 
-def _check_pace(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+def _check_pace(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
     factor = scenario.expect.pace_max
     if not factor:
         return
@@ -256,7 +258,7 @@ def _check_pace(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
         )
 
 
-def _check_branches(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+def _check_branches(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
     expect, struck_s = scenario.expect, chaos.struck_s
     if expect.provisional_s:
         found = [at_s - struck_s for at_s in progress.advances_s if at_s > struck_s]
@@ -270,7 +272,7 @@ def _check_branches(scenario: Scenario, progress: Progress, chaos: Chaos) -> Non
         raise ExpectationBroken("confirms", "no provisional round became final")
 
 
-def _check_stands_still(scenario: Scenario, progress: Progress, chaos: Chaos) -> None:
+def _check_stands_still(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
     if chaos.missed or not chaos.struck_s:
         raise ExpectationBroken("finishes", "a fault that should stop the run did not come about")
     allowed = scenario.expect.seals_after_max

@@ -84,7 +84,7 @@ AFTER_S: Span = (0.0, 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class WorldFault:
     """One thing that goes wrong, once.
 
     It happens `after_s` after the first node begins `round`, or, with a `phase`, when a victim
@@ -179,14 +179,14 @@ def is_member(name: str) -> bool:
     return name.startswith(MEMBER) and name not in ROLES
 
 
-def draw_timetable(rules: Sequence[Rule], setting: Setting) -> tuple[Fault, ...]:
+def draw_timetable(rules: Sequence[Rule], setting: Setting) -> tuple[WorldFault, ...]:
     """The faults of one seed, by round. Each rule has a stream of its own."""
     members = member_names(setting.peers)
     pool = list(members)
     random.Random(f"{setting.seed}/faults/lasting").shuffle(pool)
     # Those who may be lost for good are taken from the front, nobody twice.
     lasting = iter(pool[: math.floor(setting.lasting_share * setting.peers)])
-    drawn: list[Fault] = []
+    drawn: list[WorldFault] = []
     for index, rule in enumerate(rules):
         stream = random.Random(f"{setting.seed}/faults/{index}/{rule.kind}")
         if rule.kind == CHURN:
@@ -201,7 +201,7 @@ def draw_timetable(rules: Sequence[Rule], setting: Setting) -> tuple[Fault, ...]
 
 def _draw(
     rule: Rule, setting: Setting, stream: random.Random, lasting: Iterator[str]
-) -> Fault | None:
+) -> WorldFault | None:
     kind = KINDS[rule.kind]
     phase = stream.choice(rule.phases) if rule.phases else ""
     first, last = _rounds(rule, setting)
@@ -219,7 +219,7 @@ def _draw(
     elif kind.has_sides and rule.kind in ("cut", "hold", "clog") and not against:
         others = [name for name in member_names(setting.peers) if name not in victims]
         against = (stream.choice(others),) if others else ()
-    return Fault(
+    return WorldFault(
         kind=rule.kind,
         round=fault_round,
         phase=phase,
@@ -253,7 +253,7 @@ def _victims(
     return tuple(sorted(stream.sample(members, min(count, len(members)))))
 
 
-def _churn(rule: Rule, setting: Setting, stream: random.Random) -> Iterator[Fault]:
+def _churn(rule: Rule, setting: Setting, stream: random.Random) -> Iterator[WorldFault]:
     """Whoever goes, by a crash or by their leave, is replaced in the same round."""
     stay_rounds = _uniform(stream, rule.amount or CHURN_AMOUNT)
     first, last = _rounds(rule, setting)
@@ -264,16 +264,16 @@ def _churn(rule: Rule, setting: Setting, stream: random.Random) -> Iterator[Faul
         for name in going:
             kind = stream.choice(("crash", "leave"))
             when_s = _uniform(stream, (0.0, CHURN_WITHIN_S))
-            yield Fault(kind=kind, round=index, after_s=when_s, victims=(name,))
+            yield WorldFault(kind=kind, round=index, after_s=when_s, victims=(name,))
             newcomer = f"{REPLACEMENT}{newcomers:02d}"
             newcomers += 1
             when_s = _uniform(stream, (0.0, CHURN_WITHIN_S))
-            yield Fault(kind="join", round=index, after_s=when_s, victims=(newcomer,))
+            yield WorldFault(kind="join", round=index, after_s=when_s, victims=(newcomer,))
             present.remove(name)
             present.append(newcomer)
 
 
-def _named_apart(faults: Iterable[Fault]) -> list[Fault]:
+def _named_apart(faults: Iterable[WorldFault]) -> list[WorldFault]:
     """Each newcomer without a number gets the next free one."""
     found = list(faults)
     taken = {name for fault in found for name in fault.victims}
@@ -282,7 +282,7 @@ def _named_apart(faults: Iterable[Fault]) -> list[Fault]:
     return [_renamed(fault, names) if NEWCOMER in fault.victims else fault for fault in found]
 
 
-def _renamed(fault: Fault, names: Iterator[str]) -> Fault:
+def _renamed(fault: WorldFault, names: Iterator[str]) -> WorldFault:
     return replace(fault, victims=tuple(next(names) for _ in fault.victims))
 
 

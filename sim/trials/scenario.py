@@ -14,7 +14,7 @@ from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.attacks.alone import lies_of_worlds
-from sim.trials.faults import ALL_ROUNDS, Fault, Rule, Setting, Span, draw_timetable
+from sim.trials.faults import ALL_ROUNDS, Rule, Setting, Span, WorldFault, draw_timetable
 from sim.world.devices import Device
 from sim.world.disk import DiskSpec
 from sim.world.links import Link
@@ -159,7 +159,7 @@ class Scenario:
     restart_s: float = 0.0
     state_bytes_per_s: float = 0.0
     rules: tuple[Rule, ...] = ()
-    timetable: tuple[Fault, ...] | None = None
+    timetable: tuple[WorldFault, ...] | None = None
     expect: Expect = Expect()
     limits: Limits = Limits()
     recorded: Recorded | None = None

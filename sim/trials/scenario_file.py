@@ -12,7 +12,7 @@ from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.attacks.alone import lies_named, lies_of_worlds
-from sim.trials.faults import CHURN, KINDS, ROLES, Fault, Rule
+from sim.trials.faults import CHURN, KINDS, ROLES, Rule, WorldFault
 from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.scenario import (
     NOT_YET,
@@ -206,10 +206,10 @@ class FaultSection(Section):
             raise ValueError("victims: a role needs a phase, or its moment would never come")
         return self
 
-    def fault(self) -> Fault:
+    def fault(self) -> WorldFault:
         """The fault."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
-        return Fault(**values | {name: tuple(values[name]) for name in ("victims", "against")})
+        return WorldFault(**values | {name: tuple(values[name]) for name in ("victims", "against")})
 
 
 class ExpectSection(Section):

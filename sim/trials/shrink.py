@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from sim.trials.faults import Fault, member_names
+from sim.trials.faults import WorldFault, member_names
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import Recorded, Scenario, settled
 
@@ -123,7 +123,9 @@ class Shrinker:
             most -= 1
 
 
-def _without_each_piece(faults: Sequence[Fault], pieces: int) -> Iterator[tuple[Fault, ...]]:
+def _without_each_piece(
+    faults: Sequence[WorldFault], pieces: int
+) -> Iterator[tuple[WorldFault, ...]]:
     """The timetable without its first piece, without its second, and so on."""
     bounds = [len(faults) * index // pieces for index in range(pieces + 1)]
     for first, stop in pairwise(bounds):

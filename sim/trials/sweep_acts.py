@@ -41,7 +41,7 @@ CALM = Act(verb="late", kind="leave", deadlines=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ActCase:
     """One world of an attack: an act, or any other by its name."""
 
     attack: str
@@ -60,7 +60,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ActVerdict:
     """What came of a world, beside the calm one."""
 
     outcome: Outcome
@@ -89,12 +89,12 @@ class Verdict:
         return "; ".join(found)
 
 
-def judged(case: Case) -> Verdict:
+def judged(case: ActCase) -> ActVerdict:
     """Play a world and its calm one."""
     calm_s, calm_hash = _calm(case.peers, case.seed, case.rounds, case.scenario)
     played = _played(case)
     late = played.took_s[LEARNED_ROUNDS:]
-    return Verdict(
+    return ActVerdict(
         outcome=played.outcome,
         slowest=max(late, default=0.0) / calm_s,
         is_felt=played.outcome.trace_hash != calm_hash,
@@ -105,7 +105,7 @@ def judged(case: Case) -> Verdict:
 
 @cache
 def _calm(peers: int, seed: int, rounds: int, scenario: str) -> tuple[float, str]:
-    case = Case(attack=CALM.name, peers=peers, seed=seed, rounds=rounds, scenario=scenario)
+    case = ActCase(attack=CALM.name, peers=peers, seed=seed, rounds=rounds, scenario=scenario)
     played = _played(case)
     assert played.outcome.violation is None, played.outcome.violation
     return median(played.took_s[LEARNED_ROUNDS:]), played.outcome.trace_hash
@@ -122,7 +122,7 @@ class _Played:
     liars: frozenset[PeerId]
 
 
-def _played(case: Case) -> _Played:
+def _played(case: ActCase) -> _Played:
     scenario = overridden(
         read_scenario(case.scenario),
         peers=case.peers,
@@ -152,19 +152,19 @@ def _played(case: Case) -> _Played:
 # The command --------------------------------------------------------------------------------------
 
 
-def cases_of(names: Sequence[str], sizes: Sequence[int], seeds: Sequence[int]) -> Iterator[Case]:
+def cases_of(names: Sequence[str], sizes: Sequence[int], seeds: Sequence[int]) -> Iterator[ActCase]:
     """Every size with every seed."""
     for name in names:
         for peers in sizes:
             for seed in seeds:
-                yield Case(attack=name, peers=peers, seed=seed)
+                yield ActCase(attack=name, peers=peers, seed=seed)
 
 
 def _show(name: str, sizes: Sequence[int], seeds: Sequence[int], rounds: int) -> bool:
     """A line for an act, and one for each size that fails; whether all is as promised."""
     failed, slowest, num_felt, num_moved = [], 0.0, 0, 0
     for case in cases_of([name], sizes, seeds):
-        sized = Case(attack=name, peers=case.peers, seed=case.seed, rounds=rounds)
+        sized = ActCase(attack=name, peers=case.peers, seed=case.seed, rounds=rounds)
         verdict = judged(sized)
         num_felt += verdict.is_felt
         num_moved += bool(verdict.liars_set_back)

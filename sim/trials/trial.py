@@ -11,8 +11,8 @@ from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
 from sim.checks.invariants import ALL, InvariantBroken
 from sim.trials.build import build_world, device_of, seat_members
-from sim.trials.chaos import Chaos
-from sim.trials.expectations import ExpectationBroken, Progress, check_end
+from sim.trials.chaos import WorldChaos
+from sim.trials.expectations import ExpectationBroken, FinalRounds, check_end
 from sim.trials.faults import member_names
 from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario, settled
@@ -110,8 +110,8 @@ class _Trial:
         self.world.tracers.append(self._saw)
         names = frozenset(scenario.expect.invariants) or ALL
         self.checks = watch(self.world, names)
-        self.progress = Progress(self.world, note=self._note)
-        self.chaos = Chaos(
+        self.progress = FinalRounds(self.world, note=self._note)
+        self.chaos = WorldChaos(
             self.world,
             scenario.timetable,
             enter=self._enter,

@@ -11,9 +11,9 @@ from sim.checks.bounds import Bounds
 from sim.checks.hearing import Hearing
 from sim.checks.invariants import ALL, Circumstances, InvariantBroken, Invariants
 from sim.checks.keeping import Keeping
-from sim.checks.leaving import Leaving
-from sim.checks.progress import Progress
-from sim.checks.receipts import Disk, Ledgers, OwnRounds
+from sim.checks.leaving import LeavingCheck
+from sim.checks.progress import ProgressCheck
+from sim.checks.receipts import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.reference import Reference
 from sim.world.assembly import genesis_of
 from sim.world.nodes import signer_named
@@ -36,11 +36,11 @@ class Checks:
         )
         history = self.records.history
         self.reference = Reference(history, world)
-        self.progress = Progress(history, world)
+        self.progress = ProgressCheck(history, world)
         self.hearing = Hearing(history, world, self.progress)
         self.keeping = Keeping(history, world, self.hearing)
         self.bounds = Bounds(world)
-        self.leaving = Leaving(self.records.leaks, world)
+        self.leaving = LeavingCheck(self.records.leaks, world)
         self._own_rounds = OwnRounds()
         self._watches_progress, self._counts = "I4" in names, "I7" in names
         self._unseen: dict[PeerId, SimNode] = {}
@@ -125,7 +125,7 @@ class Checks:
             start = genesis_of(manifest, folded.genesis_root, seated).value
             ledgers[folded.genesis_root] = Ledgers(manifest, start)
         chain = node.disk.journal._chain.read(0, self._world.manifest.rounds)
-        kept = Disk(chain, folded, commits)
+        kept = LedgerDisk(chain, folded, commits)
         yield from ledgers[folded.genesis_root].check(kept, self._own_rounds.of(node.peer))
 
     def _forgotten(self, node: SimNode) -> Iterator[str]:

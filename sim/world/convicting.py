@@ -66,7 +66,9 @@ class Convicting:
 
     def _tell(self, evidence: tuple[Evidence, ...]) -> None:
         if evidence:
-            self._world.push(self._world.now_s, self._node, self._node.tell, ev.Convicted(evidence))
+            self._world.push(
+                self._world.now_s, self._node, self._node.tell, ev.EvidenceHeld(evidence)
+            )
 
 
 def _told(evidence: Evidence) -> Entries:

@@ -288,7 +288,7 @@ class Transfers:
                 continue
             fresh = gathered.take(header, item)
             if fresh:
-                node.tell(ev.Fetched(source, header.subject, fresh))
+                node.tell(ev.CellsFetched(source, header.subject, fresh))
                 if node.is_alive:
                     self._fetch_on()
         if node.is_alive:

@@ -11,7 +11,7 @@ import pytest
 
 from node.state.folder import KEY_FILE, mark_unsigned, run_folder
 from node.state.two_histories import PROOF_FILE, keep_told
-from node.state_transfer.origins import Told
+from node.state_transfer.origins import NamedSeal
 from tests.e2e.swarm import NodeUnderTest, Swarm, address_of, started, swarm_of
 
 FAR = 24
@@ -69,7 +69,7 @@ def test_newcomer_that_hears_two_histories_takes_neither_and_stops_with_the_proo
         swarm.wait("the others go on", lambda: honest.sealed() >= newest + 5)
         # The seal of a fresh invite link says which is the right one.
         (digest,) = honest.seals()[newest]
-        keep_told(proof.parent, Told(newest, bytes.fromhex(digest)))
+        keep_told(proof.parent, NamedSeal(newest, bytes.fromhex(digest)))
         newcomer.start()
         try:
             swarm.wait("seals", lambda: len(newcomer.seals().keys() & honest.seals().keys()) > 2)

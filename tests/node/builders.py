@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from node import events as ev
 from node.round import RoundMachine
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.chain import genesis
 from node.rules.roster import ClockRules
 from node.rules.round_view import RoundConfig, RoundView
@@ -224,5 +224,5 @@ def view_of(
         **fields,
     )
     for event in heard:
-        assert view.ballots.add(Entry(event.message, event.body)) == "new"
+        assert view.ballots.add(BallotEntry(event.message, event.body)) == "new"
     return view

@@ -9,7 +9,7 @@ from node.demo.options import DemoOptions
 from node.demo.recipe import INNER, MODEL, OUTER, TIMING
 from node.demo.result import DemoResult, Findings, gather_result
 from node.demo.swarm_view import Role, SwarmView
-from node.demo.yardstick import Measured
+from node.demo.yardstick import YardstickResult
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION, CorpusSpec, ModelSpec, RunManifest
 from training.models.genesis import shard_spec
@@ -121,7 +121,7 @@ def whole_demo(chosen: DemoOptions) -> SwarmView:
     view.kill("A", 24.1)
     seal(view, 14, "BCD", "BCD", 27.4, attempt=1)
     start(view, "E")
-    view.fold("E", events.Synced(round=16), 30.0)
+    view.fold("E", events.DemoSynced(round=16), 30.0)
     view.fold("E", events.Seated(round=18), 31.0)
     for index in range(15, chosen.rounds + 1):
         names = "BCD" if index < 18 else "BCDE"
@@ -133,7 +133,7 @@ def whole_demo(chosen: DemoOptions) -> SwarmView:
 
 def whole_result(chosen: DemoOptions, *, error: str | None = None) -> DemoResult:
     """What comes of `whole_demo`."""
-    measured = Measured(
+    measured = YardstickResult(
         loss_first=5.68,
         loss_last=loss_after(chosen.rounds),
         loss_alone=loss_after(chosen.rounds, 1.78),

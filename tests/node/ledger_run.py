@@ -8,7 +8,7 @@ from typing import Any
 from node.durable.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
 from node.durable.record_log import RECORD_BYTES_MAX, pack_record, stream_records
 from node.rules.chain import genesis
-from node.rules.credit import Folded, Statement
+from node.rules.credit import Folded, LedgerStatement
 from node.rules.round_view import RoundConfig
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.stored_manifest import ANY_SIGNER
@@ -105,7 +105,7 @@ def sealed_by_all(before: SealValue, value: SealValue) -> SealCertificate:
     return SealCertificate(value=value, seals=tuple(message.encoded for message in signed))
 
 
-def verified(path: Path) -> Statement:
+def verified(path: Path) -> LedgerStatement:
     """What an exported file proves."""
     return verify_ledger(path, ANY_SIGNER, lambda done, total: None)[1]
 
@@ -120,7 +120,7 @@ def chain_of(run: RunOnDisk) -> list[SealCertificate]:
     return [sealed.certificate for sealed in ledger_of(run).rounds()]
 
 
-def proven_tokens(statement: Statement) -> int:
+def proven_tokens(statement: LedgerStatement) -> int:
     """Of all peers together."""
     return sum(entry.tokens for entry in statement.credits)
 

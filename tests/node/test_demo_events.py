@@ -49,11 +49,11 @@ def test_sealed_line_gives_the_event_with_all_of_its_fields():
         ({"event": "trainer", "pid": 8}, events.TrainerStarted(pid=8)),
         (
             {"event": "linked", "peer": "p", "linked": ["p"]},
-            events.Linked(peer="p", linked=("p",)),
+            events.DemoLinked(peer="p", linked=("p",)),
         ),
         (
             {"event": "unlinked", "peer": "p", "linked": []},
-            events.Unlinked(peer="p", linked=()),
+            events.DemoUnlinked(peer="p", linked=()),
         ),
         (
             {"event": "phase", "round": 1, "phase": "pushing", "attempt": 2},
@@ -64,7 +64,7 @@ def test_sealed_line_gives_the_event_with_all_of_its_fields():
             events.PartsMoved(round=1, peer="p", cells=2, direction="in"),
         ),
         ({"event": "validation", "round": 0, "loss": 5}, events.Validated(round=0, loss=5.0)),
-        ({"event": "synced", "round": 9}, events.Synced(round=9)),
+        ({"event": "synced", "round": 9}, events.DemoSynced(round=9)),
         ({"event": "seated", "round": 9}, events.Seated(round=9)),
         ({"event": "resync", "reason": "r"}, events.Resynced(reason="r")),
         (

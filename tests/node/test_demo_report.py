@@ -11,7 +11,7 @@ from node.demo.page import render_page
 from node.demo.plot import draw_plot
 from node.demo.result import Findings, gather_result
 from node.demo.swarm_view import SwarmView
-from node.demo.yardstick import Measured
+from node.demo.yardstick import YardstickResult
 from tests.node.demo_scene import manifest, options, whole_result
 
 PROMISED_KEYS = {
@@ -31,7 +31,7 @@ def empty():
     """What is left of a demo that failed before its first seal."""
     chosen = options()
     findings = Findings(
-        anchors_equal=None, measured=Measured(), wall_s=60.2, error="node B died: <no> & why"
+        anchors_equal=None, measured=YardstickResult(), wall_s=60.2, error="node B died: <no> & why"
     )
     return gather_result(chosen, manifest(chosen), SwarmView(num_rounds=40), findings)
 

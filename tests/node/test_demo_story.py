@@ -173,7 +173,7 @@ def test_verdict_names_the_survivors_that_had_all_parts():
 
 def test_verdict_is_open_until_a_survivor_has_sealed():
     view = killed(None)
-    view.fold("A", events.Synced(round=14), 61.0)
+    view.fold("A", events.DemoSynced(round=14), 61.0)
     verdict = story.killed_round(view)
     assert verdict is not None
     assert (verdict.outcome, verdict.first_s, verdict.all_s) == ("open", None, None)

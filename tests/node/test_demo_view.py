@@ -3,7 +3,7 @@
 import pytest
 
 from node.demo import events
-from node.demo.swarm_view import Fault, SwarmView
+from node.demo.swarm_view import ShownFault, SwarmView
 from tests.node.demo_scene import (
     PART_BYTES,
     loss_after,
@@ -107,16 +107,16 @@ def test_killed_node_stays_killed_whatever_its_pipe_still_holds(view):
 
 def test_link_is_told_once_and_by_names(view):
     for name, other in (("B", "C"), ("C", "B")):
-        view.fold(name, events.Linked(peer=peer(other), linked=(peer(other),)), 3.0)
+        view.fold(name, events.DemoLinked(peer=peer(other), linked=(peer(other),)), 3.0)
     assert told(view) == ["B found C"]
-    view.fold("B", events.Unlinked(peer=peer("C"), linked=()), 4.0)
+    view.fold("B", events.DemoUnlinked(peer=peer("C"), linked=()), 4.0)
     assert view.links() == {"A": [], "B": ["C"], "C": ["B"], "D": []}
 
 
 def test_lost_link_is_told_of_a_killed_node_only(view):
-    view.fold("B", events.Unlinked(peer=peer("C"), linked=()), 3.0)
+    view.fold("B", events.DemoUnlinked(peer=peer("C"), linked=()), 3.0)
     view.kill("A", 4.0)
-    view.fold("B", events.Unlinked(peer=peer("A"), linked=()), 5.0)
+    view.fold("B", events.DemoUnlinked(peer=peer("A"), linked=()), 5.0)
     assert told(view)[1:] == ["B lost A"]
 
 
@@ -144,7 +144,7 @@ def test_fault_resync_and_error_are_kept(view):
         "B reports a fault of C: a cell does not fit",
         "B takes a fresh copy of the state: other root",
     ]
-    assert view.faults == [Fault(by="B", of="C", reason="a cell does not fit")]
+    assert view.faults == [ShownFault(by="B", of="C", reason="a cell does not fit")]
     assert (view.nodes["B"].num_resyncs, view.nodes["B"].error) == (1, "TrainerError: gone")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from node import events as ev
 from node.reporting.json_text import to_plain
-from node.shared_state.told import Told
+from node.shared_state.told import PeerReport
 from node.status.records import (
     NodeStatus,
     PeerTable,
@@ -106,7 +106,7 @@ def test_peers_are_members_then_other_links_without_this_node() -> None:
 
 
 def test_peers_known_by_entries_alone_come_last_with_what_they_told() -> None:
-    said = Told(
+    said = PeerReport(
         device="abacus\x1b[2J",
         software="barnraise 9",
         addresses=("/ip4/203.0.113.9/tcp/9",),

@@ -16,7 +16,7 @@ from node.state.two_histories import (
     read_told,
 )
 from node.state_transfer.histories import TwoHistories
-from node.state_transfer.origins import Told
+from node.state_transfer.origins import NamedSeal
 from protocol.errors import StateError, TwoHistoriesError
 from protocol.messages import SealCertificate
 from tests.node.builders import head_of, peers_named
@@ -45,10 +45,10 @@ def found(index: int) -> TwoHistories:
 
 def test_seal_of_a_link_is_kept_and_the_latest_one_counts(tmp_path: Path) -> None:
     assert read_told(tmp_path) is None
-    keep_told(tmp_path, Told(4, b"4" * 32))
-    keep_told(tmp_path, Told(9, b"9" * 32))
-    keep_told(tmp_path, Told(5, b"5" * 32))
-    assert read_told(tmp_path) == Told(9, b"9" * 32)
+    keep_told(tmp_path, NamedSeal(4, b"4" * 32))
+    keep_told(tmp_path, NamedSeal(9, b"9" * 32))
+    keep_told(tmp_path, NamedSeal(5, b"5" * 32))
+    assert read_told(tmp_path) == NamedSeal(9, b"9" * 32)
 
 
 def test_kept_seal_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_kept_seal_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None
 
 
 def test_history_with_the_seal_of_the_link_goes_on(tmp_path: Path, journal: FileJournal) -> None:
-    for told in (Told(4, seal(4).value.digest), Told(ROUNDS + 1, b"l" * 32)):
+    for told in (NamedSeal(4, seal(4).value.digest), NamedSeal(ROUNDS + 1, b"l" * 32)):
         keep_told(tmp_path, told)
         assert check_history(tmp_path, journal) == told
 
@@ -66,7 +66,7 @@ def test_history_with_the_seal_of_the_link_goes_on(tmp_path: Path, journal: File
 def test_history_without_the_seal_of_the_link_does_not_go_on(
     tmp_path: Path, journal: FileJournal
 ) -> None:
-    keep_told(tmp_path, Told(4, b"l" * 32))
+    keep_told(tmp_path, NamedSeal(4, b"l" * 32))
     with pytest.raises(TwoHistoriesError, match="another seal of round 4"):
         check_history(tmp_path, journal)
 
@@ -77,12 +77,12 @@ def test_node_that_found_two_histories_waits_for_a_link_that_names_a_later_seal(
     assert check_history(tmp_path, journal) is None
     path = keep_two_histories(tmp_path, found(3))
     assert path == tmp_path / PROOF_FILE
-    for told in (None, Told(2, seal(2).value.digest)):
+    for told in (None, NamedSeal(2, seal(2).value.digest)):
         if told is not None:
             keep_told(tmp_path, told)
         with pytest.raises(TwoHistoriesError, match=r"which part in round 3.*fresh invite link"):
             check_history(tmp_path, journal)
-    told = Told(3, seal(3).value.digest)
+    told = NamedSeal(3, seal(3).value.digest)
     keep_told(tmp_path, told)
     assert check_history(tmp_path, journal) == told
 
@@ -91,7 +91,7 @@ def test_history_that_may_be_the_forged_one_does_not_go_on_by_a_seal_beyond_it(
     tmp_path: Path, journal: FileJournal
 ) -> None:
     keep_two_histories(tmp_path, found(3))
-    keep_told(tmp_path, Told(ROUNDS + 1, b"l" * 32))
+    keep_told(tmp_path, NamedSeal(ROUNDS + 1, b"l" * 32))
     with pytest.raises(TwoHistoriesError, match="move that folder away"):
         check_history(tmp_path, journal)
     keep_two_histories(tmp_path, found(ROUNDS + 1))  # They part behind what is here.

@@ -20,7 +20,7 @@ from node.peers import liveness
 from node.peers.relay import Relay
 from node.round import RoundMachine
 from node.rules import agreement, proposal, restart, roster, round_view
-from node.rules.agreement import Statement
+from node.rules.agreement import DueStatement
 from node.rules.deadlines import LearnedDeadline
 from node.rules.fates import Fates
 from protocol.identity import Ed25519Signer, PeerId
@@ -165,14 +165,14 @@ def _fence_removed() -> Iterator[None]:
 
     def vote_everywhere(
         view: round_view.RoundView, deadline: LearnedDeadline, now_s: float
-    ) -> Iterator[Statement]:
+    ) -> Iterator[DueStatement]:
         yield from vote(view, deadline, now_s)
         for attempt in view.ballots.attempts(Kind.LIST):
             if attempt < view.attempt and view.me not in view.ballots.of(Kind.VOTE, attempt):
                 for _, body in view.ballots.bodies(Kind.LIST, List, attempt):
                     digest = view.ballots.list_digest(body)
                     if agreement._is_valid(view, body) and agreement._may_vote(view, digest):
-                        yield Statement(Kind.VOTE, Vote(list_digest=digest), attempt)
+                        yield DueStatement(Kind.VOTE, Vote(list_digest=digest), attempt)
 
     with patch.object(agreement, "_vote", vote_everywhere):
         yield

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from node.rules import roster
-from node.rules.told import Told
+from node.rules.told import CommitReports
 from protocol.identity import PeerId
 from protocol.messages import SeatRecord
 
@@ -45,18 +45,18 @@ def absent_once_is_absent() -> AbstractContextManager[Any]:
 
 def absence_by_the_list() -> AbstractContextManager[Any]:
     """Whom a LIST leaves out is absent, whoever saw its COMMIT: one closer's word."""
-    return patch.object(Told, "absences", lambda _, seat: seat.absent + 1)
+    return patch.object(CommitReports, "absences", lambda _, seat: seat.absent + 1)
 
 
 def one_word_sets_back() -> AbstractContextManager[Any]:
     """Whom one voter says that it waited for comes last, so that a liar can say it of all."""
-    shipped = Told.with_set_back
+    shipped = CommitReports.with_set_back
 
-    def with_set_back(told: Told, seat: SeatRecord) -> SeatRecord:
+    def with_set_back(told: CommitReports, seat: SeatRecord) -> SeatRecord:
         with patch.object(told, "_may_lie", 0):
             return shipped(told, seat)
 
-    return patch.object(Told, "with_set_back", with_set_back)
+    return patch.object(CommitReports, "with_set_back", with_set_back)
 
 
 def voters_without_end() -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ import node.rules.proposal
 import node.rules.roster
 import sim.exploration.post
 from node.rules import supply
-from node.rules.ballots import Ballots, Entry, Filed
+from node.rules.ballots import BallotEntry, Ballots, Filed
 from node.rules.roster import has_quorum
 from node.rules.round_view import RoundView
 from protocol.messages import Body, Commit, SignedMessage
@@ -55,7 +55,7 @@ def one_word_is_enough() -> Loosened:
 def second_is_dropped() -> Loosened:
     """Equivocation goes unnoticed: the first message in a slot is kept, any other is nothing."""
 
-    def add(self: Ballots, entry: Entry, *, is_own: bool = False) -> Filed:
+    def add(self: Ballots, entry: BallotEntry, *, is_own: bool = False) -> Filed:
         slot = entry.message.slot
         there = self.of(slot.kind, slot.attempt, slot.subject)
         if entry.message.sender in there:

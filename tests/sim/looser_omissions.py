@@ -15,52 +15,52 @@ from node.rules.belief import Belief
 from node.rules.bit_maps import unpack_senders
 from node.rules.proposal import said_haves
 from node.rules.round_view import RoundView
-from node.rules.told import Told
+from node.rules.told import CommitReports
 from protocol.identity import PeerId
 from protocol.messages import Have, SeatRecord
 
 Loosened = AbstractContextManager[Any]
 
-SHIPPED_ABSENCES = Told.absences
-SHIPPED_SET_BACK = Told.with_set_back
+SHIPPED_ABSENCES = CommitReports.absences
+SHIPPED_SET_BACK = CommitReports.with_set_back
 
 
 def absent_by_list() -> Loosened:
     """Whoever a LIST leaves out was absent, whatever others have seen of it."""
-    return mock.patch.object(Told, "absences", lambda told, seat: seat.absent + 1)
+    return mock.patch.object(CommitReports, "absences", lambda told, seat: seat.absent + 1)
 
 
 def one_word_vouches() -> Loosened:
     """One word shows that somebody was there, and that it sealed."""
 
-    def absences(told: Told, seat: SeatRecord) -> int:
+    def absences(told: CommitReports, seat: SeatRecord) -> int:
         return 0 if told._committed[seat.peer] else SHIPPED_ABSENCES(told, seat)
 
     return mock.patch.multiple(
-        Told, absences=absences, says_sealed=lambda told, peer: told._sealed[peer] > 0
+        CommitReports, absences=absences, says_sealed=lambda told, peer: told._sealed[peer] > 0
     )
 
 
 def any_number_of_words_judges() -> Loosened:
     """A LIST of whatever size says who was absent."""
 
-    def absences(told: Told, seat: SeatRecord) -> int:
+    def absences(told: CommitReports, seat: SeatRecord) -> int:
         told._num_words = len(told._roster.seats)
         return SHIPPED_ABSENCES(told, seat)
 
-    return mock.patch.object(Told, "absences", absences)
+    return mock.patch.object(CommitReports, "absences", absences)
 
 
 def one_word_sets_back() -> Loosened:
     """Whoever one names to have kept it waiting comes last."""
 
-    def with_set_back(told: Told, seat: SeatRecord) -> SeatRecord:
+    def with_set_back(told: CommitReports, seat: SeatRecord) -> SeatRecord:
         may_lie, told._may_lie = told._may_lie, 0
         found = SHIPPED_SET_BACK(told, seat)
         told._may_lie = may_lie
         return found
 
-    return mock.patch.object(Told, "with_set_back", with_set_back)
+    return mock.patch.object(CommitReports, "with_set_back", with_set_back)
 
 
 def all_lose_their_votes_at_once() -> Loosened:

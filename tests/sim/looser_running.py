@@ -15,7 +15,7 @@ import node.rules.restart
 from node import events as ev
 from node.round import RoundMachine
 from node.rules import branches
-from node.rules.ballots import Ballots, Entry
+from node.rules.ballots import BallotEntry, Ballots
 from node.rules.branch_tree import Tree
 from node.rules.branches import Lock, Position
 from node.rules.roster import has_quorum
@@ -45,7 +45,7 @@ def slots_without_the_branch() -> Iterator[None]:
         found = SHIPPED_SLOT(view, kind, **place)
         return replace(found, basis=blank(view.index))
 
-    def concerns(view: RoundView, entry: Entry) -> bool:
+    def concerns(view: RoundView, entry: BallotEntry) -> bool:
         found = entry.message.slot
         return found.round == view.index and entry.message.sender in view.member_set
 

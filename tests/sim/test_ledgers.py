@@ -8,18 +8,18 @@ import pytest
 from node.rules.chain import genesis
 from protocol.messages import SealCertificate
 from protocol.wire import decode, encode
-from sim.checks.receipts import Disk, Ledgers
+from sim.checks.receipts import LedgerDisk, Ledgers
 from tests.node.ledger_run import FOUNDER, LATE, ROUNDS, SECOND, manifest, peer, played
 
 EVERYBODY = {FOUNDER: range(1, ROUNDS), SECOND: range(1, ROUNDS), LATE: ()}
 """Rounds that each has made final itself; the third has fetched its first ones."""
 
 
-def disk_of(name: str) -> Disk:
+def disk_of(name: str) -> LedgerDisk:
     journal = played().nodes[peer(name)].disk.journal
     folded, commits = journal.read_receipts()
     assert folded is not None
-    return Disk(journal._chain.read(0), folded, commits)
+    return LedgerDisk(journal._chain.read(0), folded, commits)
 
 
 def ledgers() -> Ledgers:
@@ -39,7 +39,7 @@ def test_sound_disks_of_a_world_are_sound():
         assert checked.check(disk_of(name), frozenset(own)) == []
 
 
-DAMAGES: dict[str, Callable[[Disk], Disk]] = {
+DAMAGES: dict[str, Callable[[LedgerDisk], LedgerDisk]] = {
     "no receipts": lambda disk: replace(disk, commits=[]),
     "one receipt less": lambda disk: replace(disk, commits=disk.commits[1:]),
     "a seal of more tokens": lambda disk: replace(

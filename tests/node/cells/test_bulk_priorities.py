@@ -86,7 +86,7 @@ async def test_state_of_a_joiner_slows_the_parts_of_a_round_by_a_tenth_at_most(
         took_s = trio.current_time() - began_s
         # What was on the line already cannot be overtaken: the sender lets so much wait there.
         assert took_s < PARTS_S * (1 + 1 / YIELD_TIMES) + 1.5 * bulk_queue.QUEUED_S
-        arrived = sum(isinstance(event, ev.Fetched) for event in joiner.told)
+        arrived = sum(isinstance(event, ev.CellsFetched) for event in joiner.told)
         assert 0 < arrived < 8, "it was under way all the time"
         nursery.cancel_scope.cancel()
 
@@ -98,9 +98,9 @@ async def test_state_goes_on_beside_parts_that_never_end_and_has_the_line_when_t
         streams._serving.num_of_round += 1
         nursery.start_soon(streams.push, state)
         await trio.sleep(200.0)
-        slow = sum(isinstance(event, ev.Fetched) for event in joiner.told)
+        slow = sum(isinstance(event, ev.CellsFetched) for event in joiner.told)
         assert 2 <= slow <= 7, "a tenth of a line that nobody else uses"
         streams._serving.num_of_round -= 1
         await trio.sleep(PARTS_S * 4)
-        assert sum(isinstance(event, ev.Fetched) for event in joiner.told) == 8
+        assert sum(isinstance(event, ev.CellsFetched) for event in joiner.told) == 8
         nursery.cancel_scope.cancel()

@@ -7,8 +7,8 @@ from node.cells.bulk_queue import (
     WINDOW_BYTES_MAX,
     WINDOW_BYTES_START,
     Meter,
-    Pace,
     PushQueue,
+    SendWindow,
 )
 from node.events import Push
 from protocol import limits
@@ -138,7 +138,7 @@ def test_nothing_is_kept_of_a_peer_that_is_out_of_reach():
 
 def sent_on(line_bytes_per_s: float, num_bytes: int, *, round_trip_s: float):
     """Send over a line with an endless buffer; the window, and the longest wait, at the end."""
-    pace, now_s, free_s, waits = Pace(), 0.0, 0.0, []
+    pace, now_s, free_s, waits = SendWindow(), 0.0, 0.0, []
     meter = Meter(pace)
     out: list[float] = []
     for _ in range(num_bytes // limits.PIECE_BYTES_MIN):
@@ -162,7 +162,7 @@ def test_slow_line_does_not_fill_up_and_a_fast_one_does_not_run_dry():
 
 
 def test_one_piece_may_always_be_sent_and_the_window_never_closes():
-    pace = Pace()
+    pace = SendWindow()
     meter = Meter(pace)
     meter.sent(limits.PIECE_BYTES_MIN, 0.0)
     meter.through(0.1)
@@ -176,7 +176,7 @@ def test_one_piece_may_always_be_sent_and_the_window_never_closes():
 
 
 def test_rest_of_a_transfer_is_a_window_and_never_any_while_it_gives_way():
-    pace = Pace()
+    pace = SendWindow()
     assert Meter(pace).is_rest(WINDOW_BYTES_START)
     assert not Meter(pace).is_rest(WINDOW_BYTES_START + 1)
     pace.took(WINDOW_BYTES_START, 0.1)

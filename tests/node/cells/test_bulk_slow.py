@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from node.cells import uplink
-from node.cells.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, Pace
+from node.cells.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, SendWindow
 from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
 from node.cells.line_limits import LineLimits
 from protocol import limits
@@ -214,7 +214,7 @@ async def test_line_is_known_by_what_leaves_this_node(
 async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "piece_bytes", limits.PIECE_BYTES_LEAST)
+    monkeypatch.setattr(SendWindow, "piece_bytes", limits.PIECE_BYTES_LEAST)
     source, target, header, items = good_transfer()
     (item,) = items[:1]
     rate = len(item.payload) / (5 * STALL_S)
@@ -234,11 +234,11 @@ async def test_line_that_became_slow_brings_what_stalled_on_it_when_it_is_asked_
 ) -> None:
     """Its pieces are as small again as on a line that nobody knows."""
 
-    def size(pace: Pace) -> int:
+    def size(pace: SendWindow) -> int:
         small = pace.window_bytes == WINDOW_BYTES_START
         return limits.PIECE_BYTES_LEAST if small else limits.PIECE_BYTES_MAX
 
-    monkeypatch.setattr(Pace, "piece_bytes", property(size))
+    monkeypatch.setattr(SendWindow, "piece_bytes", property(size))
     source, target, header, items = good_transfer()
     told = ev.CellsArrived(Bulk.PART, header.subject, (0,))
     async with slow_line(len(items[0].payload) / (5 * STALL_S), target) as line:

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from node.cells.bulk import part_root
-from node.cells.bulk_queue import WINDOW_BYTES_MAX, Meter, Pace
+from node.cells.bulk_queue import WINDOW_BYTES_MAX, Meter, SendWindow
 from node.cells.bulk_receiving import Inbound
 from node.cells.bulk_sending import THROUGH, num_together, send_items
 from node.cells.cell_memory import LARGE_BYTES
@@ -30,7 +30,7 @@ def items_of(sizes) -> list[Item]:
 
 
 def fast() -> Meter:
-    pace = Pace()
+    pace = SendWindow()
     pace.window_bytes = WINDOW_BYTES_MAX
     return Meter(pace)
 
@@ -59,7 +59,7 @@ def test_so_many_go_together_as_are_one_piece(sizes, piece, count):
 
 
 def test_largest_window_has_the_largest_pieces_and_others_powers_of_two():
-    pace, found = Pace(), []
+    pace, found = SendWindow(), []
     while pace.window_bytes < WINDOW_BYTES_MAX:
         found.append(pace.piece_bytes)
         pace.took(32 * limits.KIB, 0.001)

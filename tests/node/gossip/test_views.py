@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.gossip.settings import GossipSettings
-from node.gossip.views import ASK_AGAIN_S, Views
+from node.gossip.views import ASK_AGAIN_S, PartialViews
 from protocol import limits
 from protocol.gossip import Introduction, NeighbourKind
 from tests.node.builders import peers_named
@@ -18,15 +18,15 @@ OTHERS = PEERS[3:]
 SMALL = GossipSettings(active=4, active_max=6, own_choice_min=2, passive_max=32, lost_max=4)
 
 
-def views(config: GossipSettings = SMALL) -> Views:
-    return Views(ME, random.Random(7), config)
+def views(config: GossipSettings = SMALL) -> PartialViews:
+    return PartialViews(ME, random.Random(7), config)
 
 
 def introduced(*peers, age_s: int = 0) -> tuple[Introduction, ...]:
     return tuple(Introduction(peer=p, age_s=age_s, addresses=("/ip4/192.0.2.1",)) for p in peers)
 
 
-def befriend(machine: Views, num: int, now_s: float) -> None:
+def befriend(machine: PartialViews, num: int, now_s: float) -> None:
     """Ask whom it wants to ask until so many said yes."""
     while len(machine.neighbours) < num:
         for peer, _ in machine.wanted(now_s):

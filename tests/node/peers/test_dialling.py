@@ -12,10 +12,10 @@ from node.peers.dialling import (
     LINKED_A_SECOND,
     LINKS_ENOUGH,
     STRANGE_AT_ONCE_MAX,
-    Around,
     Dial,
+    DialContext,
     DialDecider,
-    Standing,
+    KnownProgress,
 )
 from protocol.identity import PeerId
 
@@ -54,10 +54,10 @@ class Hall:
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            around = Around(
+            around = DialContext(
                 connected=set(self.connected),
                 linked=set(self.connected),
-                standing=Standing(self.members, self.round),
+                standing=KnownProgress(self.members, self.round),
             )
             for dial in self.decider.choose(around, self.now_s):
                 self.dialled += [(self.now_s, one) for one in self.tried(dial)]

@@ -11,7 +11,7 @@ import trio
 from node.assembly import Node
 from node.config import NodeConfig
 from node.hooks import NodeHooks
-from node.peers.entry import ALONE_S, KNOWN_AT_ONCE_MAX, Entry
+from node.peers.entry import ALONE_S, KNOWN_AT_ONCE_MAX, FirstPeers
 from node.peers.listening import full_addresses
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.status.board import EventLog, Field
@@ -47,7 +47,7 @@ class Town:
         self.parties.append(one)
         return one
 
-    async def entry(self, *bootstrap: str, waits: bool = False) -> tuple[Entry, Party]:
+    async def entry(self, *bootstrap: str, waits: bool = False) -> tuple[FirstPeers, Party]:
         newcomer = await self.settle("n")
         config = NodeConfig(state=self.folder, manifest=Path(), bootstrap=bootstrap)
         node = Node(
@@ -58,7 +58,7 @@ class Town:
             log=EventLog(None, 0.0, also=(self,)),
             waits_for_peers=waits,
         )
-        return Entry(node, newcomer.transport, newcomer.directory, newcomer.links), newcomer
+        return FirstPeers(node, newcomer.transport, newcomer.directory, newcomer.links), newcomer
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:

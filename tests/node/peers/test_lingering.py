@@ -3,7 +3,7 @@
 from node import events as ev
 from node.core import NodeCore
 from node.peers.lingering import LAST_BEAT_S, Lingering
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.round_view import RoundConfig
 from protocol.frames import Heartbeat
 from protocol.identity import KeyedHashSigner
@@ -88,7 +88,7 @@ def test_whoever_left_is_not_waited_for():
     view = node.core.machine.view
     message = sign_message(KeyedHashSigner(B), view.slot(Kind.LEAVE), Leave(reason=""))
     assert node.is_needed()
-    view.ballots.add(Entry(message, Leave(reason="")))
+    view.ballots.add(BallotEntry(message, Leave(reason="")))
     assert not node.is_needed()
 
 

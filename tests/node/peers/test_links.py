@@ -19,7 +19,7 @@ from node.config import PeerAddress
 from node.peers.address_book import KNOWN_MAX
 from node.peers.announcement import Announcement
 from node.peers.budgets import SHARE, cost_s
-from node.peers.dialling import Around, Standing, Worth
+from node.peers.dialling import DialContext, KnownProgress, Worth
 from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
 from protocol.errors import BarnraiseError, ManifestMismatch
 from protocol.frames import StatusAsk, encode_frame
@@ -32,7 +32,7 @@ from protocol.wire import decode, encode
 from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
 from tests.node.edge import signed, toy_manifest
 
-NOBODY_HERE = Around(connected=(), linked=(), standing=Standing())
+NOBODY_HERE = DialContext(connected=(), linked=(), standing=KnownProgress())
 
 
 async def deaf(_stream: Stream) -> None:
@@ -493,7 +493,7 @@ async def test_member_shows_its_work_in_its_record(autojump_clock: trio.abc.Cloc
 
         one.links.work = worked
         members: set[PeerId] = set()
-        one.links.standing = lambda: Standing(frozenset(members), 1)
+        one.links.standing = lambda: KnownProgress(frozenset(members), 1)
         topic = b"run/" + toy_manifest().digest
         async with trio.open_nursery() as nursery:
             await start(nursery, other, None)

@@ -2,7 +2,7 @@
 
 from node.events import Send
 from node.peers.relay import FRAME_BYTES, Relay, message_ids, pack
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol import limits
 from protocol.frames import Heartbeat, Messages, encode_frame
 from protocol.identity import PeerId
@@ -164,5 +164,5 @@ def test_heartbeat_of_a_full_round_still_fits_its_frame(monkeypatch):
     monkeypatch.setattr(limits, "MESSAGES_PER_ROUND_MAX", 2)
     view = view_of(C, HEAD, [ONE, TWO])
     own = Voice(C, HEAD.value).commit()
-    assert view.ballots.add(Entry(own.message, own.body), is_own=True) == "new"
+    assert view.ballots.add(BallotEntry(own.message, own.body), is_own=True) == "new"
     assert len(message_ids(view)) == 2

@@ -30,7 +30,7 @@ from node.peers.public_runs import RunAdvert, public_runs, topic_of
 from node.reporting.logs import JsonFormatter, TextFormatter
 from node.reporting.people import Occasion, PeopleLog, what_joining_means
 from node.reporting.terminal import PeopleConsole
-from node.shared_state.told import Told
+from node.shared_state.told import PeerReport
 from node.status.doctor import findings
 from node.status.metrics import render_metrics
 from node.status.records import NodeStatus, PeerTable, from_plain
@@ -229,7 +229,7 @@ def status_lines(status: NodeStatus, peers: PeerTable) -> Iterator[str]:
 
 
 def identity_lines(said: Identity) -> Iterator[str]:
-    told = Told(
+    told = PeerReport(
         device=said.device,
         software=said.software,
         addresses=said.addresses,

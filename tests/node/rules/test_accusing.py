@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from node import events as ev
 from node.round import RoundMachine
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
@@ -57,7 +57,7 @@ def open_machine(me: PeerId = A, head: SealCertificate = HEAD, **changes) -> Rou
 
 def propose(machine: RoundMachine, head: SealCertificate = HEAD) -> None:
     heard = Voice(machine.view.closer(0), head.value).say(Kind.LIST, list_body(everybody(head)))
-    assert machine.view.ballots.add(Entry(heard.message, heard.body), is_own=True) == "new"
+    assert machine.view.ballots.add(BallotEntry(heard.message, heard.body), is_own=True) == "new"
 
 
 def accused(machine: RoundMachine, *heard: ev.Heard) -> list[PeerId]:

@@ -18,7 +18,7 @@ from node.rules.agreed import (
     take_own_sum,
 )
 from node.rules.agreement import is_given_up
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.bit_maps import pack_senders
 from node.rules.proposal import (
     complete_senders,
@@ -58,7 +58,7 @@ def view_of(me: PeerId, heard=COMMITS, **fields) -> RoundView:
 
 def hear(view: RoundView, *heard) -> None:
     for event in heard:
-        assert view.ballots.add(Entry(event.message, event.body)) == "new"
+        assert view.ballots.add(BallotEntry(event.message, event.body)) == "new"
 
 
 PIECE = view_of(PEERS[0]).slices[0]
@@ -156,7 +156,7 @@ def test_votes_show_an_attempt_too_and_members_without_a_vote_show_none():
     view = replace_head(joined)
     said = [Voice(peer, joined.value).say(Kind.HAVE, Have(held=()), 2) for peer in SEVEN[4:]]
     hear(view, *said)
-    assert attempt_shown(view, Entry(said[-1].message, said[-1].body)) == 0
+    assert attempt_shown(view, BallotEntry(said[-1].message, said[-1].body)) == 0
 
 
 def replace_head(head) -> RoundView:

@@ -11,7 +11,7 @@ from node.rules.agreement import (
     statements,
     time_out_s,
 )
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.deadlines import LearnedDeadline
 from node.rules.rates import Rates
 from protocol.messages import Kind, List, Vote
@@ -152,7 +152,7 @@ def test_what_a_late_committer_takes_is_not_learned():
     view.parts[COMMITS[1].message.digest] = set()
     list(statements(view, deadline, now_s=1.0))
     late = COMMITS[0]
-    view.ballots.add(Entry(late.message, late.body))
+    view.ballots.add(BallotEntry(late.message, late.body))
     view.parts[late.message.digest] = CELLS
     view.parts[COMMITS[1].message.digest] = CELLS
     learn(view, deadline, 2.0)
@@ -206,7 +206,7 @@ def test_late_commits_are_learned_from_where_more_are_late_than_may_lie(trust, n
     for num_late in range(4):
         view, deadline = first_have(commits[num_late:], trust=trust, peers=six)
         for heard in commits[:num_late]:
-            view.ballots.add(Entry(heard.message, heard.body))
+            view.ballots.add(BallotEntry(heard.message, heard.body))
         learn(view, deadline, 3.0)
         assert (deadline.seconds() == 6.0) == (num_late >= num_learned)
 
@@ -366,7 +366,7 @@ def test_attempt_beside_another_round_waits_for_that_seal_once_all_else_is_done(
     votes = [voice.say(Kind.VOTE, Vote(list_digest=digest)) for voice in (one, two)]
     given = []
     for event in (closer.propose(X), *votes):
-        view.ballots.add(Entry(event.message, event.body))
+        view.ballots.add(BallotEntry(event.message, event.body))
         given.append(is_given_up(view, deadline_1_s(), now_s=99.0))
     view.results[digest] = CELLS
     assert [*given, is_given_up(view, deadline_1_s(), now_s=99.0)] == [True, True, True, False]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from node.rules.ballots import Ballots, Entry
+from node.rules.ballots import BallotEntry, Ballots
 from protocol import limits
 from protocol.messages import Kind
 from tests.node.builders import (
@@ -31,8 +31,8 @@ def ballots_of(*heard) -> Ballots:
 def test_message_filed_again_is_known_and_a_second_one_in_its_slot_is_a_conflict():
     ballots = ballots_of(a.commit("one"))
     one, other = a.commit("one"), a.commit("other")
-    assert ballots.add(Entry(one.message, one.body)) == "known"
-    assert ballots.add(Entry(other.message, other.body)) == "conflict"
+    assert ballots.add(BallotEntry(one.message, one.body)) == "known"
+    assert ballots.add(BallotEntry(other.message, other.body)) == "conflict"
     assert ballots.commits[A][0] == one.message.digest
     # A LIST that names it can be read: its closer may not have known better.
     assert ballots.commit_of(other.message.digest) == (A, other.body)
@@ -41,7 +41,7 @@ def test_message_filed_again_is_known_and_a_second_one_in_its_slot_is_a_conflict
 def test_second_vote_of_one_sender_in_one_slot_does_not_count():
     ballots = ballots_of(a.vote(X), b.vote(Y))
     second = a.vote(Y)
-    ballots.add(Entry(second.message, second.body))
+    ballots.add(BallotEntry(second.message, second.body))
     assert ballots.certified() == ()
 
 
@@ -53,7 +53,7 @@ def open_ballots(*heard) -> Ballots:
     """Of four voters, of whom one may lie."""
     ballots = Ballots(FOUR.value.digest, 0, 5, FOUR.value.roster, "open")
     for said in heard:
-        ballots.add(Entry(said.message, said.body))
+        ballots.add(BallotEntry(said.message, said.body))
     return ballots
 
 
@@ -70,7 +70,7 @@ def test_liar_that_votes_for_everything_is_part_of_every_quorum():
     thrice = [liar.vote(listed[0]), liar.vote(listed[1]), liar.vote(listed[2])]
     late = open_ballots(*thrice, *votes)
     assert (late.certified(), late.find(thrice[2].message.digest)) == ((), None)
-    late.add(Entry(thrice[2].message, thrice[2].body))
+    late.add(BallotEntry(thrice[2].message, thrice[2].body))
     assert late.certified() == ((0, wanted),)
     assert open_ballots(*thrice[:2], votes[0], thrice[2]).find(thrice[2].message.digest) is None
     assert open_ballots(*votes, three.vote(listed[2])).certified() == ((0, wanted),)
@@ -82,10 +82,10 @@ def test_third_commit_is_read_where_an_honest_voter_voted_for_a_list_that_names_
     named = [one.commit(), third]
     ballots = open_ballots(first, second, third, one.propose(named), one.vote(named))
     digest = third.message.digest
-    ballots.add(Entry(third.message, third.body))
+    ballots.add(BallotEntry(third.message, third.body))
     assert ballots.commit_of(digest) is None
     for said in (two.vote(named), third):
-        ballots.add(Entry(said.message, said.body))
+        ballots.add(BallotEntry(said.message, said.body))
     assert ballots.commit_of(digest) == (D, third.body)
     assert ballots.commits[D][0] == first.message.digest
 
@@ -98,7 +98,7 @@ def test_member_that_contradicts_itself_without_end_fills_no_memory():
     ):
         ballots = open_ballots()
         for heard in said:
-            ballots.add(Entry(heard.message, heard.body))
+            ballots.add(BallotEntry(heard.message, heard.body))
         assert len(ballots) <= 2, "the evidence, and no more"
 
 
@@ -108,7 +108,7 @@ def test_votes_certify_once_a_quorum_agrees_in_one_attempt():
     assert ballots.certified() == ()
     for voice, listed, attempt in ((b, X, 1), (c, Y, 1), (c, X, 2), (a, X, 2)):
         heard = voice.vote(listed, attempt)
-        ballots.add(Entry(heard.message, heard.body))
+        ballots.add(BallotEntry(heard.message, heard.body))
     assert ballots.certified() == ((2, x), (1, y))
     assert [m.sender for m in ballots.certificate(2, x)] == [A, C]
     assert ballots.certificate(1, x) == ()
@@ -122,7 +122,7 @@ def test_seals_of_two_attempts_never_add_up():
     ballots = ballots_of(a.seal(VALUE, 0), b.seal(VALUE, 2))
     assert ballots.sealed(HEAD.value.digest) is None
     third = c.seal(VALUE, 2)
-    ballots.add(Entry(third.message, third.body))
+    ballots.add(BallotEntry(third.message, third.body))
     found = ballots.sealed(HEAD.value.digest)
     assert found is not None
     assert found[0].value == VALUE.digest
@@ -156,10 +156,10 @@ def test_full_ballots_refuse_others_and_keep_room_for_the_own_messages():
     for attempt in range(room // len(ballots.roster.members)):
         for voice in (a, b, c, d):
             heard = voice.vote(X, attempt=attempt)
-            assert ballots.add(Entry(heard.message, heard.body)) == "new"
+            assert ballots.add(BallotEntry(heard.message, heard.body)) == "new"
     late, own = b.commit(), d.commit()
-    assert ballots.add(Entry(late.message, late.body)) == "full"
-    assert ballots.add(Entry(own.message, own.body), is_own=True) == "new"
+    assert ballots.add(BallotEntry(late.message, late.body)) == "full"
+    assert ballots.add(BallotEntry(own.message, own.body), is_own=True) == "new"
     # What was refused may come again later: it left no trace.
     assert ballots.of(Kind.COMMIT).keys() == {D}
 
@@ -168,13 +168,13 @@ def test_member_that_says_all_that_it_can_leaves_the_others_their_room():
     ballots = ballots_of()
     own = (limits.MESSAGES_PER_ROUND_MAX - limits.MESSAGES_SHARED_MAX) // 4
     filed = [
-        ballots.add(Entry(heard.message, heard.body))
+        ballots.add(BallotEntry(heard.message, heard.body))
         for heard in (a.vote(X, attempt=attempt) for attempt in range(own + 1100))
     ]
     assert filed.count("new") == own + limits.MESSAGES_SHARED_MAX - limits.SEATS_ASKED_MAX
     for attempt in range(own):
         heard = b.vote(X, attempt=attempt)
-        assert ballots.add(Entry(heard.message, heard.body)) == "new"
+        assert ballots.add(BallotEntry(heard.message, heard.body)) == "new"
 
 
 def test_list_digest_depends_on_the_round_it_belongs_to():

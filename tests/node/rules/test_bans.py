@@ -3,9 +3,9 @@
 import pytest
 
 from node import events as ev
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.proposal import complete_senders
-from node.rules.roster import Listed, next_roster
+from node.rules.roster import ListedContribution, next_roster
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
@@ -28,11 +28,11 @@ HEAD = head_of((A, B, C, D, E)).value
 SIGNER = KeyedHashSigner(A)
 
 
-def says(peer, **changes) -> Listed:
-    return Listed(peer, commit_body(HEAD, **changes), True)
+def says(peer, **changes) -> ListedContribution:
+    return ListedContribution(peer, commit_body(HEAD, **changes), True)
 
 
-def after(roster: Roster, *listed: Listed, trust: str = "open") -> Roster:
+def after(roster: Roster, *listed: ListedContribution, trust: str = "open") -> Roster:
     return next_roster(roster, 5, listed, trust=trust)
 
 
@@ -113,7 +113,7 @@ def test_evidence_from_others_bans_as_the_own_does():
     actions = convict(other, liar.commit("one"), liar.commit("two"))
     (accused,) = (a for a in actions if isinstance(a, ev.Accuse))
     machine = machine_of(A, head)
-    machine.handle(ev.Convicted((accused.evidence,)), 1.0)
+    machine.handle(ev.EvidenceHeld((accused.evidence,)), 1.0)
     (commit,) = signed(machine.handle(contributed(5), 2.0), Kind.COMMIT)
     body = decode_body(commit)
     assert isinstance(body, Commit)
@@ -132,7 +132,7 @@ def test_list_may_name_either_commit_of_a_convicted_sender_and_a_closer_names_ne
     head = head_of((A, B, C, D))
     view, liar = view_of(A, head), Voice(D, head.value)
     commits = [liar.commit(mark) for mark in ("one", "two")]
-    filed = [view.ballots.add(Entry(c.message, c.body)) for c in commits]
+    filed = [view.ballots.add(BallotEntry(c.message, c.body)) for c in commits]
     assert filed == ["new", "conflict"]
     assert [view.ballots.commit_of(c.message.digest) for c in commits] == [
         (D, c.body) for c in commits
@@ -141,7 +141,7 @@ def test_list_may_name_either_commit_of_a_convicted_sender_and_a_closer_names_ne
     for peer in (A, B, C):
         voice = Voice(peer, head.value)
         for said in (voice.commit(), voice.have(all_held)):
-            view.ballots.add(Entry(said.message, said.body))
+            view.ballots.add(BallotEntry(said.message, said.body))
     assert D in complete_senders(view)
     view.suspect(frozenset(), frozenset({D}))
     assert D not in complete_senders(view)

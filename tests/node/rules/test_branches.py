@@ -27,7 +27,7 @@ from node.rules.branches import (
     provisional_sealers,
     slot_of,
 )
-from node.rules.roster import Listed, voters
+from node.rules.roster import ListedContribution, voters
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealValue, Vote, decode_message, sign_message
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
@@ -357,7 +357,9 @@ def test_voters_of_a_branch_keep_their_votes_only_if_provisional_seals_prove():
             entries = []
             for peer in (A, B):
                 own = commit_body(value, seal=provisional_seal(peer, last, value) if last else b"")
-                entries.append(Listed(peer, own, is_proved(own.seal, peer, value, signer)))
+                entries.append(
+                    ListedContribution(peer, own, is_proved(own.seal, peer, value, signer))
+                )
             roster = rosters.next_roster(value.roster, value.round + 1, entries, trust="friends")
             last, value = value, seal_on(value, f"{index}", roster=roster)
         return voters(value.roster)

@@ -8,7 +8,7 @@ import pytest
 
 from node.rules import roster as rosters
 from node.rules.bit_maps import pack_senders
-from node.rules.roster import InFlight, Listed, next_clock, next_roster
+from node.rules.roster import InFlight, ListedContribution, next_clock, next_roster
 from protocol.messages import Interval, SealClock, SealValue
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import peers_named, roster_of
@@ -130,7 +130,7 @@ def test_clock_asks_for_the_seal_that_leased_the_round():
 # The end of the run -----------------------------------------------------------------------------
 
 
-def ends_run(*entries: Listed, **rules: Any) -> bool:
+def ends_run(*entries: ListedContribution, **rules: Any) -> bool:
     return next_clock(HEAD, entries, replace(RULES, **rules)).ends_run
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from node.rules import roster as rosters
 from node.rules.bit_maps import pack_senders
-from node.rules.roster import Listed, may_go, next_roster, voters
+from node.rules.roster import ListedContribution, may_go, next_roster, voters
 from protocol.identity import PeerId
 from protocol.messages import Roster
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
@@ -17,8 +17,8 @@ HEAD = head_of((A, B, C)).value
 TRUSTS = pytest.mark.parametrize("trust", ["open", "friends"])
 
 
-def listed(peer: PeerId, *, proved: bool = True, **changes) -> Listed:
-    return Listed(peer, commit_body(HEAD, **changes), proved)
+def listed(peer: PeerId, *, proved: bool = True, **changes) -> ListedContribution:
+    return ListedContribution(peer, commit_body(HEAD, **changes), proved)
 
 
 def young(trust: str, *joins: PeerId, rounds: int = 1) -> Roster:

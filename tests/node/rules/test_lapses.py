@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.rules.agreement import due_times, has_timed_out, is_given_up
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.deadlines import LearnedDeadline
 from node.rules.lapses import LIST_LATE_AFTER, note_lapses, owed
 from protocol.messages import Agg, Kind, slice_subject
@@ -43,7 +43,7 @@ def sealed_view(haves, *, holds=(), listed=COMMITS, me=SIX[0], sums=(), **fields
             heard = voices[number].say(
                 Kind.AGG, body, subject=slice_subject(value.list_digest, piece.first, piece.stop)
             )
-            view.ballots.add(Entry(heard.message, heard.body))
+            view.ballots.add(BallotEntry(heard.message, heard.body))
     assert view.ballots.sealed(view.before)
     return view
 
@@ -102,7 +102,7 @@ def test_list_is_late_half_a_deadline_after_it_was_due_and_not_before_it_can_be_
         view = view_of(SIX[1], HEAD, [*COMMITS, *haves], **fields)
         note_lapses(view, now_s=0.0, deadline_s=1.0)
         listed = Voice(view.closer(0), HEAD.value).propose(COMMITS)
-        view.ballots.add(Entry(listed.message, listed.body))
+        view.ballots.add(BallotEntry(listed.message, listed.body))
         note_lapses(view, now_s=now_s, deadline_s=1.0)
         assert view.lapsed <= {view.closer(0)}
         late.append(bool(view.lapsed))
@@ -127,7 +127,7 @@ def test_attempt_ends_when_a_list_is_late_for_which_all_was_there(said, relayed_
         view = view_of(SIX[1], HEAD, [*COMMITS, *heard], **fields)
         if (num_listed := LISTED[said]) is not None:
             listed = Voice(view.closer(0), HEAD.value).propose(COMMITS[:num_listed])
-            view.ballots.add(Entry(listed.message, listed.body))
+            view.ballots.add(BallotEntry(listed.message, listed.body))
         note_lapses(view, now_s=0.2, deadline_s=1.0)
         ends = [is_given_up(view, deadline, now_s=now_s) for now_s in (due_s - 0.01, due_s)]
         assert ends == [False, said != "all" and not missing]
@@ -148,7 +148,7 @@ def test_attempt_goes_on_whose_list_was_voted_for_by_what_was_there_then():
         few = COMMITS[:2]
         votes = [voices[number].vote(few) for number in voters]
         for one in (Voice(view.closer(0), HEAD.value).propose(few), *votes):
-            view.ballots.add(Entry(one.message, one.body))
+            view.ballots.add(BallotEntry(one.message, one.body))
         note_lapses(view, now_s=0.0, deadline_s=1.0)
         view.ready_s[0] = 0.0
         found.append(is_given_up(view, deadline, now_s=1.0))

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from node.rules import roster as rosters
 from node.rules.lease_trace import num_forgotten, num_in_flight
-from node.rules.roster import ClockRules, Listed, next_clock
+from node.rules.roster import ClockRules, ListedContribution, next_clock
 from protocol.grid import merkle_root
 from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
@@ -55,7 +55,7 @@ class Swarm:
             if count is not None:
                 numbers = [n for first, stop in leased[peer] for n in range(first, stop)]
                 self.times += numbers[:count]
-                entries.append(Listed(peer, self.commit(count), is_proved=False))
+                entries.append(ListedContribution(peer, self.commit(count), is_proved=False))
         self.used = set(self.times)
         clock = next_clock(self.value, entries, self.rules, basis=basis)
         self.value = replace(self.value, round=index, clock=clock)

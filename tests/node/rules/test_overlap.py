@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from node.rules.overlap import (
-    Flight,
+    RoundsInFlight,
     base_version,
     fragment_of,
     may_commit,
@@ -21,8 +21,8 @@ from tests.node.builders import CLOCK_RULES, head_of, machine_of, peers_named, r
 A, B, C, D = peers_named(4)
 
 
-def flight(*sealed: bool, lag: int = 2, fragments: int = 2, own=()) -> Flight:
-    return Flight(lag=lag, num_fragments=fragments, sealed=sealed, own_seals=frozenset(own))
+def flight(*sealed: bool, lag: int = 2, fragments: int = 2, own=()) -> RoundsInFlight:
+    return RoundsInFlight(lag=lag, num_fragments=fragments, sealed=sealed, own_seals=frozenset(own))
 
 
 def test_fragment_is_the_round_modulo_their_number_whatever_was_sealed():

@@ -7,7 +7,7 @@ import pytest
 
 from node.rules import proposal
 from node.rules.agreement import statements
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.bit_maps import pack_senders, unpack_senders
 from node.rules.deadlines import LearnedDeadline
 from node.rules.lapses import note_lapses
@@ -283,7 +283,7 @@ def test_vote_for_a_list_that_leaves_others_out_waits_until_haves_are_due():
     alone, deadline = OF_SIX[:1], LearnedDeadline(floor_s=1.0, cap_s=10.0)
     view = view_of(SIX[1], OPEN, OF_SIX, trust="open", opened_s=2.0)
     listed = Voice(view.closer(0), OPEN.value).propose(alone)
-    view.ballots.add(Entry(listed.message, listed.body))
+    view.ballots.add(BallotEntry(listed.message, listed.body))
     votes = [
         [s for s in statements(view, deadline, now_s=now_s) if s.kind is Kind.VOTE]
         for now_s in (2.0, 3.9, 4.0)
@@ -306,7 +306,7 @@ def test_closer_that_leaves_out_whom_it_had_to_list_keeps_others_waiting(num_lis
     haves = [voice.have(b"\x3f") for voice in voices]
     view = view_of(SIX[1], OPEN, [*OF_SIX, *haves], trust="open", opened_s=0.0)
     listed = Voice(view.closer(0), OPEN.value).propose(OF_SIX[:num_listed])
-    view.ballots.add(Entry(listed.message, listed.body))
+    view.ballots.add(BallotEntry(listed.message, listed.body))
     note_lapses(view, now_s=0.5, deadline_s=1.0)
     assert view.lapsed == ({view.closer(0)} if num_listed < 6 else set())
 

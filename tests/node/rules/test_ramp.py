@@ -9,7 +9,7 @@ import pytest
 
 from node.rules.bit_maps import pack_senders
 from node.rules.ramp import ERA_ROUNDS, counting, earned, parts, weighed
-from node.rules.roster import ClockRules, Listed, next_clock, next_roster
+from node.rules.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
@@ -30,8 +30,8 @@ FOUNDING, WAVE = PEERS[:8], PEERS[8:40]
 HEAD = head_of(FOUNDING).value
 
 
-def says(peer: PeerId, **changes) -> Listed:
-    return Listed(peer, commit_body(HEAD, **changes), True)
+def says(peer: PeerId, **changes) -> ListedContribution:
+    return ListedContribution(peer, commit_body(HEAD, **changes), True)
 
 
 def played(
@@ -207,7 +207,7 @@ def test_newcomers_wait_on_while_founding_members_are_kept_for_want_of_other_vot
     roster = played(3, law=LAW)[-1]
     for index in (8, 9, 10):
         # No founding member is listed, and no newcomer votes: the founding members stay.
-        listed = [Listed(peer, commit_body(HEAD), False) for peer in WAVE]
+        listed = [ListedContribution(peer, commit_body(HEAD), False) for peer in WAVE]
         before, roster = roster, next_roster(roster, index, listed, trust="open", law=LAW)
         assert set(roster.voters) == set(FOUNDING)
         assert not counting(roster, LAW) - set(FOUNDING)

@@ -8,11 +8,11 @@ from blake3 import blake3
 from node import events as ev
 from node.core import NodeCore
 from node.rules.admission import ATTEMPTS_AHEAD_MAX, may_sit_next
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.early import Early
 from node.rules.proofs import SHUT_ROUNDS
 from node.rules.reducers import Slice
-from node.rules.room import Room
+from node.rules.room import MessageQuota
 from node.rules.turns import in_turn
 from protocol import limits
 from protocol.frames import Messages
@@ -187,7 +187,7 @@ def test_words_for_all_attempts_stop_no_round_and_take_a_bounded_room():
 
 
 def test_bytes_of_a_member_take_nothing_from_others():
-    room = Room(frozenset(VOTERS))
+    room = MessageQuota(frozenset(VOTERS))
     long = [
         [Voice(peer, HEAD.value).say(Kind.HAVE, LONG, attempt).message for attempt in range(60)]
         for peer in (LIAR, STRANGER)
@@ -300,10 +300,10 @@ def test_seats_that_come_early_are_kept_up_to_their_room_and_taken_once():
     for number in range(limits.SEATS_ASKED_MAX + 10):
         heard = seat_of(made_up(number))
         for _ in range(2):
-            early.keep(Entry(heard.message, heard.body), rounds=1)
+            early.keep(BallotEntry(heard.message, heard.body), rounds=1)
         assert heard.message.digest in early or number >= limits.SEATS_ASKED_MAX
     assert len(list(early.take())) == limits.SEATS_ASKED_MAX
     assert len(early) == 0
     heard = seat_of(made_up(0))
-    early.keep(Entry(heard.message, heard.body), rounds=1)
+    early.keep(BallotEntry(heard.message, heard.body), rounds=1)
     assert len(early) == 1

@@ -11,7 +11,7 @@ from node.rules import roster as rosters
 from node.rules.bit_maps import pack_senders
 from node.rules.reducers import slices
 from node.rules.roster import (
-    Listed,
+    ListedContribution,
     closer,
     eldest_voter,
     has_quorum,
@@ -30,15 +30,19 @@ SYBILS = tuple(peer for peer in peers_named(40) if peer not in (A, B, C, D, E))
 HEAD = head_of((A, B, C)).value
 
 
-def listed(peer: PeerId, *, proved: bool = False, **changes) -> Listed:
-    return Listed(peer, commit_body(HEAD, **changes), proved)
+def listed(peer: PeerId, *, proved: bool = False, **changes) -> ListedContribution:
+    return ListedContribution(peer, commit_body(HEAD, **changes), proved)
 
 
-def after(roster: Roster, *entries: Listed, index: int = 5, trust: str = "friends") -> Roster:
+def after(
+    roster: Roster, *entries: ListedContribution, index: int = 5, trust: str = "friends"
+) -> Roster:
     return next_roster(roster, index, entries, trust=trust)
 
 
-def telling(roster: Roster, *entries: Listed, **maps: Collection[PeerId]) -> list[Listed]:
+def telling(
+    roster: Roster, *entries: ListedContribution, **maps: Collection[PeerId]
+) -> list[ListedContribution]:
     """The same COMMITs, each of which says so of the members: by default that it saw all."""
     said = {"committed": roster.members, "sealed": (), "lapsed": ()} | maps
     bits: dict[str, Any] = {n: pack_senders(set(p), roster.members) for n, p in said.items()}
@@ -126,7 +130,9 @@ OPEN = (A, B, C, D)
 """Voters of an open run, of whom one may lie."""
 
 
-def seen_by(roster: Roster, says: Mapping[PeerId, Collection[PeerId]], **maps) -> list[Listed]:
+def seen_by(
+    roster: Roster, says: Mapping[PeerId, Collection[PeerId]], **maps
+) -> list[ListedContribution]:
     """COMMITs of these members, each of which saw the COMMITs of some."""
     return [
         entry
@@ -376,7 +382,9 @@ def test_roster_is_equal_for_every_order_in_which_the_listed_are_given(seed):
         assert after(roster, *rng.sample(entries, len(entries))) == expected
 
 
-def random_entry(rng: random.Random, peer: PeerId, everybody: tuple[PeerId, ...]) -> Listed:
+def random_entry(
+    rng: random.Random, peer: PeerId, everybody: tuple[PeerId, ...]
+) -> ListedContribution:
     some = [
         tuple(sorted(p for p in everybody if rng.random() < chance)) for chance in (0.3, 0.3, 0.1)
     ]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from node.rules.reach import Reach
 from node.rules.restart import Restart, refill
 from node.rules.round_view import RoundView
@@ -25,8 +25,8 @@ A, B, C, D = peers_named(4)
 HEAD = head_of((A, B, C))
 
 
-def entry_of(said) -> Entry:
-    return Entry(said.message, said.body)
+def entry_of(said) -> BallotEntry:
+    return BallotEntry(said.message, said.body)
 
 
 def link(before: SealValue, name: int) -> SealCertificate:

@@ -8,7 +8,7 @@ import pytest
 from node.events import Apply, Pull, Push, Reduce
 from node.rules import supply
 from node.rules.admission import is_for_us
-from node.rules.ballots import Entry
+from node.rules.ballots import BallotEntry
 from protocol.frames import Bulk
 from protocol.messages import Agg, Kind, List, slice_subject
 from sim.world.world import peer_named
@@ -199,8 +199,8 @@ def test_result_that_died_with_its_reducer_is_asked_for_at_once_of_whoever_seale
     mine.suspect(frozenset({R1}))
     assert not list(supply.pull_results(mine, now_s=0.1, deadline_s=1.0)), "nobody has it yet"
     sealed = two.seal(final_value())
-    mine.ballots.add(Entry(sealed.message, sealed.body))
-    assert is_for_us(mine, Entry(sealed.message, sealed.body))
+    mine.ballots.add(BallotEntry(sealed.message, sealed.body))
+    assert is_for_us(mine, BallotEntry(sealed.message, sealed.body))
     assert pulls(supply.pull_results(mine, now_s=0.1, deadline_s=1.0)) == {(R2, DIGEST_X, (1,))}
     assert not list(supply.pull_results(mine, now_s=0.2, deadline_s=1.0)), "and once"
 
@@ -209,7 +209,7 @@ def test_result_whose_reducer_is_there_is_waited_for_though_others_have_sealed()
     sealed = two.seal(final_value())
     mine = view(R0, [*CERTIFIED, summed(one, SLICES[1]), sealed], certified_s={DIGEST_X: 0.0})
     mine.results[DIGEST_X] = {0, 2}
-    assert not is_for_us(mine, Entry(sealed.message, sealed.body)), "all are well"
+    assert not is_for_us(mine, BallotEntry(sealed.message, sealed.body)), "all are well"
     mine.suspect(frozenset({R2}))
     assert not list(supply.pull_results(mine, now_s=0.1, deadline_s=1.0))
 
@@ -253,7 +253,7 @@ def test_observer_pulls_no_result_before_the_round_is_final():
     value = final_value()
     for voice in (zero, one):
         heard = voice.seal(value)
-        watching.ballots.add(Entry(heard.message, heard.body))
+        watching.ballots.add(BallotEntry(heard.message, heard.body))
     assert list(supply.pull_results(watching, now_s=99.0, deadline_s=1.0))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from node.rules.agreement import Seen, commit_body
 from node.rules.rates import Rates
-from node.rules.roster import Listed, next_roster, voters
+from node.rules.roster import ListedContribution, next_roster, voters
 from node.rules.turns import TURN_ROUNDS, Turns, in_turn
 from protocol import limits
 from protocol.manifest import AdmissionSpec
@@ -20,7 +20,7 @@ HEAD = head_of(PEERS[:4]).value
 
 
 def listed(peer, *, joins=(), proved=True):
-    return Listed(peer, builders.commit_body(HEAD, joins=joins), proved)
+    return ListedContribution(peer, builders.commit_body(HEAD, joins=joins), proved)
 
 
 def after(roster, index, *, joins=(), absent=(), proved=True, **rules):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from node.shared_state.book import SharedState
 from node.shared_state.gossiped import Offered, Verdict
 from node.shared_state.store import Store
-from node.shared_state.views import Views
+from node.shared_state.views import BookViews
 from protocol import limits
 from protocol.entries import Entry, contradict, decode_entry
 from protocol.entry_kinds import RULES, EntryKind
@@ -316,7 +316,7 @@ class Replicas(RuleBasedStateMachine):
             assert not any(
                 contradict(a.header, b.header) for a, b in itertools.combinations(entries, 2)
             )
-            views = Views(book), Views(first.book)
+            views = BookViews(book), BookViews(first.book)
             assert views[0].notes() == views[1].notes()
             assert views[0].invitations() == views[1].invitations()
             assert views[0].metrics() == views[1].metrics()

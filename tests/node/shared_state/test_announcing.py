@@ -2,9 +2,15 @@
 
 from dataclasses import replace
 
-from node.shared_state.announcing import AGAIN_S, CHECKPOINT_S, Announcing, Kept, Standing
+from node.shared_state.announcing import (
+    AGAIN_S,
+    CHECKPOINT_S,
+    Announcing,
+    KeptCheckpoint,
+    NodeReading,
+)
 from node.shared_state.book import SharedState
-from node.shared_state.views import Views
+from node.shared_state.views import BookViews
 from protocol.entries import decode_entry
 from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
 from tests.node.shared_state.scene import RUN, WALL_S, signer
@@ -19,7 +25,7 @@ HERE = Identity(
     is_relay=False,
     addresses=("/ip4/192.0.2.1/tcp/1",),
 )
-SEATED = Standing(
+SEATED = NodeReading(
     identity=HERE,
     incarnation=0,
     round=7,
@@ -36,7 +42,7 @@ class Scene:
         self.book = SharedState(RUN, ME, must_ask=must_ask)
         self.announcing = Announcing(self.book)
 
-    def due(self, standing: Standing, at_s: float) -> list[EntryKind]:
+    def due(self, standing: NodeReading, at_s: float) -> list[EntryKind]:
         wall_s = WALL_S + at_s
         self.book.expire(wall_s)
         written = self.announcing.due(standing, wall_s=wall_s, now_s=at_s)
@@ -44,17 +50,17 @@ class Scene:
             assert self.book.release(one, wall_s=wall_s).is_new
         return [one.kind for one in written]
 
-    def hours(self, standing: Standing, num: float, *, from_s: float = 0.0) -> list[EntryKind]:
+    def hours(self, standing: NodeReading, num: float, *, from_s: float = 0.0) -> list[EntryKind]:
         """Looked at each second."""
         seconds = range(int(from_s), int(from_s + 3600 * num))
         return [kind for at_s in seconds for kind in self.due(standing, float(at_s))]
 
 
-def kept(number: int) -> Kept:
+def kept(number: int) -> KeptCheckpoint:
     body = HasCheckpoint(
         shard=0, round=number, seal=bytes([number]) * 32, num_bytes=1, is_withdrawn=False
     )
-    return Kept(root=bytes([number]) * 32, body=body)
+    return KeptCheckpoint(root=bytes([number]) * 32, body=body)
 
 
 def test_who_comes_says_what_it_is_and_the_seated_that_it_is_here():
@@ -137,7 +143,7 @@ def test_checkpoints_of_short_rounds_never_fill_the_room_of_a_writer():
     said = [e.key for e in live if e.content == kept(e.key[0]).body]
     assert len(said) == 1
     (key,) = said
-    assert Views(scene.book).providers(EntryKind.CHECKPOINT, key) == (ME.peer_id,)
+    assert BookViews(scene.book).providers(EntryKind.CHECKPOINT, key) == (ME.peer_id,)
 
 
 def test_checkpoint_that_stays_is_told_of_once():
@@ -155,12 +161,12 @@ def test_who_leaves_is_gone_until_it_comes_again():
     (left,) = scene.announcing.leave("bye " * 40, wall_s=WALL_S + 1.0)
     scene.book.release(left, wall_s=WALL_S + 1.0)
     assert decode_entry(left.encoded, RUN).kind is EntryKind.LEAVE
-    assert Views(scene.book).presence().values == {}
+    assert BookViews(scene.book).presence().values == {}
     assert scene.hours(SEATED, 0.5, from_s=2.0) == []
     assert scene.announcing.leave("again", wall_s=WALL_S + 2.0) == ()
     scene.announcing = Announcing(scene.book)
     assert EntryKind.IDENTITY in scene.due(SEATED, 3.0)
-    assert list(Views(scene.book).identities().values) == [ME.peer_id]
+    assert list(BookViews(scene.book).identities().values) == [ME.peer_id]
 
 
 def test_restart_says_again_only_what_a_life_is():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 
-from node.shared_state.views import Views
+from node.shared_state.views import BookViews
 from protocol.entry_kinds import EntryKind, Invitation
 from protocol.evidence import fork_evidence
 from protocol.wire import encode
@@ -123,7 +123,7 @@ def test_ban_refresh_and_revocation_end_alike_in_every_order():
         # Gossip brings again what came too early or was taken away too soon.
         for encoded in (*order, *order):
             assert not node.offer(encoded).fault
-        views = Views(node.book)
+        views = BookViews(node.book)
         assert [one.encoded for one in node.book.evidence] == [told[-1]]
         assert views.invitations().members == ()
         assert len(views.invitations().removed.members) == 1

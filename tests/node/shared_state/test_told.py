@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from node.shared_state.announcing import TELLERS_MAX
 from node.shared_state.book import SharedState
-from node.shared_state.told import Told, all_told
+from node.shared_state.told import PeerReport, all_told
 from protocol.entry_kinds import EntryKind
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry, signer
@@ -29,7 +29,7 @@ def test_members_come_first_and_others_as_far_as_there_is_room():
     assert len(told) == 3
     assert next(iter(told)) == last
     assert len(all_told(book, (), most=100)) == len(OTHERS)
-    assert isinstance(told[last], Told)
+    assert isinstance(told[last], PeerReport)
     assert told[last].round is not None
     assert all_told(book_of(EntryKind.IDENTITY), (), most=1).popitem()[1].round is None
 

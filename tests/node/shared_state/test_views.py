@@ -2,7 +2,7 @@
 
 import random
 
-from node.shared_state.views import Views, identities_of, metrics_of, presence_of
+from node.shared_state.views import BookViews, identities_of, metrics_of, presence_of
 from protocol.crdt import TwoPhaseSet
 from protocol.entry_kinds import EntryKind, HasData, Invitation, Note, Presence
 from protocol.invitations import Role
@@ -20,7 +20,7 @@ def told(entries, seed=0):
     random.Random(seed).shuffle(shuffled)
     for entry in shuffled:
         assert not node.offer(entry).fault
-    return node, Views(node.book)
+    return node, BookViews(node.book)
 
 
 def invitation(*, is_revoked):

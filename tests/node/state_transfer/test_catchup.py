@@ -9,7 +9,13 @@ from node.events import CoreAction, Fault, HistoryKnown, Send
 from node.rules.chain import certify
 from node.state_transfer.catchup import BACK_WITHIN_S, LACKED_S, STALL_S, STUCK_S, CatchUp
 from node.state_transfer.cell_fetch import HOPELESS_S
-from node.state_transfer.fetch_events import FetchBegun, Fetched, FetchState, FetchSteps, StepFailed
+from node.state_transfer.fetch_events import (
+    CellsFetched,
+    FetchBegun,
+    FetchState,
+    FetchSteps,
+    StepFailed,
+)
 from node.state_transfer.origins import ALONE_S
 from protocol import limits
 from protocol.errors import ProofError
@@ -286,7 +292,7 @@ def test_steps_that_nobody_gives_are_given_up_for_the_state():
 def test_fetch_whose_sources_are_all_gone_is_held_up_and_goes_on_with_what_is_here():
     machine = fetching()
     wants(machine, {A: 11})
-    list(machine.take(Fetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
+    list(machine.take(CellsFetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
     assert wants(machine, {B: 4}, now_s=0.6) == []
     assert wants(machine, {B: 4}, now_s=0.1 + BACK_WITHIN_S) == []
     assert machine.wanted is None
@@ -298,7 +304,7 @@ def test_fetch_whose_sources_are_all_gone_is_held_up_and_goes_on_with_what_is_he
 def test_source_that_is_back_soon_is_asked_for_the_rest_at_once():
     machine = fetching()
     wants(machine, {A: 11})
-    list(machine.take(Fetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
+    list(machine.take(CellsFetched(A, CHAIN[5].value.digest, (0, 1)), now_s=0.5))
     for now_s in (0.6, BACK_WITHIN_S - 0.1):
         assert wants(machine, {}, now_s=now_s) == []
     asked = wants(machine, {A: 11}, now_s=BACK_WITHIN_S)
@@ -316,7 +322,7 @@ def test_result_that_leads_elsewhere_is_the_fault_of_whoever_sent_all_of_it():
     machine.extend(A, tuple(CHAIN[:2]), now_s=0.0)
     list(machine.take(FetchBegun(CHAIN[1].value.digest, {}), now_s=0.0))
     ((_, want), *_) = wants(machine, {A: 7})
-    list(machine.take(Fetched(A, want.subject, want.cells), now_s=0.1))
+    list(machine.take(CellsFetched(A, want.subject, want.cells), now_s=0.1))
     (fault,) = machine.take(StepFailed(want.subject), now_s=0.1)
     assert isinstance(fault, Fault)
     assert fault.peer == A

@@ -13,7 +13,7 @@ from node.state_transfer.cell_fetch import (
     REST_S,
     STALL_S,
     WINDOW_BYTES_MAX,
-    Batch,
+    CellBatch,
     CellFetch,
 )
 from protocol.frames import Bulk
@@ -28,7 +28,9 @@ MIB = 1 << 20
 def fetch_of(cells: int = 8, *, size: int = MIB, batches: int = 1, held=()) -> CellFetch:
     subjects = (SUBJECT, OTHER)[:batches]
     kind = Bulk.STATE if batches == 1 else Bulk.STEP
-    fetch = CellFetch([Batch(kind, subject, (size,) * cells) for subject in subjects], now_s=0.0)
+    fetch = CellFetch(
+        [CellBatch(kind, subject, (size,) * cells) for subject in subjects], now_s=0.0
+    )
     fetch.begin({SUBJECT: held}, now_s=0.0)
     return fetch
 

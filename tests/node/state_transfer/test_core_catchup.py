@@ -141,7 +141,7 @@ def test_source_that_sends_everything_but_the_state_loses_its_cells_to_another()
         while due:
             cells = due.pop(0)
             of_b |= set(cells)
-            due += wanted_cells(core.handle(ev.Fetched(B, subject, cells), 0.5 * step), B)
+            due += wanted_cells(core.handle(ev.CellsFetched(B, subject, cells), 0.5 * step), B)
     assert of_b >= set(first)
     assert not any(core.catchup.is_asked(A, subject, cell) for cell in first)
 

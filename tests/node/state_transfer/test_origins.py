@@ -14,7 +14,7 @@ from node.state_transfer.origins import (
     ANSWER_S,
     COMPARING_S_MAX,
     WITNESSES_MAX,
-    Told,
+    NamedSeal,
 )
 from protocol.errors import ProofError
 from protocol.evidence import decode_evidence
@@ -55,7 +55,7 @@ AT = HEAD.value.round + FAR + 1
 class Newcomer:
     """A node that asked D for the chain; others say in which round they are."""
 
-    def __init__(self, told: Told | None = None, **others: int) -> None:
+    def __init__(self, told: NamedSeal | None = None, **others: int) -> None:
         names = {"e": E, "b": B}
         self.rounds: dict[PeerId, int] = {D: AT, **{names[n]: at for n, at in others.items()}}
         self.machine = CatchUp(KeyedHashSigner(ME), "friends", SIZES)
@@ -223,8 +223,8 @@ def test_source_behind_anothers_forged_links_is_not_blamed_for_them():
     assert found[-1] == TwoHistories(FORGED[PARTED], CHAIN[PARTED], D, E)
 
 
-def told(chain: list[SealCertificate], index: int) -> Told:
-    return Told(chain[index].value.round, chain[index].value.digest)
+def told(chain: list[SealCertificate], index: int) -> NamedSeal:
+    return NamedSeal(chain[index].value.round, chain[index].value.digest)
 
 
 def test_seal_of_the_link_that_is_on_the_chain_is_told():

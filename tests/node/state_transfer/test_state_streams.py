@@ -197,7 +197,7 @@ async def test_cells_of_a_step_that_nobody_was_asked_for_change_nothing() -> Non
         push = ev.Push(far.peer_id, Bulk.STEP, certificate.value.digest, (0, 1, 2, 3))
         await place.streams(near).push(push)
         await wait_all_tasks_blocked()
-    assert not any(isinstance(event, ev.Fetched) for event in joiner.told)
+    assert not any(isinstance(event, ev.CellsFetched) for event in joiner.told)
     gathered.advance()
     assert not gathered.is_whole
     assert joiner.faults() == []

@@ -2,11 +2,11 @@
 
 import pytest
 
-from node.trainers.flight import Flight
+from node.trainers.flight import TrainerWatch
 
 
 def test_whoever_waits_for_each_outcome_hides_nothing() -> None:
-    flight = Flight()
+    flight = TrainerWatch()
     for began_s in (0.0, 10.0, 20.0):
         flight.goes_on(began_s)
         flight.handed(began_s + 6.0)
@@ -16,7 +16,7 @@ def test_whoever_waits_for_each_outcome_hides_nothing() -> None:
 
 
 def test_steps_while_two_are_in_flight_count_for_both() -> None:
-    flight = Flight()
+    flight = TrainerWatch()
     flight.goes_on(0.0)
     flight.handed(10.0)
     flight.goes_on(11.0)
@@ -33,7 +33,7 @@ def test_steps_while_two_are_in_flight_count_for_both() -> None:
 
 
 def test_what_never_stepped_hides_nothing() -> None:
-    flight = Flight()
+    flight = TrainerWatch()
     flight.handed(5.0)
     flight.landed(7.0)
     assert flight.take() == pytest.approx((2.0, 0.0))

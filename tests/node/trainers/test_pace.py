@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from node.trainers.pace import FIRST_STEPS, SHARE, Choice, Pace
+from node.trainers.pace import FIRST_STEPS, SHARE, Pace, StepsChoice
 
 ROUNDS = 120
 SETTLED = 60
@@ -20,7 +20,7 @@ def swarm(
     jitter: float = 0.0,
     line_s: float = 0.0,
     seed: int = 0,
-) -> list[list[tuple[Choice, float]]]:
+) -> list[list[tuple[StepsChoice, float]]]:
     """Peers of these speeds whose rounds end `exchange_s` behind the last, of which the others hear
     `line_s` later: each round's choice of each peer, and what share of the round it trained."""
     luck = random.Random(f"{seed}/pace")
@@ -43,7 +43,7 @@ def swarm(
     return found
 
 
-def trained(rounds: list[list[tuple[Choice, float]]]) -> list[float]:
+def trained(rounds: list[list[tuple[StepsChoice, float]]]) -> list[float]:
     """What share of its time each peer trained, once rounds have settled."""
     behind = rounds[SETTLED:]
     return [sum(one[peer][1] for one in behind) / len(behind) for peer in range(len(behind[0]))]
@@ -107,7 +107,7 @@ def test_first_rounds_are_short_and_grow_at_most_twofold() -> None:
 
 def flying(
     step_s: list[float], exchange_s: float, *, jitter: float, seed: int
-) -> list[list[tuple[Choice, float]]]:
+) -> list[list[tuple[StepsChoice, float]]]:
     """As `swarm`, with two rounds in flight: a round is sealed `exchange_s` behind the last of its
     contributions and behind the seal before; who handed in goes on once the round before is."""
     luck = random.Random(f"{seed}/flying")
@@ -154,7 +154,7 @@ def test_with_two_rounds_in_flight_short_rounds_are_enough(
 
 def delayed(
     step_s: list[float], exchange_s: float, *, jitter: float, seed: int
-) -> list[list[tuple[Choice, float]]]:
+) -> list[list[tuple[StepsChoice, float]]]:
     """As `flying`, with a round of delay: who has trained waits for the seal before, hands in, and
     goes on at once. Of its steps it tells the first and every other one."""
     luck = random.Random(f"{seed}/delayed")

@@ -20,7 +20,7 @@ from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.trials.sweep_acts import SIZES, Case, judged
+from sim.trials.sweep_acts import SIZES, ActCase, judged
 from sim.trials.trial import run_trial
 from sim.world.nodes import SimNode
 from tests.protocol import vectors
@@ -208,7 +208,7 @@ def _is_strict(frame: object) -> bool:
     ],
 )
 def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
-    case = Case(attack=attack, peers=peers, seed=seed_of_world, rounds=10)
+    case = ActCase(attack=attack, peers=peers, seed=seed_of_world, rounds=10)
     assert judged(case).broken == "", case.command
 
 
@@ -222,7 +222,7 @@ def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
 )
 def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
     rounds = 12 if act.startswith(("act_half_list", "act_late_list")) else 8  # Its turn is late.
-    verdict = judged(Case(attack=act, peers=5, seed=1, rounds=rounds))
+    verdict = judged(ActCase(attack=act, peers=5, seed=1, rounds=rounds))
     assert verdict.broken == ""
     assert verdict.is_felt
 
@@ -259,7 +259,7 @@ def test_insider_breaks_no_promise_of_a_hundred_worlds(scenario, peers, share, s
 @pytest.mark.parametrize("peers", SIZES)
 def test_act_on_have_costs_nobody_honest_anything_in_twenty_worlds(act, peers):
     for seed_of_world in range(20):
-        case = Case(attack=act, peers=peers, seed=seed_of_world)
+        case = ActCase(attack=act, peers=peers, seed=seed_of_world)
         assert judged(case).broken == "", case.command
 
 
@@ -271,7 +271,7 @@ def test_act_on_have_costs_nobody_honest_anything_in_twenty_worlds(act, peers):
 @pytest.mark.parametrize("peers", SIZES)
 def test_act_costs_nobody_honest_anything_in_five_worlds(act, peers):
     for seed_of_world in range(5):
-        case = Case(attack=act, peers=peers, seed=seed_of_world)
+        case = ActCase(attack=act, peers=peers, seed=seed_of_world)
         assert judged(case).broken == "", case.command
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from protocol.errors import ConfigError
-from sim.bench.link import LinkOptions, LinkResult, Transfers
+from sim.bench.link import LinkOptions, LinkResult, LinkTransfers
 from sim.bench.link_profile import OTHER, stage_of, stages_of
 from sim.bench.link_report import link_json, percentile_ms, print_link
 
@@ -37,8 +37,10 @@ def test_percentile_is_a_value_that_so_many_do_not_exceed():
 
 
 def test_rates_are_medians_and_ratios_are_of_one_run():
-    fast, slow = Transfers([0.5, 1.0, 9.0], [0.1] * 3, [0.2] * 3), Transfers([4.0])
-    result = LinkResult({"ours": fast, "stock": slow, "tls": Transfers(), "tcp": Transfers()})
+    fast, slow = LinkTransfers([0.5, 1.0, 9.0], [0.1] * 3, [0.2] * 3), LinkTransfers([4.0])
+    result = LinkResult(
+        {"ours": fast, "stock": slow, "tls": LinkTransfers(), "tcp": LinkTransfers()}
+    )
     slow.send_cpu_s, slow.receive_cpu_s = [1.0], [2.0]
     found = link_json(LinkOptions(mib=512), "abc", result)
     assert found["stream_mib_s"] == 512

@@ -9,14 +9,14 @@ from node.reporting.tracing import Adopted, Ended, Signed
 from node.rules import roster as rosters
 from node.rules.reducers import slices
 from protocol.messages import Kind
-from sim.bench.moments import MOMENTS, ROLES, Plan, Stages, plan, stage, victim_of
+from sim.bench.moments import MOMENTS, ROLES, FaultPlan, Stages, plan, stage, victim_of
 from tests.node.builders import head_of, peers_named
 from tests.sim.bench.scene import Scene, manifest_at
 from tests.sim.recorded import clean_records
 
 PEERS = peers_named(4)
 HEAD = head_of(PEERS).value
-PLAN = Plan(moment="parts", role="member", delay=0.5, whom=0.0)
+PLAN = FaultPlan(moment="parts", role="member", delay=0.5, whom=0.0)
 
 
 def test_chance_comes_from_the_seed_and_reaches_everything():

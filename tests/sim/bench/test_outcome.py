@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sim.bench.outcome import (
-    Dealt,
+    BenchFault,
     adopted_round,
     are_equal,
     false_exclusions,
@@ -25,7 +25,7 @@ def scene(tmp_path):
 
 def test_recovery_ends_with_the_last_survivors_first_seal(scene):
     scene.play()
-    dealt = Dealt(victim=C, at_s=1.5)
+    dealt = BenchFault(victim=C, at_s=1.5)
     scene.play((A, B, C), adopting=(A, B))
     scene.play((A, B), adopting=(A, B))
     assert recovered_s(scene.records, dealt, (A, B)) == pytest.approx(2.01 - 1.5)
@@ -34,7 +34,7 @@ def test_recovery_ends_with_the_last_survivors_first_seal(scene):
 
 def test_survivor_without_a_seal_is_no_recovery(scene):
     scene.play()
-    dealt = Dealt(victim=C, at_s=1.5)
+    dealt = BenchFault(victim=C, at_s=1.5)
     scene.play((A, B), adopting=(A, C))
     assert recovered_s(scene.records, dealt, (A, B)) is None
     assert next_round_s(scene.records, dealt, (A, B)) is None
@@ -42,7 +42,7 @@ def test_survivor_without_a_seal_is_no_recovery(scene):
 
 def test_seal_that_one_had_before_the_fault_counts_for_nobody(scene):
     scene.play(adopting=(A,))
-    dealt = Dealt(victim=C, at_s=1.05)
+    dealt = BenchFault(victim=C, at_s=1.05)
     scene.adopt(B, 1.2, scene.heads[-1])
     assert recovered_s(scene.records, dealt, (A, B)) is None
     scene.play((A, B), adopting=(A, B))
@@ -53,15 +53,15 @@ def test_suspicion_of_a_live_member_in_a_sealed_commit_is_a_false_exclusion(scen
     scene.play()
     scene.play(suspects=(C,))
     assert len(false_exclusions(scene.records, None)) == 3
-    assert len(false_exclusions(scene.records, Dealt(victim=C, at_s=1.6))) == 3
-    assert false_exclusions(scene.records, Dealt(victim=C, at_s=1.4)) == []
+    assert len(false_exclusions(scene.records, BenchFault(victim=C, at_s=1.6))) == 3
+    assert false_exclusions(scene.records, BenchFault(victim=C, at_s=1.4)) == []
 
 
 def test_member_that_a_seal_drops_is_a_false_exclusion(scene):
     scene.play()
     scene.play(members=(A, B))
     assert len(false_exclusions(scene.records, None)) == 1
-    assert false_exclusions(scene.records, Dealt(victim=C, at_s=1.4)) == []
+    assert false_exclusions(scene.records, BenchFault(victim=C, at_s=1.4)) == []
 
 
 def test_equal_means_one_seal_and_its_state(scene):

@@ -11,11 +11,11 @@ import pytest
 import node.rules.agreement
 import node.rules.proposal
 from protocol.messages import Kind
-from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.agreement import Agreement, AgreementScope
 from sim.exploration.cases import ALONE, cases
 from sim.exploration.copies import fork
 from sim.exploration.explorer import Bound, Later, explore, walk
-from sim.exploration.leaving import Leaving
+from sim.exploration.leaving import LeavingModel
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.run import row_of, run_case
 from sim.exploration.supply import Losses, Supply
@@ -84,12 +84,16 @@ def test_later_begins_behind_a_trace_and_refuses_one_that_is_impossible():
 
 
 MODELS = {
-    "1 voter": lambda: Agreement(Scope(voters=1, attempts=3, every=5)),
-    "2 voters": lambda: Agreement(Scope(voters=2, attempts=2, every=10)),
-    "2 voters, any closer": lambda: Agreement(Scope(voters=2, attempts=2, dutiful=False)),
-    "2 voters, a restart": lambda: Agreement(Scope(voters=2, attempts=2, restarts=1, every=50)),
-    "2 voters, a freeze": lambda: Agreement(Scope(voters=2, attempts=2, sleeps=1, every=50)),
-    "2 voters, a death": lambda: Supply(Scope(voters=2, attempts=2, every=50), Losses()),
+    "1 voter": lambda: Agreement(AgreementScope(voters=1, attempts=3, every=5)),
+    "2 voters": lambda: Agreement(AgreementScope(voters=2, attempts=2, every=10)),
+    "2 voters, any closer": lambda: Agreement(AgreementScope(voters=2, attempts=2, dutiful=False)),
+    "2 voters, a restart": lambda: Agreement(
+        AgreementScope(voters=2, attempts=2, restarts=1, every=50)
+    ),
+    "2 voters, a freeze": lambda: Agreement(
+        AgreementScope(voters=2, attempts=2, sleeps=1, every=50)
+    ),
+    "2 voters, a death": lambda: Supply(AgreementScope(voters=2, attempts=2, every=50), Losses()),
     "2 voters, a round": lambda: Rounds(Span(voters=2, rounds=1, every=10)),
     "2 voters, whole vectors": lambda: Rounds(Span(voters=2, rounds=1, every=20, uses_gram=True)),
     "2 voters, 2 rounds": lambda: Rounds(Span(voters=2, rounds=2, every=400)),
@@ -99,8 +103,10 @@ MODELS = {
     "2 freeze": lambda: Waking(voters=3, sleepers=2),
     "window": lambda: Windows(voters=3, rounds=4),
     "turns": lambda: Windows(voters=3, rounds=6, waiting=2),
-    "leaving": lambda: Leaving(others=2, rounds=3, leavers=1, is_founding=True, trust="friends"),
-    "leaving an open run": lambda: Leaving(
+    "leaving": lambda: LeavingModel(
+        others=2, rounds=3, leavers=1, is_founding=True, trust="friends"
+    ),
+    "leaving an open run": lambda: LeavingModel(
         others=2, rounds=3, leavers=2, is_founding=False, trust="open"
     ),
 }
@@ -122,7 +128,7 @@ def test_eldest_of_two_voters_that_lost_its_disk_contradicts_nothing():
 
 
 def test_shipped_rules_keep_their_promises_on_random_walks(seed):
-    scope = Scope(voters=4, attempts=4, lists=3, restarts=1, sleeps=1)
+    scope = AgreementScope(voters=4, attempts=4, lists=3, restarts=1, sleeps=1)
     result = walk(Agreement(scope), Bound(states=600, depth=60), seed=seed)
     assert not result.violation, (result.seed, result.trace)
     assert result.states >= 600
@@ -132,7 +138,7 @@ def test_remembered_steps_are_what_a_machine_does_that_has_never_been_exchanged(
     """Equal keys mean equal futures: a machine that goes all the way by itself, with its own clock
     and past, signs what the remembered ones sign, which others have left in that state."""
     rng = random.Random(seed)
-    scope = Scope(voters=3, attempts=3, restarts=1, sleeps=1)
+    scope = AgreementScope(voters=3, attempts=3, restarts=1, sleeps=1)
     steps = 0
     for dutiful in (True, False):
         model = Recorded(replace(scope, dutiful=dutiful))
@@ -217,7 +223,7 @@ def decisions(model) -> tuple[set[frozenset[bytes]], int]:
     ],
 )
 def test_reductions_leave_out_no_vote_and_no_seal_that_is_possible(voters, attempts, lists):
-    scope = Scope(voters=voters, attempts=attempts, lists=lists)
+    scope = AgreementScope(voters=voters, attempts=attempts, lists=lists)
     reduced, fewer = decisions(Agreement(scope))
     unreduced, more = decisions(Unreduced(scope))
     assert reduced == unreduced
@@ -246,9 +252,9 @@ def test_exploration_goes_where_the_rules_of_closers_are_rare(monkeypatch):
 
     for name, module in RARE.items():
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
-    explore(Agreement(Scope(voters=1, attempts=4, restarts=1)), Bound(states=600))
-    explore(Agreement(Scope(voters=2, attempts=2)), Bound())
-    explore(Supply(Scope(voters=2, attempts=2), Losses(num_cells=2)), Bound(states=200))
+    explore(Agreement(AgreementScope(voters=1, attempts=4, restarts=1)), Bound(states=600))
+    explore(Agreement(AgreementScope(voters=2, attempts=2)), Bound())
+    explore(Supply(AgreementScope(voters=2, attempts=2), Losses(num_cells=2)), Bound(states=200))
     assert any(answers["_highest_lock"])
     assert any(answers["_already_summed"])
     assert any(body is not None and not body.commits for body in answers["propose"])

@@ -6,10 +6,10 @@ a trace that the shipped rules allow as well; what is found from there is shorte
 
 import pytest
 
-from sim.exploration.agreement import Agreement, Scope
+from sim.exploration.agreement import Agreement, AgreementScope
 from sim.exploration.cases import LAGGARD
 from sim.exploration.explorer import Bound, Exploration, Later, explore
-from sim.exploration.leaving import Leaving
+from sim.exploration.leaving import LeavingModel
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
@@ -44,7 +44,7 @@ def test_1_seal_of_an_attempt_that_was_left_makes_two_values_final():
             "B, told of the locks of A, finds {A, R} complete",
             "A hears the LIST of attempt 1",
         )
-        return Later(Agreement(Scope(voters=3, attempts=2, **PROMISES)), before)
+        return Later(Agreement(AgreementScope(voters=3, attempts=2, **PROMISES)), before)
 
     found = both_ways(looser.late_seal, make, states=2000)
     assert found.violation == TWO_SEALS
@@ -68,7 +68,7 @@ def test_2_seals_that_add_up_over_attempts_make_two_values_final():
     )
 
     def make():
-        scope = Scope(voters=3, attempts=4, dutiful=False, **PROMISES)
+        scope = AgreementScope(voters=3, attempts=4, dutiful=False, **PROMISES)
         return Later(Agreement(scope), before)
 
     found = both_ways(looser.seals_add_up, make, states=4000)
@@ -88,7 +88,7 @@ def test_3_any_later_certificate_that_unlocks_makes_two_values_final():
     )
 
     def make():
-        scope = Scope(voters=3, attempts=3, dutiful=False, **PROMISES)
+        scope = AgreementScope(voters=3, attempts=3, dutiful=False, **PROMISES)
         return Later(Agreement(scope), before)
 
     found = both_ways(looser.any_certificate_unlocks, make, states=4000)
@@ -98,7 +98,7 @@ def test_3_any_later_certificate_that_unlocks_makes_two_values_final():
 
 def test_4_closer_bound_by_a_mere_certificate_waits_for_the_dead():
     def make():
-        model = Supply(Scope(voters=3, attempts=2, every=1), Losses(deaths=1))
+        model = Supply(AgreementScope(voters=3, attempts=2, every=1), Losses(deaths=1))
         return Later(model, ("A has waited", "B hears the LIST of attempt 0"))
 
     found = both_ways(looser.latest_certificate_binds, make, states=400)
@@ -127,8 +127,8 @@ def test_turns_that_take_any_voter_leave_no_living_quorum():
     assert found.trace == ("A dies", "round 1 lists {C, D}", "round 2 lists {B, D}")
 
 
-def leaving(trust: str = "friends", *, is_founding: bool = False) -> Leaving:
-    return Leaving(others=2, rounds=3, leavers=1, is_founding=is_founding, trust=trust)
+def leaving(trust: str = "friends", *, is_founding: bool = False) -> LeavingModel:
+    return LeavingModel(others=2, rounds=3, leavers=1, is_founding=is_founding, trust=trust)
 
 
 @pytest.mark.parametrize("trust", ["friends", "open"])
@@ -170,10 +170,10 @@ def test_12_lost_disk_that_asks_only_a_quorum_signs_twice_in_one_slot():
 
 def test_14_listed_bytes_may_die_with_their_sender_and_the_round_goes_on():
     """Not harm but how it is: the result is alive, the bytes that were summed are not."""
-    strict = Supply(Scope(voters=3, attempts=1), Losses(deaths=1, strict=True))
+    strict = Supply(AgreementScope(voters=3, attempts=1), Losses(deaths=1, strict=True))
     found = explore(strict, Bound(states=3000))
     assert found.violation.startswith("S2 to the letter")
     assert found.trace[-1] == "A dies"
     # From the very state on, the living make the round final.
-    model = Supply(Scope(voters=3, attempts=1), Losses(deaths=1))
+    model = Supply(AgreementScope(voters=3, attempts=1), Losses(deaths=1))
     assert model.fails_to_finish(Later(model, found.trace).start()) == ""

@@ -15,8 +15,8 @@ from sim.exploration.omissions import (
     OWED,
     PARTS,
     Habit,
+    OmissionPlan,
     Omissions,
-    Plan,
     silences,
     slights,
 )
@@ -29,7 +29,7 @@ UNSUMMABLE = "R2: somebody is listed whose parts nobody honest holds"
 
 @pytest.mark.parametrize("liar", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_liar_of_four_who_omits_the_same_for_rounds_harms_nobody_else(liar):
-    result = explore(Omissions(Plan(rounds=6, liar=liar)), Bound(states=20_000))
+    result = explore(Omissions(OmissionPlan(rounds=6, liar=liar)), Bound(states=20_000))
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
     assert result.states > 6 * 100
 
@@ -65,37 +65,37 @@ and the closer has not heard of it."""
     [
         pytest.param(
             looser.one_word_sets_back,
-            Plan(rounds=4, habits=DENIES),
+            OmissionPlan(rounds=4, habits=DENIES),
             BACK,
             id="set back by one word",
         ),
         pytest.param(
             looser.closers_know_what_all_know,
-            Plan(rounds=4, habits=TOLD_TO_ONE, relay=1.0),
+            OmissionPlan(rounds=4, habits=TOLD_TO_ONE, relay=1.0),
             BACK,
             id="a closer is named for what came just then",
         ),
         pytest.param(
             looser.late_haves_are_not_named,
-            Plan(rounds=8, habits=(Habit(Kind.HAVE, NEVER),)),
+            OmissionPlan(rounds=8, habits=(Habit(Kind.HAVE, NEVER),)),
             UNNAMED,
             id="a HAVE that others speak in place of is forgotten",
         ),
         pytest.param(
             looser.late_lists_are_not_named,
-            Plan(rounds=20, habits=(Habit(Kind.LIST, LATE, late=1.45),)),
+            OmissionPlan(rounds=20, habits=(Habit(Kind.LIST, LATE, late=1.45),)),
             UNNAMED,
             id="a LIST that comes at last is forgotten",
         ),
         pytest.param(
             looser.members_without_a_vote_hold,
-            Plan(rounds=1, members=2, habits=claiming(), at_once=2),
+            OmissionPlan(rounds=1, members=2, habits=claiming(), at_once=2),
             UNSUMMABLE,
             id="members without a vote hold",
         ),
         pytest.param(
             looser.senders_hold_their_own,
-            Plan(rounds=1, voters=7, habits=claiming(), at_once=2),
+            OmissionPlan(rounds=1, voters=7, habits=claiming(), at_once=2),
             UNSUMMABLE,
             id="senders hold their own",
         ),
@@ -110,8 +110,8 @@ def test_looser_rule_costs_the_honest_what_is_theirs(loosened, plan, violation):
 
 
 def test_list_without_a_second_call_leaves_out_whom_one_denies():
-    plan = Plan(rounds=3, habits=DENIES, without=frozenset({"second-call"}))
+    plan = OmissionPlan(rounds=3, habits=DENIES, without=frozenset({"second-call"}))
     found = explore(Omissions(plan), Bound())
     assert found.violation == "R2: an honest closer leaves out an honest sender", found
-    shipped = explore(Omissions(Plan(rounds=3, habits=DENIES)), Bound())
+    shipped = explore(Omissions(OmissionPlan(rounds=3, habits=DENIES)), Bound())
     assert (shipped.outcome, shipped.violation) == ("exhausted", ""), shipped.trace

@@ -10,8 +10,8 @@ from sim.local.chaos import (
     DOWN_S,
     EXTRA_NODES_MAX,
     STILL_S,
-    Chaos,
-    Fault,
+    ProcessChaos,
+    ProcessFault,
     Situation,
     can_spare_one,
 )
@@ -21,8 +21,8 @@ FIVE = ("A", "B", "C", "D", "E")
 WELL = Situation(well=FIVE, running=FIVE, gone=("F",), num_here=5, members=5, num_begun=5)
 
 
-def faults(kinds, now=WELL, *, seed=1, count=400, **more) -> list[Fault | None]:
-    chaos = Chaos(kinds, seed=seed, **more)
+def faults(kinds, now=WELL, *, seed=1, count=400, **more) -> list[ProcessFault | None]:
+    chaos = ProcessChaos(kinds, seed=seed, **more)
     return [chaos.next(now) for _ in range(count)]
 
 
@@ -101,7 +101,7 @@ def test_churn_adds_only_so_many_and_brings_back_only_who_left():
 
 def test_what_becomes_of_one_fault_does_not_change_the_luck_of_the_next():
     now = replace(WELL, well=())
-    one, other = Chaos(("kill",), seed=3), Chaos(("kill",), seed=3)
+    one, other = ProcessChaos(("kill",), seed=3), ProcessChaos(("kill",), seed=3)
     assert one.next(now) is None
     assert other.next(WELL) is not None
     assert one.next(WELL) == other.next(WELL)

@@ -12,17 +12,17 @@ from node.state.evidence_files import read_evidence
 from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
-from sim.attacks.alone import Lies
-from sim.local.chaos import Fault
+from sim.attacks.alone import LyingShare
+from sim.local.chaos import ProcessFault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
-from sim.local.progress import Progress
+from sim.local.progress import StoryProgress
 from sim.local.report import Result, drawn_plot, print_result, write_report
 from sim.local.story import Story
-from sim.local.verdict import Verdict
+from sim.local.verdict import SwarmVerdict
 from tests.protocol.entry_vectors import EVIDENCE
 
-GOOD = Verdict(
+GOOD = SwarmVerdict(
     broken="",
     num_records=10,
     num_signatures=5,
@@ -61,7 +61,7 @@ def test_fault_is_over_with_a_new_round_that_another_than_its_victim_sealed(tmp_
     story, told = story_of(tmp_path, "A", "B", "C")
     a, b, c = story.nodes.values()
     story.heard(a, sealed(4), 10.0)
-    dealt = story.dealing(Fault(kind="kill", victim="A", lasts_s=2.0), 11.0)
+    dealt = story.dealing(ProcessFault(kind="kill", victim="A", lasts_s=2.0), 11.0)
     story.heard(b, sealed(4), 12.0)  # An old round.
     story.heard(a, sealed(5), 13.0)  # The victim's own word.
     assert (dealt.next_seal_s, dealt.back_s) == (None, None)
@@ -69,7 +69,7 @@ def test_fault_is_over_with_a_new_round_that_another_than_its_victim_sealed(tmp_
     assert (dealt.next_seal_s, dealt.back_s) == (3.5, None)
     dealt.undone_s = 15.0
     story.heard(b, sealed(6), 16.0)
-    story.heard(a, events.Synced(round=6), 17.0)
+    story.heard(a, events.DemoSynced(round=6), 17.0)
     story.heard(a, sealed(7), 18.0)
     assert (dealt.next_seal_s, dealt.back_s) == (3.5, 2.0)
     assert story.seals == [(10.0, 4), (13.0, 5), (16.0, 6), (18.0, 7)]
@@ -111,10 +111,12 @@ def test_result_is_good_only_if_nothing_went_wrong(tmp_path, error, has_death, b
     story, _ = story_of(tmp_path, "A", "B")
     story.heard(story.nodes["A"], sealed(1), 1.0)
     story.heard(story.nodes["A"], sealed(31), 61.0)
-    story.dealing(Fault(kind="freeze", victim="B", lasts_s=3.0), 30.0).undone_s = 33.0
+    story.dealing(ProcessFault(kind="freeze", victim="B", lasts_s=3.0), 30.0).undone_s = 33.0
     if has_death:
         story.died(story.nodes["B"], "why", 3.0)
-    verdict = Verdict(**{name: getattr(GOOD, name) for name in GOOD.__slots__} | {"broken": broken})
+    verdict = SwarmVerdict(
+        **{name: getattr(GOOD, name) for name in GOOD.__slots__} | {"broken": broken}
+    )
     options = LocalOptions(peers=2, folder=tmp_path)
     result = Result(options=options, story=story, verdict=verdict, wall_s=9.0, error=error)
     assert result.is_good == is_good
@@ -148,7 +150,9 @@ def test_evidence_outlives_the_folders_of_the_nodes_and_the_report_says_how_to_c
     story, _ = story_of(tmp_path, "A", "B")
     story.nodes["B"].peer = peer_id_text(found.subject)
     story.heard(story.nodes["A"], sealed(1), 1.0)
-    options = LocalOptions(peers=2, folder=tmp_path, trust="open", attack=Lies("equivocation", 1))
+    options = LocalOptions(
+        peers=2, folder=tmp_path, trust="open", attack=LyingShare("equivocation", 1)
+    )
     verdict = replace(GOOD, banned={found.subject: found.encoded.hex()})
     result = Result(options=options, story=story, verdict=verdict, wall_s=9.0, error="")
     write_report(result, tmp_path)
@@ -160,7 +164,7 @@ def test_evidence_outlives_the_folders_of_the_nodes_and_the_report_says_how_to_c
 
 def test_verdict_without_a_record_is_no_good_one():
     assert GOOD.is_good
-    assert not Verdict(
+    assert not SwarmVerdict(
         broken="",
         num_records=0,
         num_signatures=0,
@@ -174,7 +178,7 @@ def test_progress_says_now_and_then_where_everybody_is(tmp_path):
     story, _ = story_of(tmp_path, "A", "B")
     now = [0.0]
     console = Console(record=True, width=100, force_terminal=False)
-    progress = Progress(console, lambda: now[0])
+    progress = StoryProgress(console, lambda: now[0])
     story.heard(story.nodes["A"], sealed(3), 9.0)
     for now[0] in (1.0, 5.0, 11.0, 12.0, 22.0):
         progress.tick(story)

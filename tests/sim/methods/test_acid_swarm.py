@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sim.methods.acid import PLAIN, Pace
+from sim.methods.acid import PLAIN, AcidPace
 from sim.methods.gossip_swarm import AcidSwarm
 from tests.sim.methods.test_swarms import trained
 from tests.training.quadratics import Quadratics, quadratic_manifest
@@ -22,7 +22,7 @@ class Looked(AcidSwarm):
         return copies
 
 
-def acid(pace: Pace | None = None, replicas: int = SIXTEEN, **how: object) -> Looked:
+def acid(pace: AcidPace | None = None, replicas: int = SIXTEEN, **how: object) -> Looked:
     manifest = quadratic_manifest("acid", rounds=ROUNDS, inner_steps=1)
     return Looked(manifest, replicas, pace=pace, **how)  # type: ignore[arg-type]
 

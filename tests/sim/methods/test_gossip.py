@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
 from protocol.grid import TensorSpec
-from sim.methods.acid import PLAIN, Pace, TwoCopies, pace_of
+from sim.methods.acid import PLAIN, AcidPace, TwoCopies, pace_of
 from sim.methods.gossip import (
     MIXINGS,
     Pairwise,
@@ -111,7 +111,7 @@ def test_round_of_no_steps_is_refused() -> None:
         Ring(steps=0)
 
 
-def met(pace: Pace, seed: int, units: float = 60.0) -> tuple[TwoCopies, np.ndarray]:
+def met(pace: AcidPace, seed: int, units: float = 60.0) -> tuple[TwoCopies, np.ndarray]:
     """A ring of 16 whose replicas meet once per unit each, at random times."""
     generator, edges = np.random.default_rng(seed), ring(SIXTEEN)
     copies, now = TwoCopies(rows(seed, SIXTEEN, 20), pace), 0.0

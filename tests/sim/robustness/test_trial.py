@@ -21,8 +21,8 @@ from sim import commands
 from sim.attacks import ATTACKS, Attack, Context
 from sim.robustness.cases import CALM, CASES, LIMITS, limit_of
 from sim.robustness.commands import Asked
-from sim.robustness.crew import Kept, play_all
-from sim.robustness.game import Stage, play, rule_named, undefended
+from sim.robustness.crew import KeptCourses, play_all
+from sim.robustness.game import LyingStage, play, rule_named, undefended
 from sim.robustness.learners import Draw, Learner, learner_of, manifest_of
 from sim.robustness.player import line_of_take
 from sim.robustness.report import trial_json, trial_table
@@ -31,11 +31,11 @@ from training.aggregation import AGGREGATORS
 
 assert commands.sim_app is not None, "importing it registers the command"
 
-STAGE = Stage(peers=8, liars=2, rounds=9, attacked_from=2)
+STAGE = LyingStage(peers=8, liars=2, rounds=9, attacked_from=2)
 
 
 def rows(
-    stage: Stage, seeds: Sequence[int], cases: Sequence[str], *, bare: bool = True
+    stage: LyingStage, seeds: Sequence[int], cases: Sequence[str], *, bare: bool = True
 ) -> list[Row]:
     takes = takes_of(stage, seeds, cases, with_bare=bare)
     return rows_of(stage, seeds, cases, {take: take.play() for take in takes})
@@ -76,7 +76,7 @@ def test_trial_has_a_verdict_for_each_attack_and_for_none(seed: int) -> None:
 
 
 def test_rule_is_that_of_nodes_who_are_not_told_how_many_lie(seed: int) -> None:
-    stage = Stage(peers=8, liars=3, rounds=5, attacked_from=2)
+    stage = LyingStage(peers=8, liars=3, rounds=5, attacked_from=2)
     rule = AGGREGATORS["default"](cell_elements=manifest_of("text").cell_elements)
     take = Take(stage, "scale", DEFAULT, seed)
     assert take.play() == play(stage, ATTACKS["scale"](), lambda rows_PN: rule(rows_PN).value, seed)
@@ -91,7 +91,7 @@ def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
 
 @pytest.mark.parametrize("peers", [4, 8, 16])
 def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
-    stage = Stage(peers=peers, liars=peers // 4)
+    stage = LyingStage(peers=peers, liars=peers // 4)
     clean = play(replace(stage, liars=0), Attack(), rule_named("mean"), seed)
     limit, is_kept = limit_of("label_flip", peers, stage.liars), []
     for rule in ("default", "norm_clip"):
@@ -157,27 +157,27 @@ def _spread(model: Learner, skew: float | None) -> float:
 
 def test_row_without_a_limit_is_told_and_not_judged(seed: int) -> None:
     _, zero = rows(
-        Stage(peers=8, liars=3, rounds=4, attacked_from=2), [seed], ("zero",), bare=False
+        LyingStage(peers=8, liars=3, rounds=4, attacked_from=2), [seed], ("zero",), bare=False
     )
     assert (zero.limit, zero.verdict, zero.bare_percent) == (None, "told", None)
     assert zero.is_kept
 
 
 def test_what_was_played_is_not_played_again_unless_the_sources_differ(tmp_path: Path) -> None:
-    stage = Stage(peers=5, liars=1, rounds=3, attacked_from=1)
+    stage = LyingStage(peers=5, liars=1, rounds=3, attacked_from=1)
     takes = takes_of(stage, [0], ("scale",), with_bare=True)
     path = tmp_path / "courses.jsonl"
-    kept = Kept(path, "of now")
+    kept = KeptCourses(path, "of now")
     play_all(takes, 2, kept.add)
     assert kept.courses == {take: take.play() for take in takes}
     assert any(math.inf in course.losses for course in kept.courses.values())
     with path.open("a") as file:
         file.write('\n{"sources": "of now", "take"')  # Power was cut.
-    again = Kept(path, "of now")
+    again = KeptCourses(path, "of now")
     assert again.courses == kept.courses
     again.add(replace(takes[0], seed=1), again.courses[takes[0]])
-    assert len(Kept(path, "of now").courses) == len(takes) + 1
-    assert Kept(path, "of other sources").courses == {}
+    assert len(KeptCourses(path, "of now").courses) == len(takes) + 1
+    assert KeptCourses(path, "of other sources").courses == {}
 
 
 def test_run_that_kills_its_process_is_an_error_and_leaves_no_process() -> None:
@@ -187,7 +187,7 @@ def test_run_that_kills_its_process_is_an_error_and_leaves_no_process() -> None:
 
 
 def test_trial_says_how_many_lies_its_rule_counts_on(seed: int) -> None:
-    stage = Stage(peers=8, liars=3, rounds=3, attacked_from=1)
+    stage = LyingStage(peers=8, liars=3, rounds=3, attacked_from=1)
     found = rows(stage, [seed], (), bare=False)
     assert trial_json(found, stage, [seed])["f"] == 2
     assert trial_table(found, stage).title == "3 liars of 8, rule with f = 2, 3 rounds"
@@ -196,7 +196,7 @@ def test_trial_says_how_many_lies_its_rule_counts_on(seed: int) -> None:
 @pytest.mark.parametrize("liars", [0, 4])
 def test_trial_without_liars_or_with_half_is_refused(liars: int) -> None:
     with pytest.raises(ConfigError, match="liars"):
-        takes_of(Stage(peers=8, liars=liars, rounds=9), [0], ())
+        takes_of(LyingStage(peers=8, liars=liars, rounds=9), [0], ())
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def test_model_that_there_is_not_is_told_before_anything_runs() -> None:
 
 @pytest.mark.slow
 def test_gpt_learns_and_its_bare_mean_is_ruined_where_the_default_rule_goes_on() -> None:
-    stage = Stage(peers=8, liars=2, rounds=5, attacked_from=2, model="gpt")
+    stage = LyingStage(peers=8, liars=2, rounds=5, attacked_from=2, model="gpt")
     rule = rule_named("default")
     calm = play(replace(stage, liars=0), Attack(), rule, 0)
     assert calm == play(replace(stage, liars=0), Attack(), rule, 0)
@@ -255,7 +255,7 @@ def test_so_few_rounds_that_nobody_lies_are_refused() -> None:
     for rounds in (0, 4):
         with pytest.raises(ConfigError, match=f"--rounds {rounds}: liars begin in round 4"):
             Asked(seeds="1", rounds=rounds).stage()
-    assert Asked(seeds="1").stage() == Stage()
+    assert Asked(seeds="1").stage() == LyingStage()
 
 
 @pytest.mark.slow

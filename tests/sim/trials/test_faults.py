@@ -10,9 +10,9 @@ from sim.trials.blows import BLOWS, Blow, Members
 from sim.trials.build import build_world
 from sim.trials.faults import (
     KINDS,
-    Fault,
     Rule,
     Setting,
+    WorldFault,
     draw_timetable,
     member_names,
 )
@@ -252,7 +252,7 @@ def test_slow_faults_that_overlap_leave_machines_and_links_as_they_were():
     for peer in (one, other, third):
         world.join(peer)
     members = Members(world, lambda peer: None, lambda peer: None)
-    fault = Fault(kind="slow", victims=("n00",), duration_s=9.0, amount=10.0)
+    fault = WorldFault(kind="slow", victims=("n00",), duration_s=9.0, amount=10.0)
 
     def state():
         links = [world.network.direction(*pair).link for pair in permutations(world.nodes, 2)]
