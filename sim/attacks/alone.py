@@ -108,7 +108,7 @@ class Past:
         )
 
     def add(self, fragment: int, own_BN: Vector) -> None:
-        """A round is over, in which this was their own work."""
+        """Record the attackers' own vectors of a finished round."""
         self._rounds[fragment] += 1
         self._history[fragment] = [*self._history.get(fragment, []), own_BN][-HISTORY_MAX:]
 
