@@ -80,7 +80,9 @@ def _for_the_user(error: BarnraiseError | OSError) -> ConfigError | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="training.trainer_main", description=__doc__)
-    parser.add_argument("--channel", type=Path, required=True, help="the mapped file")
+    parser.add_argument(
+        "--channel", type=Path, required=True, help="the memory-mapped file of the channel"
+    )
     parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
     parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
     parser.add_argument("--shard", type=int, default=0)

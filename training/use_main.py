@@ -232,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
-    parser.add_argument("--manifest", type=Path, help="the signed manifest of the checkpoints")
+    parser.add_argument("--manifest", type=Path, help="the signed manifest of the run")
     parser.add_argument("--checkpoints", type=Path, help="folder of a run's checkpoints")
     parser.add_argument(
         "--round", type=int, help="use the weights that this round sealed; by default the newest"

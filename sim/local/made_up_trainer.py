@@ -374,7 +374,9 @@ def made_up_parser() -> argparse.ArgumentParser:
         "--round-s", type=float, required=True, help="simulated training seconds per round"
     )
     parser.add_argument("--hold", type=Path, help="do not train until this file exists")
-    parser.add_argument("--channel", type=Path, required=True, help="the mapped file")
+    parser.add_argument(
+        "--channel", type=Path, required=True, help="the memory-mapped file of the channel"
+    )
     parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
     parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
     parser.add_argument(
