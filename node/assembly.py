@@ -166,9 +166,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         access=access,
         private_addresses=node.config.records_private,
         started_ms=round(time.time() * 1000),
-        standing=lambda: KnownProgress(
-            core.machine.head.roster.member_set, core.machine.head.round
-        ),
+        standing=partial(_known_progress, core),
         work=_solves_puzzle(node),
         memory=directory.memory,
     )
@@ -178,6 +176,11 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
     )
+
+
+def _known_progress(core: NodeCore) -> KnownProgress:
+    """Where the run stands, for whom to dial."""
+    return KnownProgress(core.machine.head.roster.member_set, core.machine.head.round)
 
 
 def _solves_puzzle(node: Node) -> Callable[[], Awaitable[bytes]] | None:

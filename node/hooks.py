@@ -200,7 +200,7 @@ class FindsNobody(NodeHooks):
 
     @property
     def finds_nobody(self) -> bool:
-        """It does not look."""
+        """Always True: the answers of the directory are ignored."""
         return True
 
 

@@ -44,30 +44,60 @@ logger = logging.getLogger(__name__)
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.network_main", description=__doc__)
-    parser.add_argument("--state", type=Path, required=True, help="folder of key and checkpoints")
+    parser.add_argument(
+        "--state", type=Path, required=True, help="state folder, with the key and the checkpoints"
+    )
     run = parser.add_mutually_exclusive_group()
     run.add_argument("--manifest", type=Path, help="the run's signed manifest")
     run.add_argument(
         "--join", help=f"an invite link, or a peer's address; by default what {JOIN_VARIABLE} says"
     )
-    parser.add_argument("--listen", default=LISTEN_DEFAULT, help="e.g. /ip4/0.0.0.0/tcp/4001")
+    parser.add_argument(
+        "--listen", default=LISTEN_DEFAULT, help="address to listen on, e.g. /ip4/0.0.0.0/tcp/4001"
+    )
     parser.add_argument("--bootstrap", action="append", default=[], help="a peer's address")
     parser.add_argument("--psk", type=Path, help="key file of a private swarm")
-    parser.add_argument("--security", choices=SECURITIES, default="tls", help="of connections")
-    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
+    parser.add_argument(
+        "--security", choices=SECURITIES, default="tls", help="encryption of connections"
+    )
+    parser.add_argument(
+        "--model-file", type=Path, help="the model file of the run, if its manifest names one"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
-    parser.add_argument("--wait-seats", type=int, default=0, help="joiners to wait for (founder)")
-    parser.add_argument("--wait-seats-s", type=float, default=12.0, help="and for how long")
-    parser.add_argument("--validate-every", type=int, default=1, help="rounds; 0 is never")
-    parser.add_argument("--observer", action="store_true", help="follow without a seat")
-    parser.add_argument("--status-port", type=int, help="serve status there; 0 takes a free port")
+    parser.add_argument(
+        "--wait-seats", type=int, default=0, help="number of joiners that the founder waits for"
+    )
+    parser.add_argument(
+        "--wait-seats-s", type=float, default=12.0, help="how many seconds it waits for them"
+    )
+    parser.add_argument(
+        "--validate-every",
+        type=int,
+        default=1,
+        help="measure the held-out loss every so many rounds; 0 is never",
+    )
+    parser.add_argument(
+        "--observer", action="store_true", help="follow the run without contributing"
+    )
+    parser.add_argument(
+        "--status-port", type=int, help="port of the status server; 0 takes a free port"
+    )
     parser.add_argument(
         "--attached", action="store_true", help="the trainer is the process that started this one"
     )
-    parser.add_argument("--announce", action="append", default=[], help="tell others instead")
-    parser.add_argument("--trace", type=Path, help="append what the node does, for checks")
-    parser.add_argument("--events", action="store_true", help="JSON events on standard output")
+    parser.add_argument(
+        "--announce",
+        action="append",
+        default=[],
+        help="address that peers are told in place of the node's own",
+    )
+    parser.add_argument(
+        "--trace", type=Path, help="append a record of each of the node's steps to this file"
+    )
+    parser.add_argument(
+        "--events", action="store_true", help="print events as JSON lines on standard output"
+    )
     parser.add_argument("--test-switch", default="", help=argparse.SUPPRESS)
     parser.add_argument("--trainer-command", default="[]", help=argparse.SUPPRESS)
     return parser

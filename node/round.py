@@ -410,7 +410,10 @@ class RoundMachine:
         return view
 
     def _open_beside(self, now_s: float, own_seal: bytes) -> None:
-        """R5: open the round behind the next one; its own SEAL to show is that of the head."""
+        """R5: with two rounds in flight, open the round after the next one.
+
+        The COMMIT to it will carry this node's SEAL of the current head.
+        """
         standing, clock = self.standing, self.config.clock
         head, standing.beside = standing.head, None
         is_last = head.value.clock.ends_run or head.value.round + clock.lag > clock.rounds

@@ -13,7 +13,10 @@ from sim.local import commands as local_commands
 __all__ = ["bench_commands", "local_commands", "sim_app"]
 
 sim_app = typer.Typer(
-    help="Run many nodes in virtual time: any disaster, from one seed, the same every time.",
+    help=(
+        "Simulate many nodes and faults in virtual time; the same seed always gives "
+        "the same result."
+    ),
     no_args_is_help=True,
 )
 app.add_typer(sim_app, name="sim")
@@ -21,7 +24,7 @@ app.add_typer(sim_app, name="sim")
 
 @sim_app.callback()
 def sim() -> None:
-    """Run many nodes in virtual time: any disaster, from one seed, the same every time."""
+    """Simulate many nodes and faults in virtual time; the same seed gives the same result."""
     from sim.world.hush import hush
 
     hush()
@@ -31,19 +34,31 @@ ROBUSTNESS = "robustness"
 """What is no scenario: all attacks, with and without a defence."""
 
 ScenarioArgument = Annotated[
-    str, typer.Argument(help="A name of `barnraise sim list`, or a scenario's file.")
+    str, typer.Argument(help="A scenario name from `barnraise sim list`, or a scenario file.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Everything random comes from it.", min=0)]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Seed of everything that is random.", min=0)
+]
 PeersOption = Annotated[
-    int | None, typer.Option("--peers", help="Instead of the scenario's.", show_default=False)
+    int | None,
+    typer.Option(
+        "--peers", help="Number of peers, in place of the scenario's.", show_default=False
+    ),
 ]
 RoundsOption = Annotated[
-    int | None, typer.Option("--rounds", help="Instead of the scenario's.", show_default=False)
+    int | None,
+    typer.Option(
+        "--rounds", help="Number of rounds, in place of the scenario's.", show_default=False
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
+]
 TraceOption = Annotated[
     Path | None,
-    typer.Option("--trace", help="Every record of every node goes here.", show_default=False),
+    typer.Option(
+        "--trace", help="File to which every record of every node is written.", show_default=False
+    ),
 ]
 
 
@@ -54,24 +69,27 @@ def run_scenario(
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     attack: Annotated[
-        str | None, typer.Option(help="NAME:FRACTION of the peers.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Attack and the share of peers that run it, as NAME:FRACTION.", show_default=False
+        ),
     ] = None,
     audits: Annotated[
         float | None,
-        typer.Option(help="So many per contribution, on average.", show_default=False),
+        typer.Option(help="Average number of audits per contribution.", show_default=False),
     ] = None,
     aggregator: Annotated[
         str | None,
         typer.Option(
-            help="The rule of the run.",
-            show_default="the scenario's; where that is the mean, `default` with --attack",
+            help="Aggregation rule of the run.",
+            show_default="the scenario's; with --attack, `default` in place of `mean`",
         ),
     ] = None,
     trace: TraceOption = None,
-    timeline: Annotated[bool, typer.Option(help="What happened when.")] = True,
+    timeline: Annotated[bool, typer.Option(help="Print a timeline of the events.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Run one scenario once, and tell what happened and what was kept."""
+    """Simulate one scenario once; report the events and which invariants held."""
     from sim.trials import playing
 
     found = playing.overridden_scenario(
@@ -85,51 +103,80 @@ def run_scenario(
     raise typer.Exit(1 if play.outcome.violation else 0)
 
 
+ScenariosArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=(
+            "Scenario names or files; by default `mixed`. `robustness` runs all attacks instead."
+        ),
+        show_default=False,
+    ),
+]
+SeedsOption = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Range FIRST..LAST or a single seed; with `robustness`, a single number is "
+            "the count of seeds."
+        )
+    ),
+]
+InterpretedOption = Annotated[
+    bool,
+    typer.Option(
+        "--interpreted",
+        help="Run interpreted Python even if `make compiled` has built native code.",
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Model: text, or gpt (takes half an hour); only for `sweep robustness`."),
+]
+LiarsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of attackers; only for `sweep robustness`.",
+        show_default="a quarter of the peers",
+        min=1,
+    ),
+]
+SkewOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Dirichlet parameter by which the peers' data differ; only for `sweep robustness`.",
+        show_default="equal distributions",
+    ),
+]
+BareOption = Annotated[
+    bool,
+    typer.Option(
+        "--bare/--no-bare", help="Also evaluate the plain mean; only for `sweep robustness`."
+    ),
+]
+
+
 @sim_app.command("sweep")
 def sweep_scenarios(
     context: typer.Context,
-    scenarios: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Names or files; `mixed` if there is none; `robustness`: all attacks.",
-            show_default=False,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="FIRST..LAST, or one; of `robustness` a number is how many.")
-    ] = "0..199",
+    scenarios: ScenariosArgument = None,
+    seeds: SeedsOption = "0..199",
     jobs: Annotated[
-        int | None, typer.Option(help="Processes.", show_default="all cores", min=1)
+        int | None, typer.Option(help="Number of processes.", show_default="all cores", min=1)
     ] = None,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for plot, table and failures.", show_default=False),
+        typer.Option(help="Folder for the plot, the table and the failures.", show_default=False),
     ] = None,
-    interpreted: Annotated[
-        bool, typer.Option("--interpreted", help="Even if `make compiled` has been run.")
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="Of `robustness`: text, or gpt, which takes half an hour.")
-    ] = "text",
-    liars: Annotated[
-        int | None,
-        typer.Option(help="Of `robustness`.", show_default="a quarter of the peers", min=1),
-    ] = None,
-    skew: Annotated[
-        float | None,
-        typer.Option(
-            help="Of `robustness`: peers' data differ, by this number of Dirichlet's.",
-            show_default="they do not",
-        ),
-    ] = None,
-    bare: Annotated[
-        bool, typer.Option("--bare/--no-bare", help="Of `robustness`: the bare mean, too.")
-    ] = True,
+    interpreted: InterpretedOption = False,
+    model: ModelOption = "text",
+    liars: LiarsOption = None,
+    skew: SkewOption = None,
+    bare: BareOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Run many seeds of some scenarios; each failure comes with the command that replays it."""
+    """Run scenarios with many seeds; each failure is printed with the command that replays it."""
     from sim.trials import sweeping
 
     refuse_idle(context, _idle(scenarios or []))
@@ -177,13 +224,15 @@ def replay(
     scenario: ScenarioArgument,
     seed: Annotated[
         int | None,
-        typer.Option(help="Left out, the one that the file has recorded.", show_default=False),
+        typer.Option(
+            help="Random seed; by default the one recorded in the file.", show_default=False
+        ),
     ] = None,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     trace: TraceOption = None,
 ) -> None:
-    """Run a failure again: its last records, and whether it comes out the same to the byte."""
+    """Replay a failure: print its last records and whether the result is the same to the byte."""
     from sim.trials import playing
 
     found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
@@ -196,17 +245,22 @@ def shrink(
     scenario: ScenarioArgument,
     seed: Annotated[
         int | None,
-        typer.Option(help="Left out, the one that the file has recorded.", show_default=False),
+        typer.Option(
+            help="Random seed; by default the one recorded in the file.", show_default=False
+        ),
     ] = None,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The smaller scenario goes here.", show_default="NAME-SEED-small.toml"),
+        typer.Option(
+            help="File to which the smaller scenario is written.",
+            show_default="NAME-SEED-small.toml",
+        ),
     ] = None,
-    tries: Annotated[int, typer.Option(help="Worlds to run at most.", min=1)] = 400,
+    tries: Annotated[int, typer.Option(help="Maximum number of simulations.", min=1)] = 400,
 ) -> None:
-    """Make a failure smaller: fewer faults, nodes, rounds and cells that break the same promise."""
+    """Shrink a failure to fewer faults, nodes, rounds and cells that break the same invariant."""
     from sim.trials import playing
 
     found = playing.overridden_scenario(scenario, peers=peers, rounds=rounds)
@@ -215,7 +269,7 @@ def shrink(
 
 @sim_app.command("list")
 def list_scenarios(json: JsonOption = False) -> None:
-    """Name the scenarios that there are, and those that cannot be run yet."""
+    """List the scenarios, and those that cannot be run yet."""
     from sim.trials import playing
 
     if json:
@@ -231,7 +285,10 @@ def list_scenarios(json: JsonOption = False) -> None:
         "ignore_unknown_options": True,
         "help_option_names": [],
     },
-    help="Measure gossip among many nodes: lag, splits, the dead, bytes. See `gossip --help`.",
+    help=(
+        "Measure gossip among many nodes: delay, partitions, failed nodes, bytes. See"
+        " `gossip --help`."
+    ),
 )
 def gossip(context: typer.Context) -> None:
     """Hand the arguments on to the measurement, which has options of its own."""
@@ -247,7 +304,7 @@ def gossip(context: typer.Context) -> None:
         "ignore_unknown_options": True,
         "help_option_names": [],
     },
-    help="Walk through every order of events of a small swarm: see `explore --help`.",
+    help="Explore every order of events in a small swarm. See `explore --help`.",
 )
 def explore(context: typer.Context) -> None:
     """Hand the arguments on to the explorer, which has options of its own."""

@@ -14,6 +14,7 @@ from tests.architecture.source import PACKAGES, Module, Rule, module_from_source
 ROOT = Path(__file__).parent.parent
 LIBRARY = PACKAGES
 TESTS = ("tests",)
+EVERYWHERE = (*LIBRARY, *TESTS, "examples")
 
 # The whole tree is parsed in one process of those that share the tests.
 pytestmark = pytest.mark.xdist_group("tree")
@@ -23,12 +24,12 @@ RULES: list[tuple[Rule, Sequence[str]]] = [
     (imports.library_places, LIBRARY),
     (imports.import_cycles, LIBRARY),
     (imports.torch_in_network_process, LIBRARY),
-    (shape.module_sizes, (*LIBRARY, *TESTS)),
-    (shape.function_sizes, (*LIBRARY, *TESTS)),
-    (shape.parameter_counts, (*LIBRARY, *TESTS)),
-    (shape.broad_excepts, (*LIBRARY, *TESTS)),
-    (shape.banned_tools, (*LIBRARY, *TESTS)),
-    (shape.stdlib_names, (*LIBRARY, *TESTS)),
+    (shape.module_sizes, EVERYWHERE),
+    (shape.function_sizes, EVERYWHERE),
+    (shape.parameter_counts, EVERYWHERE),
+    (shape.broad_excepts, EVERYWHERE),
+    (shape.banned_tools, EVERYWHERE),
+    (shape.stdlib_names, EVERYWHERE),
     (shape.real_sleeps, TESTS),
 ]
 

@@ -39,7 +39,7 @@ def main() -> int:
     leave_interrupts_to_parent()
     parser = argparse.ArgumentParser(prog="training.model_schema_main", description=__doc__)
     parser.add_argument("--file", type=Path, required=True)
-    parser.add_argument("--digest", required=True, help="of the file, hexadecimal")
+    parser.add_argument("--digest", required=True, help="digest of the file, hexadecimal")
     options = parser.parse_args()
     # The model may print what it likes: our word alone goes to standard output.
     read_fd, write_fd = take_control_pipe()

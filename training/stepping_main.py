@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; returns the exit status."""
     parser = measuring_parser("training.stepping_main", __doc__)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
-    parser.add_argument("--seconds", type=float, required=True, help="how long")
+    parser.add_argument("--seconds", type=float, required=True, help="seconds to run")
     options = parser.parse_args(arguments)
     return measure(
         options, options.threads, lambda manifest, data: _step(manifest, data, options.seconds)

@@ -80,14 +80,20 @@ def _for_the_user(error: BarnraiseError | OSError) -> ConfigError | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="training.trainer_main", description=__doc__)
-    parser.add_argument("--channel", type=Path, required=True, help="the mapped file")
+    parser.add_argument(
+        "--channel", type=Path, required=True, help="the memory-mapped file of the channel"
+    )
     parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
-    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
+    parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
     parser.add_argument("--shard", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
-    parser.add_argument("--inner", type=Path, help="folder of the inner states; none: keep nothing")
+    parser.add_argument(
+        "--model-file", type=Path, help="the model file of the run, if its manifest names one"
+    )
+    parser.add_argument(
+        "--inner", type=Path, help="folder for inner states; without it none are kept"
+    )
     return parser
 
 

@@ -232,22 +232,30 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
-    parser.add_argument("--manifest", type=Path, help="the signed manifest of the checkpoints")
+    parser.add_argument("--manifest", type=Path, help="the signed manifest of the run")
     parser.add_argument("--checkpoints", type=Path, help="folder of a run's checkpoints")
-    parser.add_argument("--round", type=int, help="the round that sealed them; else the newest")
-    parser.add_argument("--all", action="store_true", help="every checkpoint, the oldest first")
-    parser.add_argument("--model", type=Path, help="an exported file instead")
-    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
+    parser.add_argument(
+        "--round", type=int, help="use the weights that this round sealed; by default the newest"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="evaluate every checkpoint, oldest first"
+    )
+    parser.add_argument("--model", type=Path, help="read an exported file in place of checkpoints")
+    parser.add_argument(
+        "--model-file", type=Path, help="the model file of the run, if its manifest names one"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     commands = parser.add_subparsers(dest="command", required=True)
-    generate = commands.add_parser("generate", help="text, byte by byte")
-    generate.add_argument("--prompt-hex", default="", help="bytes to continue")
+    generate = commands.add_parser("generate", help="generate text byte by byte")
+    generate.add_argument(
+        "--prompt-hex", default="", help="bytes for the model to continue, hexadecimal"
+    )
     generate.add_argument("--bytes", type=int, required=True)
     generate.add_argument("--temperature", type=float, required=True)
     generate.add_argument("--top-k", type=int, required=True)
     generate.add_argument("--seed", type=int, required=True)
-    evaluate = commands.add_parser("eval", help="loss on held-out text")
+    evaluate = commands.add_parser("eval", help="measure the loss on held-out text")
     evaluate.add_argument("--windows", type=int, required=True)
     return parser
 

@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("alone", help="train one node for all steps of the run")
-    measure = commands.add_parser("measure", help="losses, and text from the last checkpoint")
+    measure = commands.add_parser(
+        "measure", help="measure the losses of checkpoints, and generate text from the last one"
+    )
     measure.add_argument("checkpoints", type=Path, nargs="+", help="folders, oldest first")
     measure.add_argument("--prompt", default="def ")
     measure.add_argument("--text-bytes", type=int, default=200)

@@ -40,7 +40,7 @@ def barnraise(
     is_version_asked: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Say which this is, and exit."
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

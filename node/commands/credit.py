@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 credit_app = typer.Typer(
-    help="Show who did the work of a run, by the contributions that its sealed rounds list.",
+    help=(
+        "Show which peers did the work of a run, counted from the contributions in "
+        "its sealed rounds."
+    ),
     no_args_is_help=False,
 )
 app.add_typer(credit_app, name="credit")
@@ -33,7 +36,7 @@ def credit(
     manifest: ManifestOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who did the work of a run; its node may run meanwhile or not."""
+    """Show which peers did the work of a run. The node may be running or stopped."""
     if context.invoked_subcommand is not None:
         hand_down(context)
         return
@@ -53,10 +56,10 @@ def export(
     state: StateOption = None,
     run: RunOption = None,
     manifest: ManifestOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write the ledger as one file that anybody can verify without a network."""
+    """Write the ledger to one file that anybody can verify without a network."""
     from node.reporting.shown import as_word
     from node.using.ledger import export_ledger
 
@@ -74,11 +77,11 @@ def export(
 @credit_app.command()
 def verify(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What barnraise credit export wrote.")
+        Path, typer.Argument(metavar="FILE", help="A file written by `barnraise credit export`.")
     ],
     json: JsonOption = False,
 ) -> None:
-    """Check every signature and sum of an exported ledger."""
+    """Verify every signature and every sum of an exported ledger."""
     from node.state.stored_manifest import ANY_SIGNER
     from node.using.ledger import verify_ledger
 

@@ -13,23 +13,32 @@ from node.commands.options import SEED_MAX
 @app.command()
 def demo(
     peers: Annotated[
-        int, typer.Option(help="Nodes that start together; from 4 on, one is killed.")
+        int,
+        typer.Option(
+            help="Number of nodes that start together; with 4 or more, one of them is killed."
+        ),
     ] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds to seal.")] = 40,
+    rounds: Annotated[int, typer.Option(help="Number of rounds to seal.")] = 40,
     out: Annotated[
-        Path | None, typer.Option(help="New folder for plot, page and logs.", show_default=False)
+        Path | None,
+        typer.Option(help="New folder for the plot, the page and the logs.", show_default=False),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(help="Seed of genesis weights and order of the text.", min=0, max=SEED_MAX),
+        typer.Option(
+            help="Seed of the first weights and of the order of the text.", min=0, max=SEED_MAX
+        ),
     ] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object as the last line of standard output."),
+    ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")
+        bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints afterwards.")
     ] = False,
     test_switch: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Train a small model with real nodes on this machine; one dies, one comes late."""
+    """Train a small model with real nodes on this machine; one is killed, one joins late."""
     began_s = time.monotonic()
     from rich.console import Console
 

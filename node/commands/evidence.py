@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 evidence_app = typer.Typer(
-    help="Show who is convicted in a run: of two signed statements that nobody honest makes both,"
-    " or of a sum that more voters than may lie found to be wrong.",
+    help=(
+        "List the peers convicted in a run, with proof: two contradictory signed "
+        "statements, or a sum that more voters than may lie found to be wrong."
+    ),
     no_args_is_help=False,
 )
 app.add_typer(evidence_app, name="evidence")
@@ -27,7 +29,7 @@ def evidence(
     run: RunOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the evidence that a node holds; it may run meanwhile or not."""
+    """Show the evidence that a node holds. The node may be running or stopped."""
     if context.invoked_subcommand is not None:
         hand_down(context)
         return
@@ -48,10 +50,14 @@ def evidence(
 
 @evidence_app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="One of a node's evidence files.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An evidence file from a node's state folder.")
+    ],
     json: JsonOption = False,
 ) -> None:
-    """Check evidence alone: its signatures, and that nobody honest gives them."""
+    """Verify an evidence file without a network: its signatures, and that no honest peer would
+    produce them.
+    """
     from node.state.evidence_files import read_evidence
     from node.state.stored_manifest import ANY_SIGNER
 

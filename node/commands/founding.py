@@ -14,75 +14,99 @@ from node.state.usual_place import shown_state
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="State folder: key, checkpoints, logs.", show_default=shown_state()
+        "--state",
+        help="State folder of this node: it holds the key, checkpoints and logs.",
+        show_default=shown_state(),
     ),
 ]
 ListenOption = Annotated[
     str | None,
     typer.Option(
         "--listen",
-        help="Where peers reach this node.",
-        show_default="/ip4/0.0.0.0/tcp/0, any free port, kept",
+        help="Address on which this node listens for peers.",
+        show_default="/ip4/0.0.0.0/tcp/0: a free port, kept for later starts",
     ),
 ]
 AnnounceOption = Annotated[
     list[str] | None,
-    typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
+    typer.Option(
+        "--announce",
+        help=(
+            "Address that peers are told in place of the node's own, e.g. that of a "
+            "router's forwarded port."
+        ),
+    ),
 ]
 InterfaceOption = Annotated[
     str | None,
-    typer.Option("--interface", help="Tell others the addresses of this interface alone."),
+    typer.Option("--interface", help="Tell peers only the addresses of this network interface."),
 ]
 BootstrapOption = Annotated[
-    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
+    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to contact first.")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Torch threads.", show_default="all cores but one")
+    int | None,
+    typer.Option("--threads", help="Number of torch threads.", show_default="all cores except one"),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.", show_default="auto"),
+    typer.Option(
+        "--device",
+        help="Device to compute on: auto, cpu, cuda, cuda:N or mps.",
+        show_default="auto",
+    ),
 ]
 StatusPortOption = Annotated[
     int | None,
     typer.Option(
         "--status-port",
-        help="Of the status server, on this machine alone.",
+        help="Port of the status server (loopback only).",
         show_default="any free port",
     ),
 ]
 UpOption = Annotated[
     float | None,
-    typer.Option("--up-mbit", help="Mbit/s that may leave this machine.", show_default="no limit"),
+    typer.Option("--up-mbit", help="Upload limit in Mbit/s.", show_default="no limit"),
 ]
 DownOption = Annotated[
     float | None,
-    typer.Option("--down-mbit", help="Mbit/s that may come in.", show_default="no limit"),
+    typer.Option("--down-mbit", help="Download limit in Mbit/s.", show_default="no limit"),
 ]
 PskOption = Annotated[
     Path | None,
-    typer.Option("--psk", help="Key file of a private swarm: its nodes meet nobody else."),
+    typer.Option(
+        "--psk", help="Key file of a private swarm; nodes with the key connect only to each other."
+    ),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Events as JSON lines on standard output.")
+    bool, typer.Option("--json", help="Print events as JSON lines on standard output.")
 ]
 LogJsonOption = Annotated[
-    bool, typer.Option("--log-json", help="The log as JSON lines, also on standard error.")
+    bool, typer.Option("--log-json", help="Write the log to standard error as JSON lines.")
 ]
 ModelFileOption = Annotated[
     Path | None,
-    typer.Option("--model-file", help="The run's own model, where its manifest names a file."),
+    typer.Option("--model-file", help="The model file of the run, if its manifest names one."),
 ]
 LinkFileOption = Annotated[
     Path | None,
-    typer.Option("--link-file", help="File that holds the link: it is a key to the run."),
+    typer.Option(
+        "--link-file",
+        help="File to read the link from, which keeps this secret off the command line.",
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
-    typer.Option("--trace", help="Append what this node does to a file, for checks."),
+    typer.Option(
+        "--trace",
+        help="Append a record of each of this node's steps to this file, for later checks.",
+    ),
 ]
 ObserverOption = Annotated[
-    bool, typer.Option("--observer", help="Follow the run and serve it, without training.")
+    bool,
+    typer.Option(
+        "--observer", help="Follow the run and serve its state to others without training."
+    ),
 ]
 
 
@@ -90,11 +114,14 @@ ObserverOption = Annotated[
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
     title: Annotated[
-        str | None, typer.Option("--title", help="What the run is called.", show_default=False)
+        str | None, typer.Option("--title", help="Title of the run.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object as the last line of standard output."),
+    ] = False,
 ) -> None:
-    """Write a run.toml with every key explained, to found a run with."""
+    """Write a run.toml in which every key is explained; `barnraise run` founds a run with it."""
     from node.reporting.shown import as_word
     from node.settings.run_template import TITLE_DEFAULT, write_run_file
 
@@ -107,7 +134,7 @@ def init(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="What `barnraise init` wrote.")],
+    file: Annotated[Path, typer.Argument(help="The run.toml that `barnraise init` wrote.")],
     state: StateOption = None,
     listen: ListenOption = None,
     announce: AnnounceOption = None,
@@ -120,13 +147,16 @@ def run(
     device: DeviceOption = None,
     status_port: StatusPortOption = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Found another run, even if this file has founded one.")
+        bool,
+        typer.Option("--new", help="Found a new run even if this file has already founded one."),
     ] = False,
     trace: TraceOption = None,
     json: JsonOption = False,
     log_json: LogJsonOption = False,
 ) -> None:
-    """Found the run of a run.toml, or go on with it; in the foreground, until Ctrl+C or its end."""
+    """Found the run that a run.toml describes, or continue it, in the foreground until Ctrl+C or
+    the end of the run.
+    """
     given = {
         "listen": listen,
         "announce": _tuple(announce),
@@ -155,7 +185,7 @@ def join(
         str | None,
         typer.Argument(
             metavar="LINK_OR_MULTIADDR",
-            help="An invite link, or one address; - reads it from standard input.",
+            help="An invite link or the address of a peer; `-` reads it from standard input.",
             show_default=False,
         ),
     ] = None,
@@ -177,7 +207,7 @@ def join(
     json: JsonOption = False,
     log_json: LogJsonOption = False,
 ) -> None:
-    """Take part in a run, or go on with it; in the foreground, until Ctrl+C or its end."""
+    """Take part in a run, or continue, in the foreground until Ctrl+C or the end of the run."""
     given = {
         "listen": listen,
         "announce": _tuple(announce),
@@ -212,7 +242,7 @@ def join(
 def psk(
     file: Annotated[Path, typer.Argument(help="The key file to write.")] = Path("swarm.key"),
 ) -> None:
-    """Write the key of a new private swarm, to hand to its members over a channel you trust."""
+    """Write the key of a new private swarm. Hand it to the members over a trusted channel."""
     from node.state.psk import write_new_psk
 
     write_new_psk(file)

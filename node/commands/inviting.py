@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DAY_S = 86_400.0
 
 invite_app = typer.Typer(
-    help="Make a link that lets people into this node's run; list and revoke such links.",
+    help="Make an invite link for this node's run; list and revoke such links.",
     no_args_is_help=False,
 )
 app.add_typer(invite_app, name="invite")
@@ -25,24 +25,32 @@ app.add_typer(invite_app, name="invite")
 @invite_app.callback(invoke_without_command=True)
 def invite(
     context: typer.Context,
-    uses: Annotated[int, typer.Option("--uses", min=1, max=1024, help="Peers it lets in.")] = 1,
+    uses: Annotated[
+        int, typer.Option("--uses", min=1, max=1024, help="Number of peers that the link admits.")
+    ] = 1,
     days: Annotated[
-        float, typer.Option("--days", min=0.001, max=3650.0, help="How long it is good.")
+        float, typer.Option("--days", min=0.001, max=3650.0, help="Validity of the link in days.")
     ] = 7.0,
     delegations: Annotated[
         int,
         typer.Option(
-            "--delegations", min=0, max=2, help="How often the right to invite may be handed on."
+            "--delegations",
+            min=0,
+            max=2,
+            help="How many times the right to invite may be passed on.",
         ),
     ] = 0,
     observer: Annotated[
-        bool, typer.Option("--observer", help="For people who follow without a seat.")
+        bool,
+        typer.Option(
+            "--observer", help="Invite observers, who follow the run without contributing."
+        ),
     ] = False,
     state: StateOption = None,
     run: RunOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make an invite link, for the run of the node that runs here now."""
+    """Make an invite link for the run of the node running on this machine."""
     if context.invoked_subcommand is not None:
         hand_down(context)
         return
@@ -85,11 +93,14 @@ def list_invitations(
 
 @invite_app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="First digits, as `barnraise invite list` says.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="First digits of the invitation, as shown by `barnraise invite list`."),
+    ],
     state: StateOption = None,
     run: RunOption = None,
 ) -> None:
-    """Take an invitation back: it lets nobody in any more. Who has a seat keeps it."""
+    """Revoke an invitation: it admits nobody else. Peers that already joined stay in the run."""
     from node.using.inviting import issued_tokens
 
     token = issued_tokens(_folder(state), run).revoke(name.lower())

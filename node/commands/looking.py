@@ -19,7 +19,7 @@ WATCH_S = 1.0
 
 Screen = tuple[Callable[[object], None], Callable[[str], None]]
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Again each second, until Ctrl+C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl+C.")]
 
 
 @app.command()
@@ -29,7 +29,7 @@ def status(
     json: JsonOption = False,
     watch: WatchOption = False,
 ) -> None:
-    """Show what this machine's node is at."""
+    """Show the status of the node running on this machine."""
     _look("status", state, run, is_json=json, watch=watch)
 
 
@@ -40,7 +40,7 @@ def peers(
     json: JsonOption = False,
     watch: WatchOption = False,
 ) -> None:
-    """Show the members of the run and the peers that are linked."""
+    """Show the members of the run and the connected peers."""
     _look("peers", state, run, is_json=json, watch=watch)
 
 
@@ -51,13 +51,13 @@ def rounds(
     json: JsonOption = False,
     watch: WatchOption = False,
 ) -> None:
-    """Show the rounds that this machine's node has sealed."""
+    """Show the rounds sealed by the node running on this machine."""
     _look("rounds", state, run, is_json=json, watch=watch)
 
 
 @app.command()
 def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = False) -> None:
-    """Say what ails this node's network: reachability, NAT, relay, clock, paths, and what to do."""
+    """Diagnose this node's network (reachability, NAT, relay, clock, paths); suggest remedies."""
     from node.reporting.json_text import to_plain
     from node.status.client import ask, find_api
     from node.status.doctor import findings

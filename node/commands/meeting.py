@@ -15,27 +15,37 @@ if TYPE_CHECKING:
 
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="State folder.", show_default=shown_state()),
+    typer.Option("--state", help="State folder of the node.", show_default=shown_state()),
 ]
 BootstrapStateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="State folder.", show_default=shown_state("bootstrap")),
+    typer.Option(
+        "--state", help="State folder of the bootstrap node.", show_default=shown_state("bootstrap")
+    ),
 ]
 InterfaceOption = Annotated[
     str | None,
-    typer.Option("--interface", help="Tell others the addresses of this interface alone."),
+    typer.Option("--interface", help="Tell peers only the addresses of this network interface."),
 ]
 BootstrapOption = Annotated[
-    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to ask first.")
+    list[str] | None, typer.Option("--bootstrap", help="Address of a peer to contact first.")
 ]
 AnnounceOption = Annotated[
     list[str] | None,
-    typer.Option("--announce", help="Address to tell others instead, e.g. of a router's port."),
+    typer.Option(
+        "--announce",
+        help=(
+            "Address that peers are told in place of the node's own, e.g. that of a "
+            "router's forwarded port."
+        ),
+    ),
 ]
 
 PskOption = Annotated[
     Path | None,
-    typer.Option("--psk", help="Key file of a private swarm: it meets nobody else."),
+    typer.Option(
+        "--psk", help="Key file of a private swarm; nodes with the key connect only to each other."
+    ),
 ]
 
 _TITLE_CHARACTERS_MAX = 48
@@ -49,27 +59,38 @@ def bootstrap(
     state: BootstrapStateOption = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", help="Where it is reached.", show_default="/ip4/0.0.0.0/tcp/4001"),
+        typer.Option(
+            "--listen",
+            help="Address on which this node listens for peers.",
+            show_default="/ip4/0.0.0.0/tcp/4001",
+        ),
     ] = None,
     announce: AnnounceOption = None,
     interface: InterfaceOption = None,
     peer: BootstrapOption = None,
     psk: PskOption = None,
     has_relay: Annotated[
-        bool, typer.Option("--relay/--no-relay", help="Carry bytes for peers behind routers.")
+        bool, typer.Option("--relay/--no-relay", help="Relay traffic for peers behind routers.")
     ] = True,
     relay_mbit: Annotated[
-        float, typer.Option(help="Mbit/s for all whom it relays together; 0 sets no limit.")
+        float,
+        typer.Option(
+            help="Relay bandwidth in Mbit/s, shared by all relayed peers; 0 sets no limit."
+        ),
     ] = 0.0,
     relay_gib: Annotated[
-        float, typer.Option(help="GiB that it relays in a day; each peer may send a quarter.")
+        float,
+        typer.Option(help="Relay traffic limit in GiB per day; each peer may use a quarter of it."),
     ] = 1024.0,
     has_mdns: Annotated[
-        bool, typer.Option("--mdns/--no-mdns", help="Tell its own network that it is there.")
+        bool,
+        typer.Option("--mdns/--no-mdns", help="Announce this node on the local network by mDNS."),
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON lines on standard output.")
+    ] = False,
 ) -> None:
-    """Serve the DHT to strangers, and as a relay, in the foreground, until Ctrl+C: no training."""
+    """Run a DHT node and relay for any peer, in the foreground until Ctrl+C; it does not train."""
     with handling(end_at_once):
         from dht.reaching.relay_books import RelayLimits
         from node.bootstrap import LISTEN, bootstrap_in_foreground
@@ -109,9 +130,11 @@ def runs(
     state: StateOption = None,
     peer: BootstrapOption = None,
     psk: PskOption = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on one line.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on one line.")
+    ] = False,
 ) -> None:
-    """List the public runs that can be seen from here, and how to join them."""
+    """List the public runs that can be found from here and how to join them."""
     from node.bootstrap import look_for_runs
     from node.state.folder import default_state
 

@@ -11,15 +11,19 @@ from node.commands.options import SEED_MAX, JsonOption
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="What `barnraise init` wrote.")] = Path("run.toml"),
-    peers: Annotated[int, typer.Option(help="How many there will be.", min=1, max=64)] = 8,
+    file: Annotated[Path, typer.Argument(help="The run.toml that `barnraise init` wrote.")] = Path(
+        "run.toml"
+    ),
+    peers: Annotated[int, typer.Option(help="Expected number of peers.", min=1, max=64)] = 8,
     step_s: Annotated[
         float | None,
-        typer.Option("--step-s", help="Seconds of one inner step, if known.", show_default=False),
+        typer.Option(
+            "--step-s", help="Seconds per inner step, if you know them.", show_default=False
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Look through a run.toml: what its preset stands for, what a round costs each node."""
+    """Check a run.toml: show what its preset sets and what a round costs each node."""
 
     from node.reporting.terminal import PeopleConsole
     from node.settings.check import check_json, check_run_file, check_step, print_check
@@ -35,27 +39,43 @@ def check(
 def compare(
     presets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PRESET...", help="Names of presets.", show_default="six of them"),
+        typer.Argument(
+            metavar="PRESET...", help="Names of the presets to compare.", show_default="six of them"
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Inner steps of each peer.", min=1)] = 600,
-    peers: Annotated[int, typer.Option(help="Replicas, in one process.", min=1, max=64)] = 4,
+    steps: Annotated[int, typer.Option(help="Total inner steps per peer.", min=1)] = 600,
+    peers: Annotated[
+        int, typer.Option(help="Number of replicas, all in one process.", min=1, max=64)
+    ] = 4,
     inner_steps: Annotated[
         int | None,
-        typer.Option("--inner-steps", help="Of a round.", show_default="each preset's own", min=1),
+        typer.Option(
+            "--inner-steps",
+            help="Inner steps per round (H).",
+            show_default="each preset's own",
+            min=1,
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="First weights and order of samples.", min=0, max=SEED_MAX)
+        int,
+        typer.Option(
+            help="Seed of the first weights and of the order of samples.", min=0, max=SEED_MAX
+        ),
     ] = 0,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Model, data, inner loop.", show_default="a toy GPT"),
+        typer.Option(
+            "--file",
+            help="run.toml that sets the model, the data and the inner loop.",
+            show_default="a toy GPT",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for plot and numbers.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the plot and the numbers.")] = Path(
         "compare"
     ),
     json: JsonOption = False,
 ) -> None:
-    """Train the same model on the same text with each preset; loss, bytes and time of each."""
+    """Train the same model on the same text with each preset; compare loss, bytes and time."""
     from node.compare.main import run_compare
     from node.compare.runs import PRESETS_DEFAULT, CompareOptions
 

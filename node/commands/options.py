@@ -11,27 +11,31 @@ from node.state.usual_place import shown_state
 
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="A node's state folder.", show_default=shown_state()),
+    typer.Option("--state", help="State folder of the node.", show_default=shown_state()),
 ]
 RunOption = Annotated[
     str | None,
     typer.Option(
         "--run",
         metavar="DIGEST",
-        help="First digits of the run, where there are several.",
+        help="First digits of the run's digest, if the folder holds several runs.",
         show_default=False,
     ),
 ]
 ManifestOption = Annotated[
     Path | None,
     typer.Option(
-        "--manifest", help="The run's manifest, where the folder lacks it.", show_default=False
+        "--manifest",
+        help="The run's manifest file, if the state folder lacks it.",
+        show_default=False,
     ),
 ]
 SEED_MAX = 1 << 53
 """A manifest holds more; a reader of JSON may round them."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
+]
 
 
 def refuse_idle(context: typer.Context, options: Mapping[str, str]) -> None:

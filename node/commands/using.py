@@ -20,15 +20,23 @@ if TYPE_CHECKING:
     from node.using.export import ExportedFile
 
 RoundOption = Annotated[
-    int | None, typer.Option("--round", help="What this round sealed; else the newest.")
+    int | None,
+    typer.Option("--round", help="Use the weights that this round sealed; by default the newest."),
 ]
 ModelOption = Annotated[
-    Path | None, typer.Option(help="A file that `barnraise export` wrote, instead of a folder.")
+    Path | None,
+    typer.Option(
+        help=(
+            "Read the weights from a file written by `barnraise export` in place of a state folder."
+        )
+    ),
 ]
 ModelFileOption = Annotated[
-    Path | None, typer.Option(help="The run's own model, where its manifest names a file.")
+    Path | None, typer.Option(help="The model file of the run, if its manifest names one.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")
+]
 
 
 @app.command()
@@ -38,10 +46,10 @@ def export(
     manifest: ManifestOption = None,
     round_index: RoundOption = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a run's weights as one safetensors file that says where they are from."""
+    """Write a run's weights to one safetensors file that records their origin."""
     from node.state.folder import default_state
     from node.using.checkpoint_find import find_run
     from node.using.export import export_run
@@ -66,18 +74,27 @@ def generate(
     model: ModelOption = None,
     model_file: ModelFileOption = None,
     device: DeviceOption = "auto",
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    num_bytes: Annotated[int, typer.Option("--bytes", help="How much to write.")] = 400,
+    prompt: Annotated[str, typer.Option(help="Text for the model to continue.")] = "",
+    num_bytes: Annotated[int, typer.Option("--bytes", help="Number of bytes to generate.")] = 400,
     temperature: Annotated[
-        float, typer.Option(help="1 as the model believes, lower is safer, 0 the likeliest.")
+        float,
+        typer.Option(
+            help=(
+                "Sampling temperature: 1 keeps the model's probabilities, lower values favour"
+                " likely bytes, 0 always takes the likeliest."
+            )
+        ),
     ] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Only so many likeliest bytes; 0: all.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(help="Sample only from this many likeliest bytes; 0 means all.")
+    ] = 0,
     seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same text.", show_default="random")
+        int | None,
+        typer.Option(help="Random seed; the same seed gives the same text.", show_default="random"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Let the model write: it continues the prompt, byte by byte."""
+    """Generate text: the model continues the prompt byte by byte."""
     from node.using.child import TextWanted, WeightsChoice, find_source
     from training.evaluation.sampling import Sampling
 
@@ -116,11 +133,13 @@ def evaluate_run(
     model: ModelOption = None,
     model_file: ModelFileOption = None,
     device: DeviceOption = "auto",
-    windows: Annotated[int, typer.Option(help="Held-out windows; fewer are quicker.")] = 1024,
-    every: Annotated[bool, typer.Option("--all", help="Every checkpoint that is kept.")] = False,
+    windows: Annotated[
+        int, typer.Option(help="Number of held-out windows; fewer are quicker and less exact.")
+    ] = 1024,
+    every: Annotated[bool, typer.Option("--all", help="Evaluate every kept checkpoint.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure the loss on the text that the run's manifest keeps out of training."""
+    """Measure the loss on the held-out text of the run."""
     import trio
 
     from node.using.child import Listener, WeightsChoice, evaluate, find_source

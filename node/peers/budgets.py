@@ -32,18 +32,18 @@ from protocol.identity import PeerId
 from protocol.messages import Kind, SignedMessage
 
 SHARE = Rate(0.1, 1.0)
-"""Seconds of work: a tenth of a core for one peer, and all at once what a whole round of the
-largest run takes that somebody hears who has just come."""
+"""Seconds of work per second, and the burst. One peer may take a tenth of a core; the burst is what
+a peer may send to a newcomer at once: a whole round of the largest run."""
 
 OVER_S = 0.05
-"""So much beyond its share is told of once: half a second of it."""
+"""Report a peer once it is this many seconds of work over its share: what half a second allows."""
 
 PASSED_ON = Rate(0.1, 1.0)
 """Seconds of work with what one peer signed and others pass on; of all who have no seat together
 likewise: keys cost nothing."""
 
 NOBODY = PeerId(bytes(32))
-"""Whose account all use who have no seat."""
+"""The account that all peers without a seat share."""
 
 FRAME_S = 2e-4
 BYTE_S = 1e-7

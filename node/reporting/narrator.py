@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAULTS_SHOWN_MAX, FAULTS_SHOWN_S = 20, 10.0
-"""So many per so long are told: a hostile peer makes thousands a second."""
+"""Log at most FAULTS_SHOWN_MAX faults per FAULTS_SHOWN_S seconds: a hostile peer can cause
+thousands per second."""
 
 PROGRESS_S = 2.0
-"""How often it is told how far a fetch is."""
+"""Seconds between two progress reports of a fetch."""
 
 FORGOTTEN_S = 30.0
-"""By then whoever lost its memory has heard from the peers that are there, and caught up."""
+"""After this time a node that lost its log has heard from all peers in reach, and caught up."""
 
 FORGOTTEN = (
     "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "

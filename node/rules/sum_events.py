@@ -1,4 +1,4 @@
-"""What whoever sums a slice is asked for and tells; `node.events` has all the others."""
+"""Events and actions of reducers, the peers that sum a slice. `node.events` has all others."""
 
 from dataclasses import dataclass
 

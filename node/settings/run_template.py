@@ -28,21 +28,22 @@ tokens = 0             # bytes of text trained on by all together; 0: never
 mode = "link"          # "link": whoever has the link; "invited": by `barnraise invite` alone
 allow = []             # peer ids that need no invitation, and may invite, besides this node's
 
-[admission]            # who sits, and what a newcomer pays before its work counts; friends nothing
-seats = 64             # so many train a round at most; where more ask, they take turns of 8 rounds
-                       # and longer, and follow the run meanwhile
-# puzzle_bits = 0      # about 2^puzzle_bits hashes for a seat: 22, the default of open runs that
-                       # anybody may join, are 3 s of one core; a bit more doubles them
-# probation = 0        # rounds whose work weighs nothing; left out in open runs: 3
-# ramp = 0             # rounds in which it then grows to its full weight; 0: it counts at once.
-                       # Left out in open runs: 10. Whoever has a seat by the first round is spared
+[admission]            # who may contribute, and what a newcomer must do before its work counts
+                       # (nothing in runs of friends)
+seats = 64             # most peers that train in one round; if more ask, they take turns of at
+                       # least 8 rounds and follow the run while they wait
+# puzzle_bits = 0      # a seat costs about 2^puzzle_bits hashes: 22, the default of open runs that
+                       # anybody may join, takes 3 s on one core; each further bit doubles it
+# probation = 0        # rounds in which a newcomer's work has no weight; default of open runs: 3
+# ramp = 0             # rounds in which its weight then grows to the full one; 0: at once. Default
+                       # of open runs: 10. Peers that have a seat by the first round skip both
 
-[audits]               # training that others run again, to find who sends what it did not train
-rate = 0.0             # so many per contribution, on average, in open runs of one fragment: 0.2 is
-                       # some 3 % more training. `barnraise check` tells what it takes of the disk
-segments = 8           # parts of a round; an audit runs one of them again
-unaudited = 0.25       # the share of a round that all weigh together whose training nobody can run
-                       # again: devices of which there are too few. 1.0: no cap
+[audits]               # peers train parts of each other's rounds again, to find invented work
+rate = 0.0             # average number of audits per contribution, in open runs of one fragment:
+                       # 0.2 is some 3 % more training. `barnraise check` tells the disk space
+segments = 8           # parts of a round; an audit trains one of them again
+unaudited = 0.25       # most weight, as a share of a round, of all peers together whose training
+                       # nobody can repeat, because too few have such a device. 1.0: no limit
 
 [model]
 name = "gpt"           # a transformer that reads bytes; a link or manifest never carries code

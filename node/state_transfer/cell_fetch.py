@@ -27,23 +27,25 @@ CELL_S, NO_CELL_S = 240.0, 300.0
 at all comes within so long it is hopeless: the first cells of a line of 70 kbit/s take as long."""
 
 WINDOW_S = 2.0
-"""A source is asked for what it gives in so many seconds."""
+"""Ask a source for as many cells as it is expected to deliver in this many seconds."""
 
 WINDOW_BYTES_MAX = 32 * limits.MIB
 GROWTH = 2
-"""A source is asked for so many times as much as it has given, at most."""
+"""Ask a source for at most this many times as many bytes as it has delivered so far."""
 
 CELLS_AT_FIRST = 2
-"""So many are asked of a source whose rate is not known."""
+"""Number of cells to ask of a source whose rate is not known yet."""
 
 MUCH_SLOWER = 2.0
-"""At the end a cell is asked for twice, if the other source takes so many times as long."""
+"""Near the end of a fetch, ask a second source for a cell when the first is expected to take this
+many times longer than the second."""
 
 SOON_S = 1.0
-"""What comes within so long is waited for, and whoever was asked so lately."""
+"""Do not ask again for a cell that is expected within this time, nor for one whose source was asked
+less than this time ago."""
 
 RATE_S = 10.0
-"""Rates are those of about so many seconds."""
+"""Rates are averages over about this many seconds."""
 
 Place = tuple[int, int]
 """Number of a batch, and a cell of it."""

@@ -20,41 +20,6 @@ from sim.attacks import ATTACKS, Attack, Context
 from sim.attacks.acts import Acts, act_named
 from sim.attacks.seam import Vector
 
-ALONE = (
-    "bent_segment",
-    "closed_work",
-    "constant_direction",
-    "crowds_out",
-    "deny_have",
-    "equivocation",
-    "flood_gram",
-    "flood_want",
-    "gaussian",
-    "ghosts",
-    "insider",
-    "late_have",
-    "lazy",
-    "leaves_out",
-    "lists_itself",
-    "lists_nobody",
-    "lone_class",
-    "lying_auditor",
-    "lying_reducer",
-    "on_off",
-    "replay",
-    "scale",
-    "shuts_out",
-    "sign_flip",
-    "silent_have",
-    "slow_drift",
-    "stale",
-    "sybil_wave",
-    "targeted_slice",
-    "zero",
-)
-"""Attacks that need no vector of others, and no other data. `nan` is no contribution: a node that
-makes one ends."""
-
 TOGETHER = (
     "alie",
     "fang",
@@ -68,6 +33,13 @@ TOGETHER = (
     "shift",
 )
 """Attacks that are made of the vectors of others, which nobody alone knows: `together.py`."""
+
+NOT_BY_NODES = ("backdoor", "label_flip", "nan")
+"""Attacks that bend a trainer's data, which no hook reaches; and `nan`, which is no contribution: a
+node that makes one ends."""
+
+ALONE = tuple(name for name in ATTACKS if name not in (*TOGETHER, *NOT_BY_NODES))
+"""Attacks that need no vector of others. A new attack is one of them unless it is named above."""
 
 INNER = frozenset({"bent_segment", "lazy", "lone_class"})
 """Attacks on the inner loop: hooks bend the network process, and a trainer is another program."""
@@ -108,7 +80,7 @@ class Past:
         )
 
     def add(self, fragment: int, own_BN: Vector) -> None:
-        """A round is over, in which this was their own work."""
+        """Record the attackers' own vectors of a finished round."""
         self._rounds[fragment] += 1
         self._history[fragment] = [*self._history.get(fragment, []), own_BN][-HISTORY_MAX:]
 

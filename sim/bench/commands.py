@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sim.bench.path import PathOptions
 
 bench_app = typer.Typer(
-    help="Measure: real nodes, the real protocol, encrypted, on this machine.",
+    help="Benchmarks: real nodes with the real, encrypted protocol on this machine.",
     no_args_is_help=True,
 )
 app.add_typer(bench_app, name="bench")
@@ -25,42 +25,55 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure: real nodes, the real protocol, encrypted, on this machine."""
+    """Benchmarks: real nodes with the real, encrypted protocol on this machine."""
 
 
-PeersOption = Annotated[int, typer.Option(help="Nodes.")]
-ElementsOption = Annotated[int, typer.Option(help="Numbers that each contributes, float32.")]
+PeersOption = Annotated[int, typer.Option(help="Number of nodes.")]
+ElementsOption = Annotated[int, typer.Option(help="Float32 elements in each contribution.")]
 SeedOption = Annotated[
-    int, typer.Option(help="Everything that is left to chance.", min=0, max=SEED_MAX)
+    int, typer.Option(help="Seed of everything that is random.", min=0, max=SEED_MAX)
 ]
 OutOption = Annotated[
-    Path | None, typer.Option(help="New folder for traces and logs.", show_default=False)
+    Path | None, typer.Option(help="New folder for the traces and the logs.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
-KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints afterwards.")
+]
 
 
 @bench_app.command("fault")
 def fault(
     peers: PeersOption = 4,
     elements: ElementsOption = 50_000_000,
-    kind: Annotated[str, typer.Option("--fault", help="kill, freeze or none.")] = "kill",
+    kind: Annotated[
+        str, typer.Option("--fault", help="Fault to inject: kill, freeze or none.")
+    ] = "kill",
     moment: Annotated[
-        str, typer.Option(help="training, parts, have, vote, sum, seal or random.")
+        str,
+        typer.Option(help="Moment of the fault: training, parts, have, vote, sum, seal or random."),
     ] = "random",
     victim: Annotated[
-        str, typer.Option(help="member, reducer, closer, founder, bootstrap or random.")
+        str,
+        typer.Option(
+            help="Role of the victim: member, reducer, closer, founder, bootstrap or random."
+        ),
     ] = "random",
-    repeat: Annotated[int, typer.Option(help="Runs, each with the next seed.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Of a run without a fault.")] = 200,
+    repeat: Annotated[
+        int, typer.Option(help="Number of repetitions; each uses the next seed.")
+    ] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds to seal, only with --fault none.")] = 200,
     seed: SeedOption = 0,
-    train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.2s",
+    train: Annotated[str, typer.Option(help="Simulated training time per round.")] = "0.2s",
     out: OutOption = None,
     keep: KeepOption = False,
     json: JsonOption = False,
 ) -> None:
-    """A peer dies or freezes in the middle of a round: how long until the others have an exact
-    seal, and whether every sum is exact and equal everywhere."""
+    """Kill or freeze a peer during a round and measure how long the others take to seal an exact
+    round; every sum is checked to be exact and equal on all nodes.
+    """
     from rich.console import Console
 
     from sim.bench.main import (
@@ -101,18 +114,28 @@ def fault(
 def allreduce(
     peers: PeersOption = 4,
     elements: ElementsOption = 100_000_000,
-    codec: Annotated[str, typer.Option(help="How numbers travel: none, fp16, int8, ...")] = "none",
-    aggregator: Annotated[str, typer.Option(help="How contributions become one.")] = "mean",
-    momentum: Annotated[float, typer.Option(help="Of the outer step; 0: none is kept.")] = 0.0,
-    rounds: Annotated[int, typer.Option(help="To measure, behind a first one.")] = 3,
-    security: Annotated[str, typer.Option(help="tls or noise.")] = "tls",
+    codec: Annotated[
+        str, typer.Option(help="Codec of the contributions: none, fp16, int8, ...")
+    ] = "none",
+    aggregator: Annotated[str, typer.Option(help="Aggregation rule.")] = "mean",
+    momentum: Annotated[
+        float, typer.Option(help="Momentum of the outer step; 0 keeps no momentum.")
+    ] = 0.0,
+    rounds: Annotated[
+        int, typer.Option(help="Number of measured rounds, after a warm-up round.")
+    ] = 3,
+    security: Annotated[str, typer.Option(help="Connection encryption: tls or noise.")] = "tls",
     seed: SeedOption = 0,
-    profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile CPU time by stage; this slows the run down.")
+    ] = False,
     out: OutOption = None,
     keep: KeepOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Average a vector of each node over all: seconds, processor time, memory, bytes, error."""
+    """Average one vector per node over all nodes; measure seconds, CPU time, memory, bytes and
+    error.
+    """
     from rich.console import Console
 
     from sim.bench.allreduce import bench_allreduce
@@ -145,14 +168,21 @@ def allreduce(
 
 @bench_app.command("link")
 def link(
-    mib: Annotated[int, typer.Option(help="To move in one transfer.")] = 256,
-    security: Annotated[str, typer.Option(help="noise or tls.")] = "noise",
-    repeat: Annotated[int, typer.Option(help="Turns, behind a first one.")] = 5,
-    profile: Annotated[bool, typer.Option("--profile", help="CPU by stage; slower.")] = False,
+    mib: Annotated[int, typer.Option(help="MiB to send per transfer.")] = 256,
+    security: Annotated[str, typer.Option(help="Connection encryption: noise or tls.")] = "noise",
+    repeat: Annotated[
+        int, typer.Option(help="Number of measured transfers, after a warm-up transfer.")
+    ] = 5,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile CPU time by stage; this slows the run down.")
+    ] = False,
     shape: Annotated[
-        str, typer.Option(help="A line between them instead, such as 200mbit,60ms.")
+        str,
+        typer.Option(help="Emulate a network link between the processes, such as 200mbit,60ms."),
     ] = "",
-    breaks: Annotated[int, typer.Option("--break", help="So often, with --shape.")] = 0,
+    breaks: Annotated[
+        int, typer.Option("--break", help="Break the connections this often, only with --shape.")
+    ] = 0,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -204,12 +234,14 @@ def _link_path(options: "PathOptions", *, json: bool) -> None:
 
 @bench_app.command("aggregators")
 def aggregators(
-    peers: Annotated[int, typer.Option(help="Rows.")] = 16,
-    elements: Annotated[int, typer.Option(help="Of each row, float32.")] = 1_000_000,
+    peers: Annotated[int, typer.Option(help="Number of contributions.")] = 16,
+    elements: Annotated[
+        int, typer.Option(help="Float32 elements in each contribution.")
+    ] = 1_000_000,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Make one vector of many by every rule that there is: seconds, processor time, memory."""
+    """Aggregate many vectors by every aggregation rule; measure seconds, CPU time and memory."""
     from rich.console import Console
 
     from sim.bench.aggregators import (
@@ -235,13 +267,14 @@ def aggregators(
 @bench_app.command("codecs")
 def codecs(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Codecs; all if none is named.", metavar="[NAME]...")
+        list[str] | None,
+        typer.Argument(help="Names of the codecs to measure; by default all.", metavar="[NAME]..."),
     ] = None,
     elements: ElementsOption = 10_000_000,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """What each codec costs and loses: speed on one thread, bytes per element, error."""
+    """Measure each codec: speed on one thread, bytes per element and error."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -263,15 +296,26 @@ def codecs(
 @bench_app.command("discovery")
 def discovery(
     peers: PeersOption = 16,
-    keys: Annotated[int, typer.Option(help="To store and to find, one at a time.")] = 1000,
-    frozen: Annotated[int, typer.Option(help="Nodes that freeze behind the stores.")] = 0,
+    keys: Annotated[
+        int, typer.Option(help="Number of keys to store and then find, one at a time.")
+    ] = 1000,
+    frozen: Annotated[
+        int, typer.Option(help="Number of nodes that are frozen after the keys are stored.")
+    ] = 0,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="All enter at one time, and until they know all.")
+        bool,
+        typer.Option(
+            "--at-once",
+            help=(
+                "Start all nodes at the same time and measure how long they take to discover "
+                "each other."
+            ),
+        ),
     ] = False,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Store and find keys in a DHT of one process per node: milliseconds, processor time."""
+    """Store and find keys in a DHT with one process per node; measure milliseconds and CPU time."""
     from rich.console import Console
 
     from sim.bench.discovery import (
@@ -309,21 +353,29 @@ def discovery(
 
 @bench_app.command("overlap")
 def overlap(
-    peers: Annotated[int, typer.Option(help="Nodes, with a real trainer each.")] = 3,
-    shape: Annotated[str, typer.Option(help="Each node's line.")] = "20mbit,80ms",
-    preset: Annotated[str, typer.Option(help="The method.")] = "auto",
+    peers: Annotated[int, typer.Option(help="Number of nodes, each with a real trainer.")] = 3,
+    shape: Annotated[
+        str, typer.Option(help="Each node's network link: rate and round-trip time.")
+    ] = "20mbit,80ms",
+    preset: Annotated[str, typer.Option(help="Training method, by its preset name.")] = "auto",
     steps: Annotated[
-        int, typer.Option(help="Inner steps of a round; with auto the most.", min=1)
+        int,
+        typer.Option(help="Inner steps per round (H); with the preset `auto`, the maximum.", min=1),
     ] = 1000,
     lag: Annotated[
-        int | None, typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's")
+        int | None,
+        typer.Option(help="Number of rounds in flight: 1 or 2.", show_default="the preset's"),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="To measure, of each node.", min=1, max=64)] = 10,
+    rounds: Annotated[
+        int, typer.Option(help="Number of measured rounds per node.", min=1, max=64)
+    ] = 10,
     seed: SeedOption = 0,
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What an inner step takes alone, and while nodes sync over lines of that shape."""
+    """Measure an inner step alone and while nodes synchronise over a network link of a given
+    shape.
+    """
     from rich.console import Console
 
     from sim.bench.main import EXIT_DONE, Teller, clock, commit_named, run_until_signal

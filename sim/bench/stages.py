@@ -1,6 +1,7 @@
 """The stages of a round that processor time is spent on, and the table of it."""
 
 import os
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,16 +19,15 @@ NETWORK_SUFFIX, TRAINER_SUFFIX = ".network", ".trainer"
 
 _FRAMES_MAX = 40
 
-_CODECS = ("blocks", "cosine", "dense", "graded", "lowrank", "seeded", "sparse")
-"""Modules of `training.compression` that encode and decode."""
+_CODEC = re.compile(r"training/compression/\w+\.py (encode|decode)")
+"""Whatever encodes or decodes in that folder counts as codec work: a new codec needs no line."""
 
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hash", ("protocol/grid.py",)),
     ("norms", ("arithmetic.py squared_norm", "compression/int8.py squared_norm")),
-    ("sum", ("cell_store.py reduce", "training/aggregation", "compression/int8.py weighted_sum")),
-    ("decode", tuple(f"compression/{name}.py decode" for name in (*_CODECS, "int8"))),
+    ("sum", ("shard_store.py reduce", "training/aggregation", "compression/int8.py weighted_sum")),
     ("outer step", ("node/cells/outer_step.py", "training/outer/optimizers.py")),
-    ("encode", ("compression/feedback.py", *(f"compression/{c}.py encode" for c in _CODECS))),
+    ("encode", ("compression/feedback.py",)),
     ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),
     ("trainer channel", ("training/channel/trainer_end.py", "node/trainers/trainer.py")),
     ("checkpoint", ("training/files/state.py", "tensor_file.py", "node/durable/checkpoints.py")),
@@ -84,6 +84,8 @@ def stage_of(frame: FrameType | None) -> str:
 def named(text: str) -> str:
     """The stage of a function, named by path and name; empty if it has none by itself."""
     text = text.replace("\\", "/")
+    if codec := _CODEC.search(text):
+        return codec[1]
     return next((stage for stage, words in _STAGES if any(w in text for w in words)), "")
 
 

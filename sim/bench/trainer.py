@@ -61,8 +61,10 @@ class _Contributions:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one trainer; returns the exit status."""
     parser = made_up_parser()
-    parser.add_argument("--gate", type=Path, help="hand over when a file is there")
-    parser.add_argument("--profile", type=Path, help="folder for samples of what it works for")
+    parser.add_argument(
+        "--gate", type=Path, help="hand over the contribution only when this file exists"
+    )
+    parser.add_argument("--profile", type=Path, help="folder for CPU profile samples")
     options, _ = parser.parse_known_args(arguments)
     keep_freed_memory()  # A contribution is made and freed in each round, cell by cell.
     if options.profile is not None:

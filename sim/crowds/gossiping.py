@@ -336,15 +336,31 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    nodes: Annotated[int, typer.Option(min=2)] = 1000,
-    loss: Annotated[float, typer.Option(min=0.0, max=0.9)] = 0.2,
-    seconds: Annotated[float, typer.Option(min=2.0 * SETTLE_S, max=SECONDS_MAX)] = 60.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    split: Annotated[int, typer.Option(help="So many parts, healed.", min=0, max=8)] = 0,
-    is_table: Annotated[bool, typer.Option("--table", help="10, 100, 1000 nodes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", min=2)] = 1000,
+    loss: Annotated[
+        float, typer.Option(help="Share of the messages that are lost.", min=0.0, max=0.9)
+    ] = 0.2,
+    seconds: Annotated[
+        float,
+        typer.Option(help="Virtual seconds to simulate.", min=2.0 * SETTLE_S, max=SECONDS_MAX),
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
+    split: Annotated[
+        int,
+        typer.Option(
+            help="Number of partitions that the swarm is cut into, and that heal again.",
+            min=0,
+            max=8,
+        ),
+    ] = 0,
+    is_table: Annotated[
+        bool, typer.Option("--table", help="Measure 10, 100 and 1000 nodes and print a table.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per swarm.")
+    ] = False,
 ) -> None:
-    """Gossip of many nodes in virtual time: lag, cost, splits, the dead."""
+    """Simulate gossip among many nodes: delay, cost, partitions and failed nodes."""
     for name, value in (("--loss", loss), ("--seconds", seconds)):
         if math.isnan(value):
             raise typer.BadParameter("nan is no number", param_hint=name)

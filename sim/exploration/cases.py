@@ -145,6 +145,37 @@ def _rounds(name: str, span: Span, before: tuple[str, ...] = ()) -> ExplorationC
 
 def cases() -> Iterator[ExplorationCase]:
     """All cases, part by part, small ones first."""
+    yield from _cases_of_agreement()
+    yield from _cases_of_rounds()
+    for voters in (3, 4):
+        make = partial(Windows, voters=voters, rounds=7 if voters == 3 else 5)
+        yield ExplorationCase("windows", f"{voters} voters, the founder dead, any LISTs", make)
+    for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6)):
+        make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
+        name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
+        yield ExplorationCase("windows", name, make)
+    yield from _cases_of_leaving()
+    for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
+        make_waking = partial(Waking, voters=voters, sleepers=sleepers)
+        yield ExplorationCase("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
+    for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
+        yield ExplorationCase("branches", name, partial(model, bounds))
+    running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
+    running |= branch_cases.RUNNING_IN_FLIGHT
+    for name, span in running.items():
+        yield ExplorationCase("running", name, partial(RunningBranches, span))
+    yield ExplorationCase(
+        "running",
+        "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze",
+        partial(RunningBranches, branch_cases.UNLIKE),
+        is_walk=True,
+    )
+    yield from _cases_of_liars()
+    for name, overlap in branch_cases.OVERLAPS.items():
+        yield ExplorationCase("overlap", name, partial(Overlap, overlap))
+
+
+def _cases_of_agreement() -> Iterator[ExplorationCase]:
     yield _agreement("1 voter, 4 attempts", AgreementScope(voters=1, attempts=4, every=1))
     yield _agreement("2 voters, 2 attempts", AgreementScope(voters=2, attempts=2, every=1))
     yield _agreement("2 voters, 3 attempts", AgreementScope(voters=2, attempts=3, every=20))
@@ -200,33 +231,6 @@ def cases() -> Iterator[ExplorationCase]:
         Losses(num_cells=2),
         AgreementScope(voters=3, attempts=1, every=500),
     )
-    yield from _cases_of_rounds()
-    for voters in (3, 4):
-        make = partial(Windows, voters=voters, rounds=7 if voters == 3 else 5)
-        yield ExplorationCase("windows", f"{voters} voters, the founder dead, any LISTs", make)
-    for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6)):
-        make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
-        name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
-        yield ExplorationCase("windows", name, make)
-    yield from _cases_of_leaving()
-    for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
-        make_waking = partial(Waking, voters=voters, sleepers=sleepers)
-        yield ExplorationCase("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
-    for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
-        yield ExplorationCase("branches", name, partial(model, bounds))
-    running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
-    running |= branch_cases.RUNNING_IN_FLIGHT
-    for name, span in running.items():
-        yield ExplorationCase("running", name, partial(RunningBranches, span))
-    yield ExplorationCase(
-        "running",
-        "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze",
-        partial(RunningBranches, branch_cases.UNLIKE),
-        is_walk=True,
-    )
-    yield from _cases_of_liars()
-    for name, overlap in branch_cases.OVERLAPS.items():
-        yield ExplorationCase("overlap", name, partial(Overlap, overlap))
 
 
 def _cases_of_liars() -> Iterator[ExplorationCase]:

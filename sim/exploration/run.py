@@ -20,14 +20,23 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     part: Annotated[
-        str, typer.Argument(help="A part, or a piece of a case's name.", show_default="all")
+        str,
+        typer.Argument(
+            help="Name of a part, or a piece of the name of a case.", show_default="all"
+        ),
     ] = "",
-    states: Annotated[int, typer.Option(help="At most so many states per case.", min=1)] = 300_000,
-    seconds: Annotated[float, typer.Option(help="At most so long per case.", min=0)] = 60.0,
-    seed: Annotated[int, typer.Option(help="Of the random walks.", min=0)] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per case.")] = False,
+    states: Annotated[
+        int, typer.Option(help="Maximum number of states per case.", min=1)
+    ] = 300_000,
+    seconds: Annotated[
+        float, typer.Option(help="Maximum number of seconds per case.", min=0)
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random walks.", min=0)] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per case.")
+    ] = False,
 ) -> None:
-    """Explore the shipped machines: every order, loss, crash, restart and freeze within bounds."""
+    """Explore the machines of a round: every order, loss, crash, restart and freeze in bounds."""
     parts = list(dict.fromkeys(case.part for case in cases()))
     if part in parts:
         chosen = [case for case in cases() if case.part == part]

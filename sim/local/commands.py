@@ -10,16 +10,26 @@ from node.commands.app import app, print_json
 from node.commands.options import SEED_MAX, refuse_idle
 from protocol import limits
 
-ElementsOption = Annotated[int, typer.Option(help="Parameters of the made-up model.")]
+ElementsOption = Annotated[int, typer.Option(help="Number of parameters of the made-up model.")]
 RoundsOption = Annotated[
-    int | None, typer.Option(help="Rounds to seal.", show_default="as many as there is time")
+    int | None,
+    typer.Option(help="Number of rounds to seal.", show_default="as many as fit in --duration"),
 ]
-TrustOption = Annotated[str, typer.Option(help="friends: the mean; open: a rule that bears liars.")]
+TrustOption = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "friends (contributions are averaged) or open (a robust aggregation rule that"
+            " tolerates attackers)."
+        )
+    ),
+]
 AttackOption = Annotated[
     str | None,
     typer.Option(
-        help="What a share of the nodes contributes instead of its work, such as scale:0.25; "
-        "the run is then an open one.",
+        help=(
+            "Attack and the share of nodes that run it, such as scale:0.25; implies an open run."
+        ),
         show_default=False,
     ),
 ]
@@ -27,54 +37,78 @@ AUDITS_USUAL = 0.25
 AuditsOption = Annotated[
     float | None,
     typer.Option(
-        help="How many audits each contribution meets, on average.",
-        show_default=f"{AUDITS_USUAL} with --attack, else none",
+        help="Average number of audits per contribution.",
+        show_default=f"{AUDITS_USUAL} with --attack, otherwise none",
     ),
 ]
 ShapeOption = Annotated[
     str | None,
     typer.Option(
-        help="Each node's line: rate, round trip, loss, such as 20mbit,80ms,1%.",
-        show_default="loopback as it is",
+        help="Each node's network link: rate, round-trip time and loss, such as 20mbit,80ms,1%.",
+        show_default="unlimited loopback",
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option(help="New folder for traces, logs and plot.", show_default=False)
+    Path | None,
+    typer.Option(help="New folder for the traces, the logs and the plot.", show_default=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Last line: one JSON object.")]
-KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints afterwards.")
+]
 
 ChaosOption = Annotated[
     str | None,
-    typer.Option(help="Faults to deal: kill, freeze, churn, stall, reset, partition; with commas."),
+    typer.Option(
+        help=(
+            "Faults to inject, separated by commas: kill, freeze, churn, stall, reset, partition."
+        )
+    ),
 ]
 RecklessOption = Annotated[
-    bool, typer.Option("--reckless", help="Faults may leave less than a quorum.")
+    bool, typer.Option("--reckless", help="Allow faults that leave less than a quorum alive.")
 ]
 TrainerOption = Annotated[
-    str, typer.Option(help="made-up: no torch, 40 MB a node; real: trains the demo's model.")
+    str, typer.Option(help="made-up (no torch, 40 MB per node) or real (trains the demo's model).")
 ]
 FragmentsOption = Annotated[
-    int, typer.Option(help="Cut the model in so many fragments, synced in turn.", min=1)
+    int,
+    typer.Option(
+        help="Number of fragments of the model; each round synchronises one of them.", min=1
+    ),
 ]
 SeatsOption = Annotated[
     int,
     typer.Option(
-        help="So many contribute to a round; more nodes take turns.", min=2, max=limits.SEATS_MAX
+        help=(
+            "Maximum number of contributors per round; if there are more nodes, they take turns."
+        ),
+        min=2,
+        max=limits.SEATS_MAX,
     ),
 ]
-PresetOption = Annotated[str | None, typer.Option(help="The method.", show_default="the demo's")]
+PresetOption = Annotated[
+    str | None, typer.Option(help="Training method, by its preset name.", show_default="the demo's")
+]
 ThenOption = Annotated[
     str | None,
-    typer.Option(help="Another method from a round on, such as eager:25.", show_default=False),
+    typer.Option(
+        help="Switch to another preset from a round on, such as eager:25.", show_default=False
+    ),
 ]
 LagOption = Annotated[
     int | None,
-    typer.Option(help="Rounds in flight, 1 or 2.", show_default="the preset's"),
+    typer.Option(help="Number of rounds in flight: 1 or 2.", show_default="the preset's"),
 ]
 StepsOption = Annotated[
     int | None,
-    typer.Option(help="Of a round of real training.", show_default="the preset's", min=1),
+    typer.Option(
+        help="Inner steps per round (H), only with --trainer real.",
+        show_default="the preset's",
+        min=1,
+    ),
 ]
 
 
@@ -96,19 +130,25 @@ def _idle(trainer: str, chaos: str | None) -> dict[str, str]:
 
 
 SeedOption = Annotated[
-    int, typer.Option(help="Which faults, when and to whom.", min=0, max=SEED_MAX)
+    int,
+    typer.Option(
+        help="Seed that decides which faults hit which node and when.", min=0, max=SEED_MAX
+    ),
+]
+
+
+DurationOption = Annotated[
+    str | None,
+    typer.Option(help="How long faults are injected while rounds are sealed.", show_default="60s"),
 ]
 
 
 @app.command()
 def local(
     context: typer.Context,
-    peers: Annotated[int, typer.Option(help="Nodes that start together.")] = 4,
+    peers: Annotated[int, typer.Option(help="Number of nodes that start together.")] = 4,
     rounds: RoundsOption = None,
-    duration: Annotated[
-        str | None,
-        typer.Option(help="How long faults are dealt and rounds sealed.", show_default="60s"),
-    ] = None,
+    duration: DurationOption = None,
     shape: ShapeOption = None,
     chaos: ChaosOption = None,
     trust: TrustOption = "friends",
@@ -118,7 +158,7 @@ def local(
     reckless: RecklessOption = False,
     seed: SeedOption = 0,
     trainer: TrainerOption = "made-up",
-    train: Annotated[str, typer.Option(help="Made-up training time of a round.")] = "0.5s",
+    train: Annotated[str, typer.Option(help="Simulated training time per round.")] = "0.5s",
     elements: ElementsOption = 100_000,
     fragments: FragmentsOption = 1,
     seats: SeatsOption = limits.SEATS_MAX,
@@ -131,7 +171,9 @@ def local(
     keep: KeepOption = False,
     test_switch: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run real nodes on this machine, deal faults, and check what they did against the rules."""
+    """Run real nodes on this machine, inject faults, and check their traces against the protocol
+    rules.
+    """
     began_s = time.monotonic()
     refuse_idle(context, _idle(trainer, chaos))
     from rich.console import Console

@@ -23,13 +23,19 @@ def main() -> int:
     """Entry point; the exit status of the node."""
     parser = argparse.ArgumentParser(prog="sim.local.lying_node", description=__doc__)
     lies = parser.add_mutually_exclusive_group(required=True)
-    lies.add_argument("--attack", help="an attack of `sim.attacks`, or an act")
-    lies.add_argument("--flood", choices=FLOODS, help="what it says as fast as others take it")
-    parser.add_argument(
-        "--while", type=Path, dest="sign", help="it floods while that file is there"
+    lies.add_argument("--attack", help="name of an attack or an act in `sim.attacks`")
+    lies.add_argument(
+        "--flood",
+        choices=FLOODS,
+        help="kind of message that the node sends as fast as others accept it",
     )
-    parser.add_argument("--shared", type=Path, help="of those who lie together")
-    parser.add_argument("--liars", type=int, default=1, help="how many lie together")
+    parser.add_argument("--while", type=Path, dest="sign", help="flood only while this file exists")
+    parser.add_argument(
+        "--shared", type=Path, help="file shared by the attackers that work together"
+    )
+    parser.add_argument(
+        "--liars", type=int, default=1, help="number of attackers that work together"
+    )
     own, words = parser.parse_known_args()
     if own.flood is None and not is_carried_out(own.attack):
         parser.error(f"--attack {own.attack} is none that nodes can carry out")

@@ -379,15 +379,21 @@ def made_up_parser() -> argparse.ArgumentParser:
     """The options of a made-up trainer; it is given others as well, of the real one."""
     parser = argparse.ArgumentParser(prog="sim.local.made_up_trainer", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--name", required=True, help="tells its drifts from those of others")
     parser.add_argument(
-        "--round-s", type=float, required=True, help="seconds of a round's training"
+        "--name", required=True, help="name that makes its updates differ from those of others"
     )
-    parser.add_argument("--hold", type=Path, help="no training before this file is there")
-    parser.add_argument("--channel", type=Path, required=True, help="the mapped file")
+    parser.add_argument(
+        "--round-s", type=float, required=True, help="simulated training seconds per round"
+    )
+    parser.add_argument("--hold", type=Path, help="do not train until this file exists")
+    parser.add_argument(
+        "--channel", type=Path, required=True, help="the memory-mapped file of the channel"
+    )
     parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
-    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
-    parser.add_argument("--inner", type=Path, help="folder of its transaction; none: keep nothing")
+    parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
+    parser.add_argument(
+        "--inner", type=Path, help="folder for its inner state; without it none is kept"
+    )
     return parser
 
 

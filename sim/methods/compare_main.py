@@ -101,8 +101,10 @@ def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace)
 
 def _parser() -> argparse.ArgumentParser:
     parser = measuring_parser("sim.methods.compare_main", __doc__)
-    parser.add_argument("--peers", type=int, required=True, help="replicas")
-    parser.add_argument("--model-file", type=Path, help="the run's model, where it is in a file")
+    parser.add_argument("--peers", type=int, required=True, help="number of replicas")
+    parser.add_argument(
+        "--model-file", type=Path, help="the model file of the run, if its manifest names one"
+    )
     return parser
 
 

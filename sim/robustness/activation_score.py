@@ -209,7 +209,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--known", type=Path, nargs="+", required=True)
     parser.add_argument("--judged", type=Path, nargs="+", required=True)
-    parser.add_argument("--text", type=Path, required=True, help="what no model was trained on")
+    parser.add_argument(
+        "--text", type=Path, required=True, help="text that no model was trained on"
+    )
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     try:

@@ -206,11 +206,13 @@ def main() -> int:
     """Entry point; 1 where something is not as promised."""
     parser = argparse.ArgumentParser(prog="sim.trials.sweep_acts", description=__doc__)
     parser.add_argument("--kinds", default="have", help=f"all, or of: {', '.join(KINDS)}")
-    parser.add_argument("--attacks", default="", help="in their place, attacks by name")
+    parser.add_argument("--attacks", default="", help="attacks by name, in place of the acts")
     parser.add_argument("--peers", default=",".join(str(size) for size in SIZES))
-    parser.add_argument("--seeds", default="1", help="FIRST..LAST, or some")
+    parser.add_argument("--seeds", default="1", help="FIRST..LAST, or seeds separated by commas")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with some of the acts")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of processes, which share the acts"
+    )
     own = parser.parse_args()
     names = _names(own.kinds, own.attacks)
     if own.jobs > 1 and len(names) > 1:

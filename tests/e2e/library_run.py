@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLE = ROOT / "node" / "examples" / "plain_loop.py"
+EXAMPLE = ROOT / "examples" / "plain_loop.py"
 TIMEOUT_S = 120.0
 WIDTH = 16
 
@@ -48,7 +48,7 @@ import torch
 from torch.nn import functional
 torch.set_num_threads(1)
 from node import DiLoCo, Swarm
-from node.examples.plain_loop import ByteGru, text_loader
+from examples.plain_loop import ByteGru, text_loader
 model = ByteGru(16)
 inner = torch.optim.AdamW(model.parameters())
 def say(*words):

@@ -280,4 +280,6 @@ def test_result_has_the_bytes_that_it_has_on_every_machine(name: str) -> None:
     weights_P = np.arange(3.0, 12.0)
     found = AGGREGATORS[name](f=2, cell_elements=512)(fixed_rows(), weights_P)
     digest = blake3(found.value.astype("<f4").tobytes() + found.scores.astype("<f4").tobytes())
-    assert digest.hexdigest()[:16] == GOLDEN[name]
+    assert digest.hexdigest()[:16] == GOLDEN.get(name), (
+        f'a new rule has a line in GOLDEN: "{name}": "{digest.hexdigest()[:16]}",'
+    )

@@ -160,8 +160,11 @@ class Sorter:
         return self._run(rows_RB)
 
     def mean(self, rows_RB: Vector, out_B: Vector) -> bool:
-        """Write the mean of the wires that somebody looks at, added in their order; False if that
-        is to be done by hand, for which nothing is lost."""
+        """Write the mean of the observed wires, added in their order, into `out_B`.
+
+        Returns False, leaving the rows as they are, if no compiled kernel applies or a row is not
+        finite: the caller then sorts the rows with numpy.
+        """
         kernels = kernels_for(rows_RB, out_B)
         return bool(kernels and self._wiring and kernels.sort_mean(rows_RB, self._wiring, out_B))
 

@@ -27,7 +27,7 @@ def measuring_parser(program: str, description: str | None) -> argparse.Argument
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
-    parser.add_argument("--run", required=True, help="its digest, hexadecimal")
+    parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
     parser.add_argument(
         "--child", action="store_true", help="end when standard input closes; ignore Ctrl+C"
     )

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
         ("/x/training/numeric/arithmetic.py squared_norm", "norms"),
         ("/x/training/compression/int8.py squared_norm", "norms"),
         ("/x/training/compression/int8.py weighted_sum", "sum"),
-        ("C:\\x\\node\\cell_store.py reduce", "sum"),
+        ("C:\\x\\node\\shard_store.py reduce", "sum"),
         ("/x/dht/transport/libp2p_session.py send", "send, encrypt"),
         ("/x/dht/transport/libp2p_session.py receive", "receive, decrypt"),
         ("/x/dht/transport/libp2p_tls.py send", "send, encrypt"),

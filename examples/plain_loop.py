@@ -1,4 +1,4 @@
-"""A plain torch loop that trains with a swarm: `python -m node.examples.plain_loop LINK`.
+"""A plain torch loop that trains with a swarm: `python -m examples.plain_loop LINK`.
 
 The model is this file's own, and `build` lets a founder name the file: `[model] file =
 "plain_loop.py"` in run.toml, with `context` and `width` under `[model.settings]`.
