@@ -22,7 +22,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-nat test-slow test-gpu hunt fuzz sweep compiled explore soak soak-peers chaos lint clean
+.PHONY: help install demo test test-nat test-slow test-gpu hunt fuzz sweep compiled explore structure soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
@@ -35,6 +35,7 @@ help:
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
+	@echo "make structure  the figures of the tree: lines, files, rooms, cycles, the trip of a gradient"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
 	@echo "make soak-peers ten minutes of 64 peers connected to one node, with traffic"
 	@echo "make chaos      a quarter of an hour of twelve nodes, a victim every ten seconds"
@@ -77,6 +78,9 @@ compiled: $(STAMP)
 
 explore: $(STAMP)
 	$(BIN)/python -m sim.explorer $(ARGS)
+
+structure: $(STAMP)
+	$(BIN)/python -m tests.structure.figures $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak $(ARGS)
