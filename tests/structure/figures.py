@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.architecture.source import PACKAGES, Module, read_modules
+from tests.architecture.source import FACE, PACKAGES, Module, read_modules
 from tests.structure.citations import (
     LAW,
     Citation,
@@ -35,8 +35,7 @@ from tests.structure.rooms import (
 from tests.structure.trip import is_excluded, trace_trip
 
 ROOT = Path(__file__).parent.parent.parent
-PRODUCT = (*PACKAGES, "barnraise")
-"""The folders of product code; one that is not there has no files."""
+PRODUCT = (*PACKAGES, FACE)
 NOT_OURS = (".venv", ".git", "build", "dist")
 OF_THE_PAST = ("docs/attic", "CHANGELOG.md", "DECISIONS.md")
 """Folders and pages that tell what was; what they cite does not count."""
