@@ -7,6 +7,7 @@ inside, and every import of ours is written with that prefix when the wheel is b
 
     from node.config import NodeConfig      from barnraise.node.config import NodeConfig
     import sim                              import barnraise.sim as sim
+    import node.cli                         import barnraise.node.cli, barnraise.node as node
     [..., "-m", "training.trainer_main"]    [..., "-m", "barnraise.training.trainer_main"]
 
 The places are found in the syntax tree, never by a search for text; what cannot be rewritten with
@@ -34,7 +35,7 @@ Edit = tuple[int, int, str]
 
 
 class PrefixError(Exception):
-    """An import that cannot be given a prefix; the message says where it is and what to write."""
+    """A name that cannot be given a prefix; the message says where it is and what to write."""
 
 
 def prefixed(path: str, text: str, modules: Collection[str]) -> str:
@@ -69,7 +70,7 @@ def prefixed(path: str, text: str, modules: Collection[str]) -> str:
             edits.append((begin, end, changed))
         elif isinstance(node, ast.Import):
             edits += [
-                (*span(alias), _prefixed_alias(alias, f"{path}:{node.lineno}"))
+                (*span(alias), _prefixed_alias(alias))
                 for alias in node.names
                 if _is_ours(alias.name)
             ]
@@ -108,12 +109,13 @@ def _is_ours(name: str) -> bool:
     return name.partition(".")[0] in INNER
 
 
-def _prefixed_alias(alias: ast.alias, place: str) -> str:
-    """`a.b as c` behind `import`; a bare package stays known by its own name."""
-    if alias.asname is None and "." in alias.name:
-        parent, _, last = alias.name.rpartition(".")
-        raise PrefixError(f"{place}: write `from {parent} import {last}`")
-    return f"{FACE}.{alias.name} as {alias.asname or alias.name}"
+def _prefixed_alias(alias: ast.alias) -> str:
+    """`a.b as c` behind `import`; a name that is bound stays bound to the same."""
+    package = alias.name.partition(".")[0]
+    if alias.asname or alias.name == package:
+        return f"{FACE}.{alias.name} as {alias.asname or package}"
+    # `import node.cli` loads node.cli and binds node.
+    return f"{FACE}.{alias.name}, {FACE}.{package} as {package}"
 
 
 def module_names(root: Path) -> set[str]:
