@@ -4,7 +4,8 @@
     python -m tests.wheel tests/dht -x     others, with options of pytest
 
 The tests are copied to a folder without the source tree, with the prefix that the imports have in
-the wheel.
+the wheel. Tests that hand a child process a program as text, or that read the source tree, fail
+there; those of protocol/ do neither.
 """
 
 import os
