@@ -23,7 +23,7 @@ from tests.structure.rooms import (
     undeclared_rooms,
     upward_imports,
 )
-from tests.structure.trip import INNER_STEPS, Calls, files_of_trip, is_excluded
+from tests.structure.trip import EXCLUDED, INNER_STEPS, Calls, files_of_trip, is_excluded
 
 Files = dict[str, str]
 
@@ -278,6 +278,10 @@ def test_exclusions_are_files_and_folders() -> None:
     assert is_excluded("protocol/wire.py")
     assert not is_excluded("node/round.py")
     assert not is_excluded("protocol/wire_more.py")
+
+
+def test_exclusions_exist_so_that_none_is_forgotten_where_files_move() -> None:
+    assert [path for path in EXCLUDED if not (ROOT / path).exists()] == []
 
 
 def test_recorder_sees_functions_of_the_tree_and_the_methods_of_its_dataclasses(
