@@ -22,12 +22,13 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-nat test-slow test-gpu hunt fuzz sweep compiled explore soak soak-peers chaos lint clean
+.PHONY: help install demo test test-nat test-slow test-wheel test-gpu hunt fuzz sweep compiled explore structure soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
 	@echo "make test       the quick tests"
 	@echo "make test-slow  the tests that start real processes, build or install"
+	@echo "make test-wheel the quick tests of protocol/ against an installed wheel; ARGS=tests/dht for others"
 	@echo "make test-nat   homes behind routers, in network namespaces that the tests make; Linux, root"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
 	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
@@ -35,6 +36,7 @@ help:
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
 	@echo "make explore    every order of events in small rounds of the real machines; minutes"
+	@echo "make structure  the figures of the tree: lines, files, rooms, cycles, the trip of a gradient"
 	@echo "make soak       half an hour of three nodes; what they hold must not grow"
 	@echo "make soak-peers ten minutes of 64 peers connected to one node, with traffic"
 	@echo "make chaos      a quarter of an hour of twelve nodes, a victim every ten seconds"
@@ -66,6 +68,9 @@ test-nat: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+test-wheel: $(STAMP)
+	$(BIN)/python -m tests.wheel $(ARGS)
+
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
@@ -76,7 +81,10 @@ compiled: $(STAMP)
 	$(BIN)/python -m sim.compiled $(ARGS)
 
 explore: $(STAMP)
-	$(BIN)/python -m sim.explorer $(ARGS)
+	$(BIN)/python -m sim.exploration.explorer $(ARGS)
+
+structure: $(STAMP)
+	$(BIN)/python -m tests.structure.figures $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak $(ARGS)

@@ -1,4 +1,4 @@
-"""The daemon and the library face: `from node import DiLoCo, Swarm`.
+"""The daemon and the library; programs say `from barnraise import DiLoCo, Swarm` for the same.
 
 Importing this package loads nothing: each name does when it is first asked for, and torch with
 DiLoCo alone. What type checkers see is in `__init__.pyi`.

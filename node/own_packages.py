@@ -1,5 +1,8 @@
 """Whether our packages are ours: a user's project often has a file or folder of such a name.
 
+In an installed wheel they lie within `barnraise`, where no other can take their place; in a clone
+and its editable installation they are at the top.
+
 Pythons from 3.7 on can read it, as `node` itself.
 """
 
@@ -10,6 +13,8 @@ import sys
 from importlib.util import find_spec
 
 BESIDE_US = ("protocol", "dht", "training")
+ABOVE_US = __name__.rpartition("node.")[0]
+"""What stands before the names of our packages: nothing, or `barnraise.` in a wheel."""
 
 
 def require_own_packages() -> None:
@@ -20,7 +25,7 @@ def require_own_packages() -> None:
     """
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in BESIDE_US:
-        place = _place(name)
+        place = _place(ABOVE_US + name)
         if os.path.realpath(place).startswith(os.path.join(home, name) + os.sep):
             continue
         whose = f"{place} is" if place else "nothing is"

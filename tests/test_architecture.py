@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import imports, shape
-from tests.architecture.source import PACKAGES, Module, Rule, module_from_source, read_modules
+from tests.architecture.source import FACE, PACKAGES, Module, Rule, module_from_source, read_modules
 
 ROOT = Path(__file__).parent.parent
-LIBRARY = PACKAGES
+LIBRARY = (*PACKAGES, FACE)
 TESTS = ("tests",)
 EVERYWHERE = (*LIBRARY, *TESTS, "examples")
 
@@ -48,6 +48,8 @@ BROKEN: list[tuple[Rule, Files]] = [
     ),
     (imports.import_directions, {"training/outer.py": "from ..dht import reach"}),
     (imports.import_directions, {"node/cli.py": "import sim.run"}),
+    (imports.import_directions, {"node/cli.py": "from barnraise import Swarm"}),
+    (imports.import_directions, {"barnraise/__init__.py": "import training.diloco"}),
     (imports.import_directions, {"node/round.py": "def f():\n    import sim.run"}),
     (
         imports.import_directions,
@@ -157,7 +159,7 @@ def test_test_folders_are_packages() -> None:
 
 
 def test_packages_are_typed() -> None:
-    assert shape.folders_without("py.typed", [ROOT / name for name in PACKAGES]) == []
+    assert shape.folders_without("py.typed", [ROOT / name for name in LIBRARY]) == []
 
 
 def test_missing_file_is_seen(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def run_python(code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("module", ["node", "node.network_main"])
+@pytest.mark.parametrize("module", ["barnraise", "node", "node.network_main"])
 def test_import_loads_no_torch(module: str) -> None:
     assert run_python(f"import sys, {module}; print('torch' in sys.modules)") == "False"
 

@@ -11,9 +11,10 @@ from typing import Annotated
 
 from dht.kademlia.keyspace import WireKey
 from dht.kademlia.records import SignedRecord
-from dht.kademlia.routing import Addresses, Contact, check_addresses
+from dht.kademlia.routing import Contact, check_addresses
 from protocol import limits
 from protocol.errors import DecodeError
+from protocol.transport import Addresses
 from protocol.wire import Range, Size, decode, encode
 
 PROTOCOL = "/barnraise/dht/1"

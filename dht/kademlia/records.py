@@ -11,14 +11,13 @@ from typing import Annotated
 
 from dht.kademlia.keyspace import Key, WireKey
 from protocol import limits
-from protocol.identity import PEER_ID_BYTES, PeerId, Signer
+from protocol.identity import PeerId, Signer
+from protocol.transport import WirePeerId
 from protocol.wire import Range, Signature, Size
 
 _SIGNING_DOMAIN = b"barnraise/dht/record/1\x00"
 _SEQUENCE_MAX = 2**62
 _UNIX_S_MAX = 2**40
-
-WirePeerId = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
 
 RECORD_OVERHEAD_BYTES = limits.DHT_RECORD_BYTES_MAX - limits.DHT_VALUE_BYTES_MAX
 """An upper bound of what a record takes on the wire beside its value."""

@@ -8,7 +8,6 @@ import heapq
 import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from dht.kademlia.keyspace import (
     KEY_BITS,
@@ -18,14 +17,9 @@ from dht.kademlia.keyspace import (
     node_key,
     random_key_in_bucket,
 )
-from dht.kademlia.records import WirePeerId
 from dht.reaching.subnets import NARROW_BITS, WIDE_BITS, subnets
-from protocol import limits
 from protocol.identity import PeerId
-from protocol.wire import Size
-
-Address = Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)]
-Addresses = Annotated[tuple[Address, ...], Size(0, limits.DHT_ADDRESSES_PER_CONTACT_MAX)]
+from protocol.transport import Addresses, WirePeerId
 
 BUCKET_SIZE = 16
 """Twice the 8 replicas, so that a bucket which loses half its contacts still knows all replicas of

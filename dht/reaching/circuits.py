@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dht.kademlia.records import WirePeerId
 from dht.reaching.gone import host_and_port
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.transport import WirePeerId
 from protocol.wire import Range, Size, decode, encode
 
 RELAY_PROTOCOL = "/barnraise/relay/1"

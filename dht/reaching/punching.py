@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dht.kademlia.routing import Address
 from dht.reaching.circuits import is_public
 from dht.reaching.gone import host_and_port
 from protocol.errors import DecodeError
+from protocol.transport import Address
 from protocol.wire import Size, decode, encode
 
 PUNCH_PROTOCOL = "/barnraise/punch/1"

@@ -1,12 +1,12 @@
 """Child processes: what they inherit, how many threads they get, and how they end."""
 
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
 import trio
 
-import training
 from training.channel.child_process import ONE_BLAS_THREAD
 
 _CLOSE_GRACE_S = 0.25
@@ -27,7 +27,7 @@ def child_environment() -> dict[str, str]:
     the standard library.
     """
     environment = os.environ | ONE_BLAS_THREAD
-    root = Path(training.__path__[0]).resolve().parent
+    root = Path(sys.modules[__name__.partition(".")[0]].__path__[0]).resolve().parent
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     if root not in installed:
         parts = [str(root), environment.get("PYTHONPATH", "")]

@@ -35,8 +35,9 @@ VALUE_CHARACTERS_MAX = 400
 LINE_CHARACTERS_MAX = 4000
 TRACEBACK_LINES_MAX = 200
 
-OURS = ("protocol", "dht", "training", "node", "sim", "__main__")
-"""Loggers of the house, by the first part of their names; all others are libraries'."""
+OURS = ("protocol", "dht", "training", "node", "sim", "barnraise", "__main__")
+"""Loggers of the house, by the first part of their names (`barnraise` in a wheel, which holds the
+other packages); all others are libraries'."""
 
 # "name of the event a=%d b=%s": each blank-separated piece behind the name is a field. A name may
 # have places itself.

@@ -9,18 +9,17 @@ work.
 
 import json
 import math
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from node.processes.children import child_environment
 from protocol.errors import ConfigError, StateError
 from protocol.limits import CELL_ELEMENTS_MAX, MIB
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN
@@ -28,7 +27,6 @@ from training.compression import CODECS, Codec, bits_per_element, in_grade
 
 PASSES = 7
 
-_ROOT = Path(__file__).parent.parent.parent
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -71,7 +69,7 @@ def bench_codecs(names: Sequence[str], elements: int, seed: int) -> list[CodecRe
 
 def _measured_apart(name: str, elements: int, seed: int) -> CodecResult:
     command = [sys.executable, "-P", "-m", __name__, name, str(elements), str(seed)]
-    environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": str(_ROOT)}
+    environment = child_environment() | dict.fromkeys(_ONE_THREAD, "1")
     done = subprocess.run(
         command,
         env=environment,

@@ -5,6 +5,7 @@ digest of what it was made from. It is used if its own digests still hold, and o
 """
 
 import json
+import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -89,3 +90,10 @@ def _extensions(folder: Path) -> list[Path]:
 
 def _digest(path: Path) -> str:
     return blake3(path.read_bytes()).hexdigest()
+
+
+def cores() -> int:
+    """How many processes can work at once here."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

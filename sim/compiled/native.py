@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sim.trials.sweep import cores
+from sim.compiled.builds import cores
 
 _OPT_LEVEL = "3"
 

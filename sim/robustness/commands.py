@@ -10,13 +10,14 @@ from rich.console import Console
 from node.exit_codes import EXIT_DONE, EXIT_FAILED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
+from sim.compiled.builds import cores
 from sim.robustness.cases import CASES
 from sim.robustness.crew import KeptCourses, play_all, source_digest
 from sim.robustness.game import Course, LyingStage
 from sim.robustness.learners import manifest_of
 from sim.robustness.report import trial_json, trial_table, write_plot
 from sim.robustness.trial import Take, rows_of, takes_of
-from sim.trials.sweep import cores, seeds_of
+from sim.trials.sweep import seeds_of
 
 PICTURE, TABLE, COURSES = "robustness.png", "robustness.txt", "robustness.jsonl"
 _TABLE_WIDTH = 120

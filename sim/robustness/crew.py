@@ -16,7 +16,6 @@ from queue import SimpleQueue
 
 from blake3 import blake3
 
-import sim
 import training
 from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError
@@ -26,16 +25,16 @@ from sim.robustness.trial import Take
 
 _COMMAND = (sys.executable, "-P", "-m", "sim.robustness.player")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_OF_SIM = ("attacks", "robustness")
+_OF_SIM = ("attacks", "robustness", "world")
 _NOT_PLAYED = ("report.py", "commands.py", "crew.py")
 """Files of `sim/robustness` that change no course."""
 
 
 def source_digest() -> str:
     """Over whatever a course depends on."""
-    mine, theirs = Path(sim.__path__[0]), Path(training.__path__[0])
+    mine, theirs = Path(__file__).parents[1], Path(training.__path__[0])
     paths = [path for room in _OF_SIM for path in (mine / room).glob("*.py")]
-    paths += [*mine.glob("t*.py"), *theirs.rglob("*.py")]
+    paths += theirs.rglob("*.py")
     hasher = blake3(f"{sys.version} {version('numpy')} {_torch_version()}".encode())
     for path in sorted(path for path in paths if path.name not in _NOT_PLAYED):
         hasher.update(f"{path.name} ".encode() + path.read_bytes())

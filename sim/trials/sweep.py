@@ -71,13 +71,6 @@ def seeds_of(text: str) -> range:
     raise ConfigError(f"--seeds must be like 0..199 or 7, at most {SEEDS_MAX}, not {text[:40]!r}")
 
 
-def cores() -> int:
-    """How many processes can work at once here."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def sweep(
     scenarios: Mapping[str, Scenario],
     seeds: Sequence[int],

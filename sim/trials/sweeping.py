@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from node.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
-from sim.compiled.builds import choose
+from sim.compiled.builds import choose, cores
 from sim.trials.outcome import Outcome
 from sim.trials.playing import overridden_scenario
 from sim.trials.replays import replay_command, write_failure
 from sim.trials.report import peer_rounds, sweep_json, sweep_table, write_plot
 from sim.trials.scenario import DEFAULT, Scenario
-from sim.trials.sweep import Swept, cores, seeds_of, sweep
+from sim.trials.sweep import Swept, seeds_of, sweep
 
 FAILURES_SHOWN = 10
 TABLE_WIDTH = 120

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 PACKAGES = ("protocol", "dht", "training", "node", "sim")
+FACE = "barnraise"
+"""What users import; it hands on, and no package of ours needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from queue import SimpleQueue
 import pytest
 
 from protocol.errors import ConfigError
+from sim.compiled.builds import cores
 from sim.trials import sweep as sweeping
-from sim.trials.sweep import cores, seeds_of, sweep
+from sim.trials.sweep import seeds_of, sweep
 from sim.trials.trial import run_trial
 from tests.sim.trials.scenarios import scenario
 

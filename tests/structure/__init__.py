@@ -1,0 +1,1 @@
+"""Measures the shape of the tree; `make structure` prints the figures."""
