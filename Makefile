@@ -81,7 +81,7 @@ compiled: $(STAMP)
 	$(BIN)/python -m sim.compiled $(ARGS)
 
 explore: $(STAMP)
-	$(BIN)/python -m sim.exploration.explorer $(ARGS)
+	$(BIN)/python -m sim.explorer $(ARGS)
 
 structure: $(STAMP)
 	$(BIN)/python -m tests.structure.figures $(ARGS)

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from node.rules.backup import BackupWorkers
+from sim.methods.backup import BackupWorkers
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rules.backup import BackupWorkers
 from protocol.errors import ConfigError
+from sim.methods.backup import BackupWorkers
 
 PEERS, RATE = 8, 0.1
 
