@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from node import DiLoCo, Swarm
+from barnraise import DiLoCo, Swarm
 
 logger = logging.getLogger("plain_loop")
 
