@@ -320,7 +320,7 @@ def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -
     """
     if now_s >= time_out_s(view, deadline):
         return True
-    if now_s < list_late_s(view, deadline.seconds(view.time_outs)):
+    if not view.ready_s or now_s < list_late_s(view, deadline.seconds(view.time_outs)):
         return False
     proposal = view.proposal()
     if proposal is None:
@@ -381,6 +381,6 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
         start_s + SECOND_LIST_AFTER * deadline_s,
         start_s + LIST_LAPSES_AFTER * deadline_s,
         start_s + deadline.cap_s,
-        list_late_s(view, deadline_s),
+        list_late_s(view, deadline_s) if view.ready_s else inf,
         time_out_s(view, deadline),
     ]

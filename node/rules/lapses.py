@@ -37,11 +37,12 @@ before its closer has by others what it may not have been told."""
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
     out whom it had to list."""
-    is_looked_at = ("list", view.attempt) in view.looked_at
-    if is_looked_at and (view.has_voted or not view.is_voter):
+    if ("ready", view.attempt) in view.looked_at:
         return  # As most often.
     _note_ready(view, now_s)
-    if is_looked_at:
+    if ("list", view.attempt) in view.looked_at:
+        if view.attempt in view.ready_s or view.has_voted or not view.is_voter:
+            view.looked_at.add(("ready", view.attempt))
         return
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
