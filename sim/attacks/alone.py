@@ -125,7 +125,7 @@ def bounded(sent_N: Vector) -> Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class LyingShare:
+class Lies:
     """An attack by name, and how many of the nodes that start together lie.
 
     `is_fresh` liars start later, and were not seated by anybody.
@@ -147,7 +147,7 @@ def attack_named(name: str) -> Attack:
     return ATTACKS[name]() if act is None else Acts(act=act)
 
 
-def lies_named(text: str, peers: int) -> LyingShare:
+def lies_named(text: str, peers: int) -> Lies:
     """`scale:0.25` of so many nodes. Raises ConfigError saying what is wrong."""
     name, _, share = text.partition(":")
     if not is_carried_out(name):
@@ -168,7 +168,7 @@ def lies_named(text: str, peers: int) -> LyingShare:
     count = max(1, int(fraction * peers))
     if not count < (peers if is_fresh else peers / 2):
         raise ConfigError(f"--attack {text}: {count} of {peers} peers would lie; take more peers")
-    return LyingShare(name, count, is_fresh=is_fresh)
+    return Lies(name, count, is_fresh=is_fresh)
 
 
 def check_audits(name: str, audits: float) -> None:
@@ -177,14 +177,14 @@ def check_audits(name: str, audits: float) -> None:
         raise ConfigError(f"--attack: {name} needs --audits above 0: without any it bends nothing")
 
 
-def lies_of_worlds(text: str, peers: int, audits: float) -> LyingShare:
+def lies_of_worlds(text: str, peers: int, audits: float) -> Lies:
     """The same of the nodes of a world. Raises ConfigError."""
     lies = lies_named(text, peers)
     check_audits(lies.name, audits)
     return lies
 
 
-def lies_of_nodes(text: str, peers: int) -> LyingShare:
+def lies_of_nodes(text: str, peers: int) -> Lies:
     """The same of real nodes. Raises ConfigError."""
     lies = lies_named(text, peers)
     if lies.name in IN_WORLDS:

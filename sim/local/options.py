@@ -9,7 +9,7 @@ from node.demo.node_process import NODE_COMMAND
 from node.demo.options import TEST_SWITCHES
 from protocol import limits
 from protocol.errors import ConfigError
-from sim.attacks.alone import LyingShare, check_audits
+from sim.attacks.alone import Lies, check_audits
 from sim.local.shape import Shape
 from training.methods.presets import PRESETS
 
@@ -100,7 +100,7 @@ class LocalOptions:
     audits: float = 0.0
     """How many each contribution meets, on average, in open runs."""
 
-    attack: LyingShare | None = None
+    attack: Lies | None = None
     """What the last nodes that start together contribute instead of their work."""
 
     test_switch: str | None = None

@@ -11,7 +11,7 @@ from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
-from sim.attacks.alone import TOGETHER, LyingShare, hooks_of, lies_of_worlds
+from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
 from sim.attacks.together import Accomplice, Conspiracy
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario
@@ -34,7 +34,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     is_real = luck.random() < scenario.real_signatures
     names = member_names(scenario.peers[0])
     members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
-    lies = LyingShare("", 0)
+    lies = Lies("", 0)
     if scenario.attack:
         lies = lies_of_worlds(scenario.attack, len(names), scenario.audits)
     seated = tuple(members[: len(members) - lies.count] if lies.is_fresh else members)
@@ -80,7 +80,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
     return World(manifest, seed=seed, link=link, settings=settings)
 
 
-def _bent(lies: LyingShare, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
+def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
     """What bends them, each by itself or all together."""
     if lies.name not in TOGETHER:
         return {"liars": {peer: hooks_of(lies.name, seed, liars) for peer in liars}}

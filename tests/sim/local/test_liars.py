@@ -18,7 +18,7 @@ from sim.attacks.alone import (
     ALONE,
     IN_WORLDS,
     Liar,
-    LyingShare,
+    Lies,
     hooks_of,
     lies_named,
     lies_of_nodes,
@@ -102,8 +102,8 @@ def test_stale_liar_repeats_its_work_on_the_same_fragment(seed):
 
 
 def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
-    assert lies_named("scale:0.25", 8) == LyingShare("scale", 2)
-    assert lies_named("zero:0.01", 8) == LyingShare("zero", 1)
+    assert lies_named("scale:0.25", 8) == Lies("scale", 2)
+    assert lies_named("zero:0.01", 8) == Lies("zero", 1)
     for text in ("scale", "scale:", "scale:0", "scale:0.5", "scale:nan", "scale:x", "nosuch:0.25"):
         with pytest.raises(ConfigError, match="--attack"):
             lies_named(text, 8)
@@ -111,13 +111,13 @@ def test_share_of_liars_is_read_and_rounded_down_to_one_at_least():
 
 @pytest.mark.parametrize("name", sorted(IN_WORLDS))
 def test_lies_in_the_midst_of_training_are_for_worlds(name):
-    assert lies_named(f"{name}:0.25", 8) == LyingShare(name, 2)
+    assert lies_named(f"{name}:0.25", 8) == Lies(name, 2)
     with pytest.raises(ConfigError, match="barnraise sim"):
         lies_of_nodes(f"{name}:0.25", 8)
 
 
 def test_liars_are_another_program_and_their_run_is_open(tmp_path):
-    lies = LyingShare("scale", 1)
+    lies = Lies("scale", 1)
     options = LocalOptions(
         peers=4, folder=tmp_path, rounds=3, duration_s=None, trust="open", attack=lies
     )
@@ -134,7 +134,7 @@ def test_liars_are_another_program_and_their_run_is_open(tmp_path):
 
 def test_lying_auditor_of_a_run_without_audits_is_refused(tmp_path):
     shared = {"peers": 4, "folder": tmp_path, "rounds": 3, "duration_s": None, "trust": "open"}
-    lies = LyingShare("lying_auditor", 1)
+    lies = Lies("lying_auditor", 1)
     assert LocalOptions(**shared, attack=lies, audits=0.5).attack == lies
     with pytest.raises(ConfigError, match="lying_auditor needs --audits"):
         LocalOptions(**shared, attack=lies)

@@ -13,7 +13,7 @@ from node.reporting.tracing import Adopted, Began, Convicted, Record, Synced, tr
 from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
-from sim.attacks.alone import LyingShare
+from sim.attacks.alone import Lies
 from sim.local.director import Director
 from sim.local.local_node import LocalNode
 from sim.local.main import _rechecked
@@ -98,9 +98,7 @@ def test_run_whose_bans_nobody_rechecked_fails_and_says_so(tmp_path, one, is_goo
     story, _ = story_of(tmp_path, "A", "B")
     story.nodes["B"].peer = peer_id_text(LIAR)
     story.heard(story.nodes["A"], sealed(1), 1.0)
-    options = LocalOptions(
-        peers=2, folder=tmp_path, trust="open", attack=LyingShare("equivocation", 1)
-    )
+    options = LocalOptions(peers=2, folder=tmp_path, trust="open", attack=Lies("equivocation", 1))
     verdict = replace(GOOD, banned={LIAR: FOUND.encoded.hex()})
     result = Result(
         options=options, story=story, verdict=verdict, wall_s=9.0, error="", rechecked=one
@@ -113,7 +111,7 @@ def test_run_whose_bans_nobody_rechecked_fails_and_says_so(tmp_path, one, is_goo
 
 
 def test_latecomer_is_told_one_address_and_follows_without_a_seat(tmp_path):
-    options = LocalOptions(peers=4, folder=tmp_path, trust="open", attack=LyingShare("scale", 1))
+    options = LocalOptions(peers=4, folder=tmp_path, trust="open", attack=Lies("scale", 1))
     told = ("/ip4/127.0.0.1/tcp/1/p2p/x", "/ip4/127.0.0.1/tcp/2/p2p/y")
     words = LocalNode("E", tmp_path, told, is_checker=True).arguments(options, tmp_path / "m")
     assert "--observer" in words
@@ -177,7 +175,7 @@ async def test_latecomer_that_finds_the_run_over_has_not_died(tmp_path, sealed, 
         rounds=2,
         duration_s=None,
         trust="open",
-        attack=LyingShare("scale", 1),
+        attack=Lies("scale", 1),
     )
     swarm = LocalSwarm(options, story, lambda: 9.0)
     swarm._has_started = True
@@ -199,7 +197,7 @@ async def test_no_latecomer_is_sent_into_a_run_that_is_over(tmp_path):
         rounds=1,
         duration_s=None,
         trust="open",
-        attack=LyingShare("scale", 1),
+        attack=Lies("scale", 1),
     )
     director = Director(options, story, lambda: 9.0)
     story.seals.append((1.0, 1))

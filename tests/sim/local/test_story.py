@@ -12,7 +12,7 @@ from node.state.evidence_files import read_evidence
 from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
-from sim.attacks.alone import LyingShare
+from sim.attacks.alone import Lies
 from sim.local.chaos import ProcessFault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
@@ -150,9 +150,7 @@ def test_evidence_outlives_the_folders_of_the_nodes_and_the_report_says_how_to_c
     story, _ = story_of(tmp_path, "A", "B")
     story.nodes["B"].peer = peer_id_text(found.subject)
     story.heard(story.nodes["A"], sealed(1), 1.0)
-    options = LocalOptions(
-        peers=2, folder=tmp_path, trust="open", attack=LyingShare("equivocation", 1)
-    )
+    options = LocalOptions(peers=2, folder=tmp_path, trust="open", attack=Lies("equivocation", 1))
     verdict = replace(GOOD, banned={found.subject: found.encoded.hex()})
     result = Result(options=options, story=story, verdict=verdict, wall_s=9.0, error="")
     write_report(result, tmp_path)
