@@ -33,7 +33,7 @@ class Recorder:
         self._tree = os.path.join(tree, "")
         self._file = os.path.join(records, f"{os.getpid()}.txt")
         self._pid = os.getpid()
-        self._names: dict[CodeType, str | None] = {}
+        self._names: dict[tuple[str, CodeType], str | None] = {}
         self._last: dict[str, int] = {}
         self._lines: list[str] = []
 
@@ -41,11 +41,12 @@ class Recorder:
         """Record the call of a Python function; other events do not matter."""
         if event != "call":
             return
-        code = frame.f_code
-        if code in self._names:
-            name = self._names[code]
+        # Codes of two files may be equal: where they are from is not compared.
+        key = frame.f_code.co_filename, frame.f_code
+        if key in self._names:
+            name = self._names[key]
         else:
-            name = self._names[code] = self._name(frame)
+            name = self._names[key] = self._name(frame)
         if name is None:
             return
         bucket = int(time.monotonic() * BUCKETS_PER_S)
@@ -64,10 +65,12 @@ class Recorder:
             path = str(frame.f_globals.get("__file__", ""))
         # Modules and bodies of classes run once, at import; only functions have this flag.
         is_function = code.co_flags & inspect.CO_OPTIMIZED
-        if path.startswith(self._tree) and is_function:
-            return f"{path[len(self._tree) :]} {code.co_qualname}"
         if code.co_name == "backward" and path.endswith(os.path.join("torch", "_tensor.py")):
             return BACKWARD
+        within = path[len(self._tree) :] if path.startswith(self._tree) else ""
+        # An environment with the libraries may lie in the tree, in a hidden folder.
+        if within and not within.startswith(".") and is_function:
+            return f"{within} {code.co_qualname}"
         return None
 
     def write(self) -> None:
